@@ -138,7 +138,7 @@ MISTAKES = {
     "source=pydoc: has no pairs of a source and a target": "task=seq2seq data=pydoc",
     "data.source_column=es: ": f"{PAIRS} data.source_column=es",
     "data.too_long=error: ": f"{PAIRS} data.too_long=error model.max_seq_len=4",
-    "cross_attention.window": f"{PAIRS} +cross_attention.window=4",
+    "cross_attention.window": f"{PAIRS} cross_attention.window=4",
     "freeze_encoder=true: ": f"{PAIRS} freeze_encoder=true init_from=null",
     "model.num_encoder_layers=0": f"{PAIRS} model.num_encoder_layers=0",
     "attention.ablated_heads=[[0,1]]: must hold [kind, layer, head]": f"{PAIRS} attention.ablated_heads=[[0,1]]",

@@ -108,8 +108,9 @@ EXACT = {
 }
 REFERENCES = {
     *("cross_attention.d_model", "cross_attention.num_heads", "cross_attention.ablated_heads"),
+    *("cross_attention.position", "cross_attention.window", "cross_attention.local_gaussian"),
 }
-"""Keys that only refer to another key."""
+"""Keys that only refer to another key, or have no effect between two sequences or are refused there."""
 
 
 def test_the_tables_have_every_key() -> None:

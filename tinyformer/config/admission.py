@@ -236,6 +236,8 @@ def values_of_keys() -> dict[str, list[Any]]:
             for name, node in (yaml.safe_load(text) or {}).items():
                 if name not in NEVER_SET:
                     add(node, name if is_global else f"{folder.name}.{name}")
+    for key in [key for key in values if key.startswith("attention.")]:  # the files of cross_attention start from these
+        values[f"cross_{key}"] = [*values[key], *values.get(f"cross_{key}", [])]
     return values
 
 

@@ -121,21 +121,27 @@ def _other_choice(key: str, config_dir: Path) -> str:
     """The choices of a key's group that have the key, if others do not, as in " It belongs to data=text."."""
     group, _, rest = key.partition(".")
     files = sorted((config_dir / group).glob("[!_]*.yaml")) if rest else []
-    choices = [f"{group}={file.stem}" for file in files if rest.split(".")[0] in _keys(file)]
+    choices = [f"{group}={file.stem}" for file in files if rest.split(".")[0] in _with_bases(file)]
     return f" It belongs to {' or '.join(choices)}." if 0 < len(choices) < len(files) else ""
 
 
-def _keys(file: Path) -> set[str]:
-    """The top-level keys of a config file and of the files that it starts from."""
+def _with_bases(file: Path) -> dict[str, Any]:
+    """The contents of a config file and of the files that it starts from, such as _shared or /attention/gqa@_here_."""
+    whole: dict[str, Any] = {}
     contents = _load(file)
-    bases = [base for base in contents.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-    return {*contents}.union(*(_keys(file.with_name(f"{base}.yaml")) for base in bases))
+    for base in contents.pop("defaults", []):
+        if isinstance(base, str) and base != "_self_":
+            path = base.partition("@")[0]
+            whole |= _with_bases(file.parent / f"{'..' if path.startswith('/') else ''}{path}.yaml")
+    return whole | contents
 
 
 def _keys_of_choices(key: str, config_dir: Path) -> set[str]:
     """All keys that some choice of a key's group has, such as `task.masking.rate`."""
     group = key.partition(".")[0]
-    return {name for file in (config_dir / group).glob("[!_]*.yaml") for name in _flatten(_load(file), f"{group}.")}
+    return {
+        name for file in (config_dir / group).glob("[!_]*.yaml") for name in _flatten(_with_bases(file), f"{group}.")
+    }
 
 
 def _other_program(key: str, keys: Iterable[str], config_dir: Path, config_name: str) -> str | None:

@@ -1,9 +1,8 @@
 from .attention import Attention, BaseAttention
 from .block import Context, PostNormBlock, PreNormBlock
 from .cache import Cache, LayerCache
-from .decoder import Decoder
 from .differential import DifferentialAttention
-from .encoder import Encoder
+from .encoder import Decoder, Encoder
 from .encoder_decoder import EncoderDecoder
 from .feed_forward import FeedForward, GatedFeedForward
 from .gate import HeadGate, OutputGate
@@ -13,9 +12,8 @@ from .kernels.support import BACKENDS, LACKS, select_backend
 from .latent import LatentAttention
 from .maps import QKV, AttentionCall
 from .mask import AttentionMask
-from .network import Network
+from .network import Network, backend_refusal, kernel_of_layer, resolve_backend
 from .norm import LayerNorm, RMSNorm
-from .pooling import POOLINGS
 from .position import (
     ALiBi,
     LearnedPosition,
@@ -29,7 +27,6 @@ from .position import (
 from .prune import prune_heads
 from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout
 from .residual import Residual
-from .resolve import backend_refusal, kernel_of_layer, resolve_backend
 from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from .transformer import Transformer
 from .vocabulary import vocabulary_cross_entropy
@@ -37,7 +34,6 @@ from .vocabulary import vocabulary_cross_entropy
 __all__ = [
     "BACKENDS",
     "LACKS",
-    "POOLINGS",
     "QKV",
     "SCORES",
     "ALiBi",

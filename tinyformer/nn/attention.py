@@ -29,12 +29,11 @@ class BaseAttention(SoftmaxAttention):
     Rows of `q_proj`, `k_proj` and `v_proj` and columns of `o_proj` are ordered by head: `prune_heads` relies on it.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: query heads; for the other sizes see `SoftmaxAttention`, which has more `options`.
         gate: whether each token gates each head's output, see `OutputGate`.
         ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero; see `ablated_in_layer`.
         layer_index: index of the layer, from 0.
         kind: the kind of attention in an encoder–decoder, see `KINDS`.
+        options: of `SoftmaxAttention`, which also describes the sizes.
     """
 
     q_proj: nn.Linear
@@ -73,18 +72,11 @@ class BaseAttention(SoftmaxAttention):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
-        """Attend from each token of `x` to the tokens that the mask allows.
+        """Attend from each token of `x` to the tokens of `x` that the mask allows.
 
-        Args:
-            x: input sequence, which the queries come from.
-            mask: which tokens of `x` each of them may attend to; None for all.
-            context: source of keys and values in cross-attention; None for self-attention, where `x` is the source.
-            context_mask: which tokens of the context each token of `x` may attend to; None for all.
-            cache: keys and values of the tokens before `x`; those of `x` are appended. In cross-attention, the keys and
-                values of the context, which are projected if the cache is empty.
-
-        Raises:
-            ArgumentError: the cache holds tokens before `x`, and the mask is not causal.
+        In cross-attention, to those of the context that `context_mask` allows. No mask allows all. The cache holds keys
+        and values of the tokens before `x`, and those of `x` are appended; in cross-attention it holds those of the
+        context, which are projected if it is empty.
         """
         call = self.call_point(self.call(x, mask, context, context_mask, cache))
         if call.weights is None:
@@ -171,7 +163,7 @@ class Attention(BaseAttention):
     between them is grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
 
     Args:
-        num_kv_heads: key and value heads; None for `num_heads`.
+        num_kv_heads: None for `num_heads`.
         head_dim: size of each query and key; None for d_model / num_heads.
         v_head_dim: size of each value, and so of each head's output; None for `head_dim`.
         qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et

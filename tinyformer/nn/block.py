@@ -3,7 +3,9 @@
 In a decoder that attends to an encoder's output, cross-attention comes between the two.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,20 +14,16 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.kernels.support import require_possible
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.residual import Residual
+from tinyformer.nn.residual import Residual, make_dropout
 from tinyformer.nn.softmax import SoftmaxAttention
 
 
 class Context(NamedTuple):
-    """The sequence that cross-attention attends to.
+    """The sequence that cross-attention attends to: a vector for each token, and which of them may be attended to.
 
-    Attributes:
-        vectors: one for each of its tokens.
-        mask: the tokens that may be attended to, such as all but the padding.
-        cache: the cache of one layer, which projects its keys and values into it when it is empty; None for no cache.
+    A layer projects keys and values into its cache when that is empty.
     """
 
     vectors: Float[Tensor, "batch k_seq d_model"]
@@ -45,7 +43,6 @@ class Block(nn.Module):
     """Base of pre-norm and post-norm blocks: makes the parts of one layer from their factories.
 
     Args:
-        d_model: width of the residual stream.
         attention: factory of the attention, called with `layer_index` and `num_layers`. Its `forward` takes the tokens'
             vectors and the mask; a class other than `BaseAttention` has neither heads nor maps nor a cache.
         feed_forward: factory of the feed-forward network, called without arguments.
@@ -56,15 +53,10 @@ class Block(nn.Module):
         cross_attention: factory of the cross-attention, called like that of the attention; None for none. Its `forward`
             takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around it.
-        dropout: probability of zeroing an element of a sublayer's output in training.
+        dropout: of each sublayer's output.
         layer_index: index of this layer, from 0.
-        num_layers: number of layers in the model.
         kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
             attention are then called with `kind`, too: with this one, or with "cross".
-
-    Raises:
-        ArgumentError: no device can compute the attention by the backend that it names, or a factory refuses an
-            argument.
     """
 
     ends_normalised: bool
@@ -110,25 +102,31 @@ class Block(nn.Module):
             self.feed_forward_residual = feed_forward_residual(**layer)
         self.dropout = make_dropout(dropout)
 
-    def attend(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask, cache: LayerCache | None
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        mask: AttentionMask,
+        cache: LayerCache | None = None,
+        context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The output of the self-attention, which may be any module of `x` and `mask` if there is no cache."""
-        return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
+        def attend(x: Tensor) -> Tensor:  # by any module of x and mask if there is no cache
+            return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
 
-    def attend_to_context(
-        self, x: Float[Tensor, "batch seq d_model"], context: Context | None
+        x = self.mid_point(self.sublayer(x, attend, self.attention_norm, self.attention_residual))
+        if self.cross_attention is not None:
+            if context is None:
+                raise ArgumentError("context", None, "is needed by a block with cross-attention")
+            cached = {} if context.cache is None else {"cache": context.cache}
+            across = partial(self.cross_attention, context=context.vectors, context_mask=context.mask, **cached)
+            x = self.sublayer(x, across, self.cross_attention_norm, self.cross_attention_residual)
+            x = self.cross_mid_point(x)
+        return self.sublayer(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_residual)
+
+    @abstractmethod
+    def sublayer(
+        self, x: Float[Tensor, "batch seq d_model"], f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The output of the cross-attention.
-
-        Raises:
-            ArgumentError: there is no context.
-        """
-        assert self.cross_attention is not None
-        if context is None:
-            raise ArgumentError("context", None, "is needed by a block with cross-attention")
-        cache = {} if context.cache is None else {"cache": context.cache}
-        return self.cross_attention(x, context=context.vectors, context_mask=context.mask, **cache)
+        """The residual stream after a sublayer f."""
 
 
 class PreNormBlock(Block):
@@ -136,19 +134,10 @@ class PreNormBlock(Block):
 
     ends_normalised = False
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        mask: AttentionMask,
-        cache: LayerCache | None = None,
-        context: Context | None = None,
+    def sublayer(
+        self, x: Float[Tensor, "batch seq d_model"], f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module
     ) -> Float[Tensor, "batch seq d_model"]:
-        x = self.attention_residual(x, self.dropout(self.attend(self.attention_norm(x), mask, cache)))
-        x = self.mid_point(x)
-        if self.cross_attention is not None:
-            attended = self.attend_to_context(self.cross_attention_norm(x), context)
-            x = self.cross_mid_point(self.cross_attention_residual(x, self.dropout(attended)))
-        return self.feed_forward_residual(x, self.dropout(self.feed_forward(self.feed_forward_norm(x))))
+        return residual(x, self.dropout(f(norm(x))))
 
 
 class PostNormBlock(Block):
@@ -156,17 +145,8 @@ class PostNormBlock(Block):
 
     ends_normalised = True
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        mask: AttentionMask,
-        cache: LayerCache | None = None,
-        context: Context | None = None,
+    def sublayer(
+        self, x: Float[Tensor, "batch seq d_model"], f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module
     ) -> Float[Tensor, "batch seq d_model"]:
-        dtype = x.dtype  # autocast normalises in fp32; the residual stream keeps its own dtype
-        attended = self.dropout(self.attend(x, mask, cache))
-        x = self.mid_point(self.attention_norm(self.attention_residual(x, attended)).to(dtype))
-        if self.cross_attention is not None:
-            attended = self.dropout(self.attend_to_context(x, context))
-            x = self.cross_mid_point(self.cross_attention_norm(self.cross_attention_residual(x, attended)).to(dtype))
-        return self.feed_forward_norm(self.feed_forward_residual(x, self.dropout(self.feed_forward(x)))).to(dtype)
+        # Autocast normalises in fp32; the residual stream keeps its own dtype.
+        return norm(residual(x, self.dropout(f(x)))).to(x.dtype)

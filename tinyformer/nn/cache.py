@@ -37,31 +37,19 @@ class LayerCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def extend(self, *new: Tensor, window: int | None = None) -> tuple[Tensor, ...]:
-        """Append the keys and values of new tokens.
-
-        Args:
-            new: the tensors of the new tokens; axis -2 is the sequence.
-            window: number of keys that a query attends to, its own position included; None for all.
+        """Append the keys and values of new tokens; axis -2 is the sequence.
 
         Returns:
-            The tensors of all tokens that one of the new tokens attends to, the new ones at the end.
-
-        Raises:
-            ArgumentError: the tensors require gradients, which a cache that is overwritten in place cannot keep.
+            The tensors of all tokens that the new ones attend to within the window; the new ones are at the end.
         """
-        if any(tensor.requires_grad for tensor in new):
-            raise ArgumentError(
-                "cache", self, "keeps no gradients: call the model under torch.no_grad()", {"cache": None}
-            )
+        if any(tensor.requires_grad for tensor in new):  # which a cache that is overwritten in place cannot keep
+            reason = "keeps no gradients: call the model under torch.no_grad()"
+            raise ArgumentError("cache", self, reason, {"cache": None})
         self.length += new[0].shape[-2]
         return self._append(new) if window is None else self._slide(new, window)
 
     def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
-        """The cached tensors of a context; none before its first use.
-
-        Raises:
-            ArgumentError: the cache holds a context of another size.
-        """
+        """The cached tensors of a context; none before its first use."""
         for tensor in self.tensors:
             if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
                 held = f"{tensor.shape[0]} sequences of {tensor.shape[-2]} tokens"
@@ -112,12 +100,7 @@ class LayerCache:
 
 
 class Cache:
-    """The KV cache of a model: one `LayerCache` for each layer, and another for the context of its cross-attention.
-
-    Args:
-        num_layers: number of layers.
-        room: see `LayerCache`.
-    """
+    """The KV cache of a model: one `LayerCache` for each layer, and another for the context of its cross-attention."""
 
     def __init__(self, num_layers: int, room: int = 0) -> None:
         self.layers = [LayerCache(room) for _ in range(num_layers)]
@@ -129,12 +112,7 @@ class Cache:
         return self.layers[0].length
 
     def select(self, rows: Tensor, contexts: bool = True) -> None:
-        """Keep these rows of the batch, in this order, as the hypotheses of a beam search.
-
-        Args:
-            rows: indices; a row may be repeated.
-            contexts: whether to select these rows of the contexts, too.
-        """
+        """Keep these rows of the batch, in this order, as the hypotheses of a beam search; a row may be repeated."""
         for layer in (*self.layers, *(self.context_layers if contexts else ())):
             layer.select(rows)
 

@@ -26,18 +26,10 @@ class DifferentialAttention(Attention):
     added. `project` returns the halves as heads 2h and 2h + 1.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: query heads, each with two softmaxes.
-        num_kv_heads: key and value heads; None for `num_heads`.
+        num_kv_heads: None for `num_heads`.
         head_dim: size of both halves of a query or key together; None for d_model / num_heads.
-        v_head_dim: size of a value; None for `head_dim`.
         qk_norm: divide each half of a query and key by its root mean square, see `Attention`.
-        bias: whether the projections have biases.
-        layer_index: index of the layer, from 0.
         options: of `BaseAttention`.
-
-    Raises:
-        ArgumentError: `head_dim` is odd.
     """
 
     num_softmaxes = 2

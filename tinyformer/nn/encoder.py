@@ -1,6 +1,7 @@
-"""The stack of layers: token ids to one vector for each token."""
+"""Stacks of layers: from token ids to one vector for each token."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
-from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.residual import make_dropout
 from tinyformer.nn.sizes import require_sizes
 
 
@@ -23,14 +24,11 @@ class Encoder(nn.Module):
     BERT's encoder and GPT's decoder are both this class: only the mask differs.
 
     Args:
-        vocab_size: number of tokens in the vocabulary.
-        num_layers: number of blocks.
-        d_model: width of the residual stream.
         max_seq_len: length of the longest sequence, in tokens.
         block: factory of a block, called with `layer_index` and `num_layers`.
         norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks need none.
         position: factory of the absolute positional encoding, if any.
-        dropout: probability of zeroing an element of the embeddings in training.
+        dropout: of the embeddings.
         embedding_norm: whether to normalise the sum of embeddings and positional encodings, as in BERT and BLOOM.
         checkpoint_activations: whether to store only the input of each layer in training and to recompute the other
             activations in the backward pass: about a third more time, activation memory of one layer instead of all
@@ -38,9 +36,6 @@ class Encoder(nn.Module):
         autocast_residual: whether the residual stream has autocast's dtype, such as bf16, in place of fp32: half the
             memory traffic between the layers, but sums of 8 significant bits.
         kind: "encoder" or "decoder" in a network that has both, see `Block`.
-
-    Raises:
-        ArgumentError: a size is less than 1, or a factory refuses an argument.
     """
 
     def __init__(
@@ -92,16 +87,10 @@ class Encoder(nn.Module):
         cache: Cache | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Encode a batch of sequences.
+        """Encode a batch of sequences; without a mask each token attends to all.
 
-        Args:
-            tokens: token ids.
-            mask: the keys that each query may attend to; all of them by default.
-            cache: KV cache of the preceding tokens, extended by these.
-            context: the sequence that blocks with cross-attention attend to.
-
-        Raises:
-            ArgumentError: the sequence, cached tokens included, is longer than `max_seq_len`.
+        The cache holds the tokens before these, and is extended by them. Blocks with cross-attention attend to the
+        context.
         """
         first = cache.length if cache else 0
         if first + tokens.shape[1] > self.max_seq_len:
@@ -123,3 +112,34 @@ class Encoder(nn.Module):
                 inputs = (*inputs, context)
             x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return self.final_norm(x)
+
+
+class Decoder(Encoder):
+    """An encoder whose blocks have cross-attention: it maps token ids and a `Context` to one vector for each token.
+
+    A causal mask makes it a decoder. Relative positions act in its self-attention only, since positions in two
+    sequences have no distance.
+
+    Args:
+        block: factory of a block, called with `cross_attention`, `layer_index` and `num_layers`.
+        cross_attention: factory of the cross-attention, called with `layer_index` and `num_layers`.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        block: Callable[..., nn.Module],
+        cross_attention: Callable[..., nn.Module],
+        **options: Any,
+    ) -> None:
+        try:
+            attending = partial(block, cross_attention=cross_attention)
+            super().__init__(*arguments, block=attending, kind="decoder", **options)
+        except ArgumentError as error:
+            if error.path[:2] == ("block", "cross_attention"):
+                error.path = error.path[1:]  # the block was given what is an argument of this class
+            raise
+        for layer in self.layers:
+            if (window := getattr(layer.cross_attention, "window", None)) is not None:
+                reason = "must be None in cross-attention: positions in two sequences have no distance"
+                raise ArgumentError("cross_attention.window", window, reason, {"window": None})

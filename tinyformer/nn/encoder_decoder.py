@@ -9,8 +9,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
-from tinyformer.nn.decoder import Decoder
-from tinyformer.nn.encoder import Encoder
+from tinyformer.nn.encoder import Decoder, Encoder
 from tinyformer.nn.heads import Address
 from tinyformer.nn.init import init_weights
 from tinyformer.nn.maps import NoMapsError
@@ -27,17 +26,11 @@ class EncoderDecoder(Network):
     of the target, and then to these vectors.
 
     Args:
-        encoder: of the source.
-        decoder: of the target.
         readout: factory of the readout, called with the decoder's `token_embedding`.
-        init_std: standard deviation of the initial weights, see `init_weights`.
+        init_std: see `init_weights`.
         shared_embedding: whether source and target share one token embedding, and so one vocabulary.
         pruned_heads: `[kind, layer, head]` of the heads to remove, see `KINDS` and `prune_heads`.
-        init: how weights are initialised: a name in `INITIALISATIONS`.
-
-    Raises:
-        ArgumentError: the widths differ, the embedding cannot be shared, `init_std` is negative, `init` is unknown, or
-            heads cannot be removed.
+        init: see `init_weights`.
     """
 
     readout: TokenReadout
@@ -78,29 +71,15 @@ class EncoderDecoder(Network):
         targets: Int[Tensor, "batch seq"] | None = None,
         label_smoothing: float = 0.0,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, ""]:
-        """The logits of the next token at each position of the target, or their cross-entropy with `targets`.
-
-        Args:
-            source: token ids of the source.
-            tokens: token ids of the target so far, as in teacher forcing.
-            source_mask: see `encode`.
-            mask: see `decode`.
-            targets: see `decode`.
-            label_smoothing: see `decode`.
-        """
+        """The logits of the next token at each position of the target, or their cross-entropy; see `decode`."""
         context = self.encode(source, source_mask)
         return self.decode(tokens, context, mask, targets=targets, label_smoothing=label_smoothing)
 
     def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask | None = None) -> Context:
-        """The source as the decoder attends to it: one vector for each token, and a mask that hides padding.
+        """The source as the decoder attends to it: a vector for each token, and a mask that hides padding.
 
-        Args:
-            source: token ids of the source.
-            source_mask: which tokens of the source each of them may attend to; None for all. Its `lengths` hide padding
-                from the decoder, too.
-
-        Raises:
-            ArgumentError: the mask has documents, which the decoder could not tell apart.
+        The `lengths` of `source_mask` hide padding from the decoder, too; its documents, which the decoder could not
+        tell apart, are refused.
         """
         mask = source_mask or AttentionMask()
         if mask.documents is not None:
@@ -118,14 +97,8 @@ class EncoderDecoder(Network):
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, ""]:
         """The logits of the next token at each position of the target, given the encoded source.
 
-        Args:
-            tokens: token ids of the target so far; with a cache, only those that are not in it.
-            context: the encoded source.
-            mask: which tokens of the target each of them may attend to; causal if None.
-            cache: KV cache of the preceding tokens, extended by these, and of the source, which is projected once.
-            targets: the token to predict at each position, or `IGNORED`. If given, the mean cross-entropy in nats is
-                returned, see `Transformer.forward`.
-            label_smoothing: of the cross-entropy, see `vocabulary_cross_entropy`.
+        Given targets, the tokens to predict or `IGNORED`, their mean cross-entropy in nats instead. Without a mask the
+        decoder is causal. With a cache, `tokens` are those that are not in it; the source is projected into it once.
         """
         x = self.decoder(tokens, mask or AttentionMask(causal=True), cache, context)
         return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets, label_smoothing)
@@ -148,11 +121,7 @@ class EncoderDecoder(Network):
         return {kind: layers for kind, layers in by_kind.items() if layers}
 
     def cross_attentions(self) -> list[BaseAttention]:
-        """The cross-attention modules, of which there is at least one.
-
-        Raises:
-            NoMapsError: there is none.
-        """
+        """The cross-attention modules; a `NoMapsError` if there is none."""
         if not (found := self.attentions_by_kind().get("cross")):
             last = self.other_attentions()[-1]
             raise NoMapsError(last, "is no BaseAttention, so it has no heads", "cross_attention")

@@ -29,11 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def find_activation(activation: str) -> Callable[[Tensor], Tensor]:
-    """The activation function of a name in `ACTIVATIONS`.
-
-    Raises:
-        ArgumentError: there is no such name.
-    """
+    """The activation function of a name in `ACTIVATIONS`."""
     require_choice("activation", activation, ACTIVATIONS)
     return ACTIVATIONS[activation]
 
@@ -42,10 +38,8 @@ class FeedForward(nn.Module):
     """down(activation(up(x))) (Vaswani et al. 2017, arXiv 1706.03762, §3.3).
 
     Args:
-        d_model: width of the residual stream.
         d_ff: width of the hidden layer; 4 d_model by default.
         activation: a name in `ACTIVATIONS`.
-        bias: whether the linear layers have a bias.
     """
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
@@ -64,11 +58,9 @@ class GatedFeedForward(nn.Module):
     """down(activation(gate(x)) * up(x)); with SiLU it is SwiGLU (Shazeer 2020, arXiv 2002.05202).
 
     Args:
-        d_model: width of the residual stream.
         d_ff: width of the hidden layer; by default 8/3 d_model, rounded up to a multiple of 8, so that the three
             matrices have as many parameters as the two of `FeedForward`.
         activation: a name in `ACTIVATIONS`.
-        bias: whether the linear layers have a bias.
     """
 
     def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:

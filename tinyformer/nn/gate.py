@@ -12,10 +12,6 @@ from tinyformer.nn.heads import KINDS, not_a_head
 class HeadGate(nn.Module):
     """head_h ← g_h · head_h + (1 - g_h) · r_h: a factor g_h of 0 ablates the head, on every backend.
 
-    Args:
-        num_heads: number of heads of the layer.
-        ablated: heads whose factor is 0.
-
     Attributes:
         factors: g, of shape `heads` or `batch heads`; None if all factors are 1.
         replacement: computes r, the replacement of an ablated head, from the outputs; None for zero.
@@ -47,9 +43,7 @@ class HeadGate(nn.Module):
 class OutputGate(nn.Module):
     """head_h ← head_h · sigmoid(W x + b)_h, the head-wise gate of Qiu et al. 2025 (arXiv 2505.06708).
 
-    Args:
-        d_model: width of the residual stream.
-        num_heads: number of heads of the layer.
+    x is the token that the query is projected from.
     """
 
     def __init__(self, d_model: int, num_heads: int) -> None:
@@ -59,25 +53,13 @@ class OutputGate(nn.Module):
     def forward(
         self, heads: Float[Tensor, "batch num_heads seq head_dim"], x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:
-        """Gate the heads of each query; `x` are the inputs that the queries are projected from."""
         return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
 
 
 def ablated_in_layer(
     heads: Sequence[Sequence[int | str]], layer_index: int, num_layers: int, num_heads: int, kind: str | None = None
 ) -> list[int]:
-    """The heads of this layer among the model's ablated heads.
-
-    Args:
-        heads: `[layer, head]`, or `[kind, layer, head]` in an encoder–decoder.
-        layer_index: index of the layer.
-        num_layers: number of layers.
-        num_heads: number of heads of each.
-        kind: the kind of attention, see `KINDS`; None where there is one kind only.
-
-    Raises:
-        ArgumentError: an entry is not a head of the model.
-    """
+    """The heads of this layer among `[layer, head]` or, in an encoder–decoder, `[kind, layer, head]` of the model."""
     ablated = []
     for entry in heads:
         *own_kind, layer, head = entry if len(entry) > 1 else (-1, -1)

@@ -28,15 +28,7 @@ KINDS = ("encoder", "decoder", "cross")
 def not_a_head(
     argument: str, head: Sequence[int | str], num_layers: int, num_heads: int, kind: str | None = None
 ) -> ArgumentError:
-    """The error for an argument that is not the address of a head.
-
-    Args:
-        argument: the argument.
-        head: what it holds.
-        num_layers: number of layers.
-        num_heads: number of heads of each.
-        kind: the kind of attention, where addresses begin with it.
-    """
+    """The error for an argument that holds what is not the address of a head, which begins with the kind if any."""
     if kind is None:
         reason, last = "must hold [layer, head] pairs of a model with", []
     else:
@@ -52,15 +44,10 @@ Address: TypeAlias = tuple[str | int, ...]
 def plain_address(address: Iterable[Any]) -> tuple[Any, ...]:
     """An address with Python's integers in place of those of NumPy or torch, such as the result of an `argmax`."""
 
-    def plain(part: Any) -> Any:
-        if isinstance(part, bool):
-            return part
-        try:
-            return operator.index(part)
-        except TypeError:  # a kind, or not part of an address
-            return part
+    def is_integer(part: Any) -> bool:
+        return hasattr(part, "__index__") and not isinstance(part, bool)
 
-    return tuple(map(plain, address))
+    return tuple(operator.index(part) if is_integer(part) else part for part in address)
 
 
 def layer_title(address: Address) -> str:
@@ -71,10 +58,6 @@ def layer_title(address: Address) -> str:
 
 class HeadMap(nn.Module):
     """Which heads of the original layer are left, and the K/V head that each of them reads.
-
-    Args:
-        num_heads: query heads of the original layer.
-        num_kv_heads: its key and value heads.
 
     Attributes:
         ids: the number of each head that is left; heads keep their numbers when others are pruned.
@@ -95,11 +78,7 @@ class HeadMap(nn.Module):
         self.register_buffer("_kv_index", None, persistent=False)
 
     def keep(self, indices: Sequence[int], device: torch.device) -> list[int]:
-        """Drop all heads but those at some indices, and the K/V heads that no head reads any more.
-
-        Returns:
-            The indices of the K/V heads that are left.
-        """
+        """Drop all heads but those at some indices; returns the indices of the K/V heads that these read."""
         kv_left = sorted({self.kv_heads[index] for index in indices})
         self.pruned = sorted({*self.pruned, *self.ids} - {self.ids[index] for index in indices})
         self.ids = [self.ids[index] for index in indices]

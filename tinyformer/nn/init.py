@@ -49,13 +49,10 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
     """Initialise the weights of a module; biases become 0, and norms keep their scale of 1.
 
     Args:
-        model: the module whose weights are initialised.
+        model: the module.
         num_branches: residual branches of all its layers: two in each, or three with cross-attention.
         std: the standard deviation of `normal`, and of the tables of relative positions with either `init`.
         init: a name in `INITIALISATIONS`.
-
-    Raises:
-        ArgumentError: there is no such name, or `std` is negative.
     """
     require_choice("init", init, INITIALISATIONS)
     require_at_least(0, {"init_std": 0.02}, init_std=std)

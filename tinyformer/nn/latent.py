@@ -37,15 +37,12 @@ class LatentAttention(BaseAttention):
     attend to the latents themselves. `eager` computes that, since one query leaves a kernel nothing to fuse.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: heads of queries, keys and values.
         head_dim: size of queries and keys without their positional part; None for d_model / num_heads.
         v_head_dim: size of values; None for `head_dim`.
         rope_head_dim: size of the positional part; None for half of `head_dim`.
         kv_rank: size of the latent of keys and values; None for 4 `head_dim`, as in the paper.
         q_rank: size of the latent of queries; None for queries projected from the token itself.
         qk_norm: divide queries and keys, without their positional parts, by their root mean square, see `Attention`.
-        bias: whether the projections have biases.
         options: of `BaseAttention`.
     """
 

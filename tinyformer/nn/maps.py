@@ -29,7 +29,6 @@ class AttentionCall(NamedTuple):
     """The inputs of attention in one forward pass of a layer.
 
     Attributes:
-        mask: which of these keys each query may attend to.
         is_cross: whether the keys belong to another sequence.
         num_behind: number of cached tokens outside the window of every query, which are not among the keys.
         weights: attention weights that replace those of the softmax, one map per softmax; None to keep the softmax.
@@ -76,8 +75,7 @@ def exact_maps(layer: Attends, call: AttentionCall, rows: Int[Tensor, " rows"] |
     Keys that the cache has dropped get weight 0.
 
     Raises:
-        NoMapsError: the output is no product of such weights with the values, and the class overrides `attend`
-            without `apply_weights` and `attention_maps`.
+        NoMapsError: the output is no product of such weights with the values.
     """
     if is_own(layer):
         maps = AttentionMaps(*(part if rows is None else part[..., rows, :] for part in _maps_of_own(layer, call)))

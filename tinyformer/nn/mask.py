@@ -32,15 +32,9 @@ class Grid(NamedTuple):
         device: torch.device,
         rows: Int[Tensor, " rows"] | None = None,
     ) -> "Grid":
-        """The grid of these sizes. The last query is at the position of the last key, so `q_idx` may start above 0.
+        """The grid of these sizes, for all queries or those at `rows`.
 
-        Args:
-            batch: number of sequences.
-            num_heads: number of heads.
-            q_seq: number of queries.
-            k_seq: number of keys.
-            device: device of the indices.
-            rows: indices of the queries; None for all.
+        The last query is at the position of the last key, so `q_idx` may start above 0, or below.
         """
         first = k_seq - q_seq
         # Parts of one range, which a GPU makes with one launch.
@@ -134,15 +128,7 @@ class AttentionMask:
         return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)
 
     def mask_mods(self, q_seq: int, k_seq: int) -> list[MaskMod]:
-        """The conditions under which a query attends to a key; all of them must be met.
-
-        Args:
-            q_seq: number of queries.
-            k_seq: number of keys.
-
-        Raises:
-            ArgumentError: `allowed` is of another size.
-        """
+        """The conditions under which a query attends to a key; all of them must be met."""
         mods: list[MaskMod] = []
         before, after = self.span
         if before >= 0:
@@ -167,14 +153,7 @@ class AttentionMask:
     def dense(
         self, q_seq: int, k_seq: int, device: torch.device, rows: Int[Tensor, " rows"] | None = None
     ) -> Bool[Tensor, "#batch #num_heads #q_seq k_seq"] | None:
-        """The dense mask, True where the query may attend; None if nothing is masked.
-
-        Args:
-            q_seq: number of queries.
-            k_seq: number of keys.
-            device: device of the mask.
-            rows: indices of the queries; None for all.
-        """
+        """The dense mask of all queries or those at `rows`, True where they may attend; None if nothing is masked."""
         mods = self.mask_mods(q_seq, k_seq)
         if not mods:
             return None
@@ -222,17 +201,9 @@ def _pattern(allowed: Bool[Tensor, "batch num_heads #q_seq #k_seq"], q_seq: int,
 
 
 def window_of_layer(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:
-    """The window of one layer, from one number or a pattern over the layers.
-
-    Raises:
-        ArgumentError: a window is below 1, or the pattern is empty.
-    """
+    """The window of one layer, from one number or a pattern over the layers."""
     pattern = [window] if window is None or isinstance(window, int) else list(window)
     if not pattern or any(width is not None and width < 1 for width in pattern):
-        raise ArgumentError(
-            "window",
-            window,
-            "must be at least 1 (the query's own position), or a pattern of such numbers",
-            {"window": 16},
-        )
+        reason = "must be at least 1 (the query's own position), or a pattern of such numbers"
+        raise ArgumentError("window", window, reason, {"window": 16})
     return pattern[layer_index % len(pattern)]

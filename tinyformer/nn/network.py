@@ -1,8 +1,10 @@
-"""The base of whole networks: stacks of layers, attention layers with names, and a readout."""
+"""The base of whole networks: stacks of layers, attention layers with names and their backends, and a readout."""
 
+import copy
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +14,10 @@ from tinyformer.errors import argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import KINDS, Address, not_a_head, plain_address
+from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.resolve import resolve_backend
 
 
 def attentions_in(module: nn.Module) -> list[BaseAttention]:
@@ -48,11 +51,7 @@ class Network(nn.Module):
         return [module for module, _ in self.attention_sublayers() if not attentions_in(module)]
 
     def require_heads(self) -> list[BaseAttention]:
-        """The attention modules, of which there is at least one.
-
-        Raises:
-            NoMapsError: there is none.
-        """
+        """The attention modules; a `NoMapsError` if there is none."""
         if not (found := self.attentions()):
             raise NoMapsError(self.other_attentions()[0], "is no BaseAttention, so it has no heads")
         return found
@@ -62,11 +61,7 @@ class Network(nn.Module):
         """The address of each of `attentions`; followed by a head's number, it names the head: ["cross", 3, 0]."""
 
     def find_head(self, argument: str, entry: Any) -> tuple[int, int]:
-        """The index of a head's layer in `attentions`, and its own within the layer, given its address.
-
-        Raises:
-            ArgumentError: what `argument` holds is not the address of a head.
-        """
+        """The index of a head's layer in `attentions`, and its own within the layer, given its address."""
         head, layers = plain_address(entry if isinstance(entry, Sequence) else [entry]), self.attentions()
         by_address = dict(zip(self.layer_addresses(), range(len(layers)), strict=True))
         # By type, since True equals 1, and a list has no hash.
@@ -106,16 +101,7 @@ class Network(nn.Module):
         return [[*address, head] for address, layer in layers for head in layer.head_map.pruned]
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
-        """Choose the attention backend of every layer, before the first step and before compiling.
-
-        See `resolve_backend` for the arguments.
-
-        Returns:
-            The names of the backends, without repetition, separated by commas.
-
-        Raises:
-            ArgumentError: the backend that was asked for does not support this case.
-        """
+        """Choose the attention backend of every layer, see `resolve_backend`; returns "eager, sdpa" or so."""
         layers = zip(self.attentions(), self.attention_masks(mask), self.attention_paths(), strict=True)
         names = set()
         for layer, own, path in layers:
@@ -126,3 +112,55 @@ class Network(nn.Module):
     def num_parameters(self) -> int:
         """The number of trainable parameters, embeddings included; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+
+
+def resolve_backend(
+    layer: BaseAttention,
+    device: str,
+    dtype: torch.dtype,
+    mask: AttentionMask,
+    seq: int | None = None,
+    training: bool = True,
+) -> Backend:
+    """Select the backend of a layer for good, before the first step and before compiling.
+
+    Args:
+        layer: from now on it runs this backend.
+        device: the type, "cpu" or "cuda".
+        dtype: of queries, keys and values; the lower one under autocast.
+        mask: an example of the masks that `forward` will get.
+        seq: the length of the longest sequence; None for a long one.
+        training: whether there will be backward passes, and dropout.
+    """
+    layer.resolved = select_backend(layer.backend, layer.planned_case(device, dtype, mask, seq, training))
+    return layer.resolved
+
+
+def backend_refusal(
+    layer: BaseAttention, backend: str, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
+) -> str | None:
+    """Why the backend of this name cannot train a layer; None if it can; see `resolve_backend`."""
+    return BACKENDS[backend].refusal(layer.planned_case(device, dtype, mask, seq))
+
+
+def kernel_of_layer(
+    layer: BaseAttention,
+    device: str,
+    dtype: torch.dtype,
+    mask: AttentionMask,
+    seq: int = 8,
+    training: bool = True,
+) -> str:
+    """The kernel that the resolved backend runs on such input, observed in one call; see `resolve_backend`."""
+    if layer.resolved is None or layer.resolved.name in ("eager", "flex"):
+        return "eager" if layer.resolved is None else layer.resolved.name
+    seq = seq if mask.documents is None else mask.documents.shape[1]
+    heads, kv_heads = layer.num_heads, layer.num_kv_heads
+    sizes = [(heads, layer.head_dim), (kv_heads, layer.head_dim), (kv_heads, layer.v_head_dim)]
+    q, k, v = (torch.zeros(mask.num_rows, n, seq, dim, device=device, dtype=dtype) for n, dim in sizes)
+    if mask.allowed is not None:  # one entry of it fits any number of queries and keys
+        mask = replace(mask, allowed=mask.allowed[:1, :1, :1, :1])
+    probe = copy.deepcopy(layer).to(device, dtype).train(training)
+    with torch.set_grad_enabled(training):
+        kernel = running_kernel(lambda: probe.softmax_attention(q, k, v, mask.within(layer.window)))
+    return "flash" if kernel == "varlen" else kernel  # the same kernel over packed sequences

@@ -6,11 +6,7 @@ from tinyformer.errors import require_at_least
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean) / standard deviation, scaled and shifted (Ba et al. 2016, arXiv 1607.06450).
-
-    Raises:
-        ArgumentError: `eps` is negative.
-    """
+    """(x - mean) / standard deviation, scaled and shifted (Ba et al. 2016, arXiv 1607.06450)."""
 
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True) -> None:
         require_at_least(0, {"eps": 1e-5}, eps=eps)
@@ -18,11 +14,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / root mean square, scaled; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467).
-
-    Raises:
-        ArgumentError: `eps` is negative.
-    """
+    """x / root mean square, scaled; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(self, d_model: int, eps: float = 1e-6) -> None:
         require_at_least(0, {"eps": 1e-6}, eps=eps)

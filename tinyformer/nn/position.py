@@ -56,8 +56,6 @@ class SinusoidalPosition(_Fp32Tables):
     The embeddings are first multiplied by √d_model, as in §3.4, since their initial values are much smaller than 1.
 
     Args:
-        max_seq_len: number of positions.
-        d_model: width of the residual stream.
         base: the longest wavelength is 2π times this.
         interleaved: whether sines and cosines alternate, as in the paper; else all sines come first, as in its code and
             in Marian.
@@ -100,14 +98,7 @@ class RelativePosition(_Fp32Tables):
     def score_mod(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool
     ) -> ScoreMod | None:
-        """The modification of the attention scores, if any.
-
-        Args:
-            q: queries.
-            k_seq: number of keys.
-            scale: factor of the dot product in the scores.
-            causal: whether queries attend to themselves and earlier keys only.
-        """
+        """The modification of the attention scores, if any; `scale` is the factor of the dot product in them."""
         return None
 
     def mix(self, q_seq: int, k_seq: int) -> Callable[[Tensor], Tensor] | None:
@@ -224,7 +215,6 @@ class ShawPosition(RelativePosition):
     kernels do not compute.
 
     Args:
-        head_dim: dimensions of each head.
         max_distance: distances are clipped to this number of tokens.
         values: whether to add vectors to the values as well as to the keys.
     """
@@ -272,18 +262,13 @@ class ShawPosition(RelativePosition):
 
 
 class Shared:
-    """Factory that gives every layer the same relative position, as T5 shares its table.
-
-    Args:
-        position: factory of the relative position, called once.
-    """
+    """Factory that gives every layer the same relative position, as T5 shares its table."""
 
     def __init__(self, position: Callable[..., RelativePosition]) -> None:
         self._factory = position
         self._position: RelativePosition | None = None
 
     def __call__(self, **sizes: int) -> RelativePosition:
-        """The shared relative position."""
         if self._position is None:
             with argument_path("position"):
                 self._position = self._factory(**sizes)

@@ -17,23 +17,16 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     A K/V head is removed with the last query head that reads it. If that leaves groups of unequal size, keys and values
     are copied for each query head before the kernel; the cache still holds each of them once. Tables of positions that
     layers may share (T5's) keep their size. A parameter of the layer itself or of its score function belongs to the
-    heads if its first axis is as long as there are heads, and else is shared by them.
-
-    Args:
-        layer: the layer.
-        heads: their numbers, as in `layer.head_map.ids`.
-
-    Raises:
-        ArgumentError: the layer has no such head, or none would be left.
+    heads if its first axis is as long as there are heads, and else is shared by them. Heads are named by their numbers
+    in the original layer, `layer.head_map.ids`.
     """
     ids, pruned, device = layer.head_map.ids, set(heads), layer.o_proj.weight.device
     if not pruned <= set(ids):
         raise ArgumentError("heads", min(pruned - set(ids)), f"must be among {', '.join(map(str, ids))}")
     left = [index for index, head in enumerate(ids) if head not in pruned]
     if not left:
-        raise ArgumentError(
-            "heads", sorted(pruned), "must leave a head in the layer; a residual branch of 0 removes the attention"
-        )
+        reason = "must leave a head in the layer; a residual branch of 0 removes the attention"
+        raise ArgumentError("heads", sorted(pruned), reason)
     num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
     kv_left = layer.head_map.keep(left, device)
     _keep_rows(layer.q_proj, left, num_heads)
@@ -52,15 +45,7 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
 
 
 def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -> None:
-    """Remove heads from a network in place, see `prune_heads`.
-
-    Args:
-        network: the network.
-        pruned_heads: `[layer, head]`, or `[kind, layer, head]` where there are several kinds of attention.
-
-    Raises:
-        ArgumentError: an entry is not a head of the network, or a layer would lose all of its heads.
-    """
+    """Remove heads, `[layer, head]` or `[kind, layer, head]`, from a network in place, see `prune_heads`."""
     layers = dict(zip(network.layer_addresses(), network.attentions(), strict=True))
     heads: dict[Address, set[int]] = defaultdict(set)
     for entry in pruned_heads:

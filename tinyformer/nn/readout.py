@@ -6,15 +6,14 @@ They are not called heads, since a head is always an attention head here.
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn.dropout import make_dropout
 from tinyformer.nn.feed_forward import find_activation
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import LayerNorm
-from tinyformer.nn.pooling import POOLINGS
+from tinyformer.nn.residual import make_dropout
 from tinyformer.nn.vocabulary import vocabulary_cross_entropy, vocabulary_scores
 
 
@@ -22,9 +21,7 @@ class TokenReadout(nn.Module):
     """Logits of every token of the vocabulary, at every position.
 
     Args:
-        token_embedding: the encoder's token embedding.
         tied: whether the output matrix is the embedding matrix (Press & Wolf 2017, arXiv 1608.05859).
-        bias: whether the logits have a bias.
         scaled: whether the vectors are divided by √d_model first, as in T5 (Raffel et al. 2019, arXiv 1910.10683).
     """
 
@@ -61,8 +58,6 @@ class MaskedTokenReadout(TokenReadout):
     logits = E norm(activation(W x + b)) + c, where E is the output matrix.
 
     Args:
-        token_embedding: the encoder's token embedding.
-        tied: see `TokenReadout`.
         norm: factory of the norm, called with `d_model`.
         activation: a name in `ACTIVATIONS`.
     """
@@ -85,17 +80,59 @@ class MaskedTokenReadout(TokenReadout):
         return self.norm(self.activation(self.dense(x)))
 
 
+def first_token(x: Float[Tensor, "batch seq d_model"], is_token: Tensor) -> Float[Tensor, "batch d_model"]:
+    """The vector of the first token, as BERT's `[CLS]` (Devlin et al. 2019, arXiv 1810.04805)."""
+    return x[:, 0]
+
+
+def mean_of_tokens(
+    x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
+) -> Float[Tensor, "batch d_model"]:
+    """The mean over the tokens, without padding."""
+    return torch.where(is_token.unsqueeze(-1), x, 0).sum(dim=1) / is_token.sum(dim=1, keepdim=True)
+
+
+class AttentionPooling(nn.Module):
+    """The mean over the tokens, weighted by additive attention with one learned query.
+
+    weights = softmax(u · tanh(W x)), where u is the query (Yang et al. 2016, "Hierarchical Attention Networks for
+    Document Classification"; the score is that of Bahdanau et al. 2014, arXiv 1409.0473).
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.key_proj = nn.Linear(d_model, d_model)
+        self.query = nn.Linear(d_model, 1, bias=False)
+
+    def weights(
+        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq"]:
+        """The attention weight of each token; 0 for padding."""
+        scores = self.query(torch.tanh(self.key_proj(x))).squeeze(-1)
+        return scores.masked_fill(~is_token, -torch.inf).softmax(dim=-1)
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch d_model"]:
+        # 0 times a vector that is not finite would be NaN.
+        return (self.weights(x, is_token).unsqueeze(1) @ torch.where(is_token.unsqueeze(-1), x, 0)).squeeze(1)
+
+
+POOLINGS: dict[str, Callable[[int], Callable[[Tensor, Tensor], Tensor]]] = {
+    "cls": lambda d_model: first_token,
+    "mean": lambda d_model: mean_of_tokens,
+    "attention": AttentionPooling,
+}
+"""How the vectors of a sequence become one, by name; each is called with `d_model`."""
+
+
 class ClassReadout(nn.Module):
     """Logits of every class, for a whole sequence.
 
     Args:
-        token_embedding: the encoder's token embedding.
         labels: the names of the classes.
-        pooling: how the vectors of a sequence become one: a name in `POOLINGS`.
-        dropout: probability of zeroing an element of the pooled vector in training.
-
-    Raises:
-        ArgumentError: there is no such pooling, or there are fewer than two classes.
+        pooling: a name in `POOLINGS`.
+        dropout: of the pooled vector.
     """
 
     def __init__(
@@ -112,12 +149,7 @@ class ClassReadout(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """The logits of the classes.
-
-        Args:
-            x: the encoder's vectors.
-            mask: the attention mask of the batch, whose `lengths` separate tokens from padding.
-        """
+        """The logits of the classes; the `lengths` of the mask separate tokens from padding."""
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         lengths = None if mask is None else mask.lengths
         is_token = positions >= 0 if lengths is None else positions < lengths.unsqueeze(-1)
@@ -128,10 +160,6 @@ class SpanReadout(nn.Module):
     """BERT's output layer for SQuAD (Devlin et al. 2019, arXiv 1810.04805).
 
     Two scores of every token: as the first and as the last token of the answer.
-
-    Args:
-        token_embedding: the encoder's token embedding.
-        dropout: probability of zeroing an element of the encoder's vectors in training.
     """
 
     def __init__(self, token_embedding: nn.Embedding, dropout: float = 0.0) -> None:

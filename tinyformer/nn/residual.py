@@ -1,4 +1,4 @@
-"""Residual connections around sublayers (He et al. 2015, arXiv 1512.03385), with a scale for each of the two terms."""
+"""Residual connections around sublayers, and the dropout of what is added to the residual stream."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,9 @@ from tinyformer.errors import ArgumentError
 
 
 class Residual(nn.Module):
-    """skip * x + branch * f(x), in the dtype of x: `skip=0` removes the connection, `branch=0` removes the sublayer.
+    """skip * x + branch * f(x) (He et al. 2015, arXiv 1512.03385), in the dtype of x.
 
-    Args:
-        skip: scale of the connection; one number, or one for each layer.
-        branch: scale of the sublayer's output; one number, or one for each layer.
-        layer_index: index of this layer, from 0.
-        num_layers: number of layers in the model.
-
-    Raises:
-        ArgumentError: a list has another length than the model has layers.
+    `skip=0` removes the connection, `branch=0` the sublayer. Each is one number, or a list with one for each layer.
     """
 
     def __init__(
@@ -49,10 +42,13 @@ def _scale_of_layer(
     if isinstance(scale, int | float):
         return float(scale)
     if len(scale) != num_layers:
-        raise ArgumentError(
-            argument,
-            list(scale),
-            f"must be one number, or one for each of the {num_layers} layers, not {len(scale)}",
-            {argument: [1] * num_layers},
-        )
+        reason = f"must be one number, or one for each of the {num_layers} layers, not {len(scale)}"
+        raise ArgumentError(argument, list(scale), reason, {argument: [1] * num_layers})
     return float(scale[layer_index])
+
+
+def make_dropout(dropout: float) -> nn.Module:
+    """Dropout of a probability; for 0 the identity, which costs nothing."""
+    if not 0 <= dropout <= 1:
+        raise ArgumentError("dropout", dropout, "must be between 0 and 1", {"dropout": 0.1})
+    return nn.Dropout(dropout) if dropout else nn.Identity()

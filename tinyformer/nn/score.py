@@ -1,6 +1,6 @@
 """Attention score functions, and modifications of scores and weights.
 
-A kernel is given two descriptions: the mask, and the `Scoring` that a layer makes for each call.
+Besides the mask, a kernel is given a `Scoring`, which the layer makes for each call.
 """
 
 import math
@@ -24,7 +24,6 @@ class ScoreMod:
     """A modification of the scores.
 
     Args:
-        function: the modification, in FlexAttention's signature.
         additive: whether it adds a bias that does not depend on the score.
         learned: whether gradients flow into the bias.
         by_head: whether it looks up heads in a table with all heads of the original layer, so that a pruned layer has
@@ -95,13 +94,7 @@ class ScaledDotScore(nn.Module):
     A parameter whose first axis is as long as there are heads has a row for each head, and any other is shared.
 
     Args:
-        num_heads: number of heads.
-        head_dim: size of a query and of a key.
-        scale: factor of the dot product; None for 1 / √head_dim, 0 for attention that does not depend on queries and
-            keys.
-
-    Raises:
-        ArgumentError: `scale` is negative, or not finite.
+        scale: None for 1 / √head_dim, 0 for attention that does not depend on queries and keys.
     """
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -185,20 +178,14 @@ SCORES: dict[str, Callable[..., ScaledDotScore]] = {
 def make_score(
     score: str | Callable[..., ScaledDotScore], num_heads: int, head_dim: int, scale: float | None = None
 ) -> ScaledDotScore:
-    """The score function of a layer, from a name in `SCORES` or a subclass of `ScaledDotScore`.
-
-    Raises:
-        ArgumentError: there is no score function of this name, or `score` is not a subclass of `ScaledDotScore`; or
-            there is a scale, which only "scaled_dot" takes.
-    """
+    """The score function of a layer, from a name in `SCORES` or a subclass of `ScaledDotScore`."""
     if scale is not None:
         if score != "scaled_dot":
             reason = "is a factor of the scaled dot product, and `score` is another function"
             raise ArgumentError("scale", scale, reason, {"scale": None})
         return ScaledDotScore(num_heads, head_dim, scale)
-    made = SCORES[score](num_heads, head_dim) if isinstance(score, str) and score in SCORES else None
-    if made is None and not isinstance(score, str):
-        made = score(num_heads, head_dim)
+    factory = SCORES.get(score) if isinstance(score, str) else score
+    made = None if factory is None else factory(num_heads, head_dim)
     if not isinstance(made, ScaledDotScore):
         known = ", ".join(SCORES)
         raise ArgumentError("score", score, f"must be one of {known}, or a subclass of tinyformer.nn.ScaledDotScore")
@@ -206,11 +193,7 @@ def make_score(
 
 
 def softcap(cap: float) -> ScoreMod:
-    """A bound on absolute scores: cap · tanh(score / cap) (Gemma 2, Riviere et al. 2024, arXiv 2408.00118).
-
-    Raises:
-        ArgumentError: `cap` is not positive.
-    """
+    """A bound on absolute scores: cap · tanh(score / cap) (Gemma 2, Riviere et al. 2024, arXiv 2408.00118)."""
     if cap <= 0:
         raise ArgumentError("softcap", cap, "must be above 0", {"softcap": 50.0})
     return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
@@ -223,11 +206,6 @@ class LocalGaussian(nn.Module):
     10); the weights are not normalised again. In the paper, p = S · sigmoid(vᵀ tanh(W q)) ranges over the source
     sentence; here, in self-attention, p ranges over the query's window, from its first key to its last. With rotary
     positions the centre is predicted from the rotated query, so weights depend on absolute positions, too.
-
-    Args:
-        num_heads: number of heads, each with its own centre.
-        head_dim: size of a query.
-        window: number of keys that a query sees, see `AttentionMask`.
     """
 
     def __init__(self, num_heads: int, head_dim: int, window: int) -> None:
@@ -239,13 +217,7 @@ class LocalGaussian(nn.Module):
     def forward(
         self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]
     ) -> Callable[[Tensor, Grid], Tensor]:
-        """The function that reweighs the weights of these queries.
-
-        Args:
-            q: queries.
-            k_seq: number of keys.
-            span: how many keys before and after its position a query sees.
-        """
+        """The function that reweighs the weights of these queries; `span` is that of the mask."""
         before, after = span
         hidden = torch.tanh(q @ self.weight.to(q.dtype))
         logit = hidden @ self.vector.to(q.dtype)

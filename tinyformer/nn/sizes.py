@@ -4,11 +4,7 @@ from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
 
 def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: int | None = None) -> None:
-    """Refuse sizes that a stack of layers cannot have.
-
-    Raises:
-        ArgumentError: a size is less than 1, or there are more than 10,000 layers.
-    """
+    """Refuse sizes below 1, and more than 10,000 layers."""
     sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
     require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
     require_at_most(10_000, {"num_layers": 4}, num_layers=num_layers)
@@ -17,9 +13,7 @@ def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: i
 def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
     """The size of each head: `head_dim`, or d_model / num_heads if that is None.
 
-    Raises:
-        ArgumentError: a number is below 1, or does not divide what it must; the error names the next smaller one that
-            does.
+    Of a number of heads that does not divide what it must, the error names the next smaller one that does.
     """
     require_at_least(1, {"head_dim": 32, "d_model": 128}, head_dim=head_dim, d_model=d_model)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):
@@ -28,7 +22,6 @@ def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int |
         raise ArgumentError("num_heads", num_heads, f"must divide `d_model`={d_model}", {"num_heads": works})
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         works = max((n for n in range(1, min(num_kv_heads, num_heads) + 1) if num_heads % n == 0), default=1)
-        raise ArgumentError(
-            "num_kv_heads", num_kv_heads, f"must divide `num_heads`={num_heads}", {"num_kv_heads": works}
-        )
+        reason = f"must divide `num_heads`={num_heads}"
+        raise ArgumentError("num_kv_heads", num_kv_heads, reason, {"num_kv_heads": works})
     return head_dim or d_model // num_heads

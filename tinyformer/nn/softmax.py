@@ -29,8 +29,8 @@ class SoftmaxAttention(nn.Module):
         head_dim: size of a query and of a key in one softmax.
         v_head_dim: size of a value; None for `head_dim`.
         position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
-        num_kv_heads: key and value heads; None for `num_heads`.
-        dropout: probability of dropping an attention weight in training.
+        num_kv_heads: None for `num_heads`.
+        dropout: of attention weights.
         score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
             `num_heads` and `head_dim`.
         scale: factor of the dot product, only with `score="scaled_dot"`; None for 1 / √head_dim.
@@ -42,7 +42,6 @@ class SoftmaxAttention(nn.Module):
         backend: "auto" or a name in `BACKENDS`.
         position: factory of the relative position, called with `head_dim`. It acts in self-attention only, since
             positions in two sequences have no distance.
-        layer_index: index of the layer, from 0.
     """
 
     num_softmaxes: int = 1
@@ -91,12 +90,8 @@ class SoftmaxAttention(nn.Module):
             reason = f"depends on absolute positions where queries and keys are rotated; {others}"
             raise ArgumentError("score", score, reason, {"score": "scaled_dot"})
         if self.position.mixed_dim not in (None, self.v_head_dim):
-            raise ArgumentError(
-                "position.values",
-                True,
-                f"adds vectors of {self.position.mixed_dim} dimensions to values of {self.v_head_dim}",
-                {"values": False},
-            )
+            reason = f"adds vectors of {self.position.mixed_dim} dimensions to values of {self.v_head_dim}"
+            raise ArgumentError("position.values", True, reason, {"values": False})
         self.head_map = HeadMap(num_heads, self.num_kv_heads)
         # Set by `resolve_backend` before the first step; otherwise each call selects its own.
         self.resolved: Backend | None = None
@@ -111,12 +106,7 @@ class SoftmaxAttention(nn.Module):
     ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
         """The output of each head, by the resolved backend or the one selected for this call.
 
-        Args:
-            q: queries, as `transform_queries` returns them.
-            k: keys.
-            v: values.
-            mask: which keys each query may attend to.
-            is_cross: whether the keys are those of another sequence.
+        The queries are those of `transform_queries`. With `is_cross`, keys and values are those of another sequence.
         """
         k, v = self.head_map.expand_kv(k, v)
         scoring = self.scoring(q, k.shape[2], mask, is_cross)
@@ -183,11 +173,7 @@ class SoftmaxAttention(nn.Module):
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
     ) -> AttentionCase:
-        """The case that this layer's calls will make; see `resolve_backend` for the arguments.
-
-        Raises:
-            ArgumentError: a score modification is not additive, as it declares; see `ScoreMod.is_as_declared`.
-        """
+        """The case that this layer's calls will make; see `resolve_backend` for the arguments."""
         weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
         length = min(seq or PLANNED_SEQS[0], PLANNED_SEQS[1])
         numbers = torch.linspace(-1, 1, length * self.head_dim, device=weight.device, dtype=weight.dtype)

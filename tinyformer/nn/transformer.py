@@ -23,11 +23,10 @@ class Transformer(Network):
     """An encoder followed by a readout, with initialised weights.
 
     Args:
-        encoder: the encoder.
         readout: factory of the readout, called with the encoder's `token_embedding`.
-        init_std: standard deviation of the initial weights, see `init_weights`.
+        init_std: see `init_weights`.
         pruned_heads: `[layer, head]` pairs of the heads to remove, see `prune_heads`.
-        init: how weights are initialised: a name in `INITIALISATIONS`.
+        init: see `init_weights`.
     """
 
     def __init__(
@@ -52,14 +51,10 @@ class Transformer(Network):
         cache: Cache | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"] | Float[Tensor, ""]:
-        """The logits of the readout, or their cross-entropy with the targets.
+        """The logits of the readout.
 
-        Args:
-            tokens: token ids.
-            mask: the keys that each query may attend to; all of them by default.
-            cache: KV cache of the preceding tokens, extended by these.
-            targets: the token to predict at each position, or `IGNORED`. If given, the mean cross-entropy in nats is
-                returned, without holding the logits of a large vocabulary in memory all at once.
+        Given targets, the token to predict at each position or `IGNORED`, their mean cross-entropy in nats instead,
+        without holding the logits of a large vocabulary in memory all at once.
         """
         x = self.encoder(tokens, mask, cache)
         if targets is not None and isinstance(self.readout, TokenReadout):

@@ -58,14 +58,8 @@ def vocabulary_cross_entropy(
 
     If there are more than `max_logits`, they are computed in chunks of rows and recomputed in the backward pass.
 
-    Args:
-        x: vectors to predict from.
-        weight: one row for each token of the vocabulary.
-        targets: the token to predict from each vector.
-        bias: one number for each token of the vocabulary.
-        max_logits: logits to hold in memory at a time; by default `CPU_LOGITS`, or what `GPU_FRACTION` allows.
-        label_smoothing: share of the target probability that is spread evenly over the vocabulary (Szegedy et al. 2015,
-            arXiv 1512.00567).
+    By default these are `CPU_LOGITS`, or what `GPU_FRACTION` allows. `label_smoothing` is the share of the target
+    probability that is spread evenly over the vocabulary (Szegedy et al. 2015, arXiv 1512.00567).
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED

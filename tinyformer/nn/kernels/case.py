@@ -42,16 +42,9 @@ def features_of(
     gradient: bool,
     uneven_dims: bool = False,
 ) -> frozenset[Feature]:
-    """The features that a call needs.
+    """The features that a call needs; `gradient` says whether a backward pass follows.
 
-    Args:
-        mask: of the call.
-        scoring: of the call.
-        q_seq: number of queries.
-        k_seq: number of keys.
-        dropout: whether attention weights are dropped.
-        gradient: whether a backward pass follows.
-        uneven_dims: whether values have another size than keys.
+    `uneven_dims` says whether values have another size than keys.
     """
     padded, packed, windowed = mask.lengths is not None, mask.documents is not None, mask.window is not None
     needed = {

@@ -73,14 +73,10 @@ def attention_maps(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> AttentionMaps:
-    """The attention weights and logits of some queries, for analysis.
+    """The attention weights and logits of all queries or those at `rows`, for analysis.
 
-    Args:
-        q: queries; layers with one scoring, and no `compare`, may be stacked before the batch.
-        k: keys.
-        mask: which keys each query may attend to.
-        scoring: of all queries, not of `rows` alone.
-        rows: indices of the queries; None for all. Time and memory grow with their number.
+    Layers with one scoring, and no `compare`, may be stacked before the batch. The scoring is that of all queries; time
+    and memory grow with the number of `rows`.
     """
     scores, hidden = _masked_scores(q, k, mask, scoring, rows)
     weights = _softmax(scores, hidden, q.shape[-2], mask, scoring, rows)

@@ -23,12 +23,7 @@ DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.PATTERN, Feature.BIAS
 
 
 def fastest(case: AttentionCase, able: Collection[str]) -> str:
-    """The name of the fastest backend, by measurement on CPU and by torch's documentation on CUDA.
-
-    Args:
-        case: the call.
-        able: the names of the backends that can compute it.
-    """
+    """The fastest of the backends that can compute a case: measured on CPU, by torch's documentation on CUDA."""
     if case.device == "cpu":
         return _fastest_on_cpu(case, able) if "sdpa" in able else "eager"
     order = ("flash", "flex", "sdpa") if case.features & SKIPPED_BY_FLEX else ("flash", "sdpa", "flex")

@@ -55,18 +55,8 @@ def _flash_varlen(
     segments = _segments if torch.compiler.is_compiling() else _known_segments
     starts_q, starts_k = segments(mask, batch, q_seq, k_seq, q.device)
     sharing: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_TAKES_ENABLE_GQA else {}
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        starts_q,
-        starts_k,
-        q_seq,
-        k_seq,
-        scale=scoring.scale,
-        window_size=mask.span,
-        **sharing,
-    )
+    sizes = (starts_q, starts_k, q_seq, k_seq)
+    out = varlen_attn(q, k, v, *sizes, scale=scoring.scale, window_size=mask.span, **sharing)
     assert isinstance(out, Tensor)
     out = out.unflatten(0, (batch, q_seq)).transpose(1, 2)[..., :v_head_dim]
     if mask.lengths is not None:

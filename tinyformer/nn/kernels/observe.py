@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KERNELS = {
@@ -32,29 +31,24 @@ class KernelObserver(TorchDispatchMode):
 
     Attributes:
         calls: the name of each operator, and the dtype of its queries.
-        num_masked: how many of them were given a mask or a bias.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, torch.dtype]] = []
-        self.num_masked = 0
 
     @property
     def names(self) -> list[str]:
-        """The operators in the order of their calls."""
         return [name for name, _ in self.calls]
 
     @property
     def kernel(self) -> str:
-        """The short name of the kernel, see `KERNELS`."""
         return kernel_among(self.names)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if "scaled_dot_product" in name or "_varlen_attn" in name:
             self.calls.append((name, args[0].dtype))
-            self.num_masked += any(isinstance(value, Tensor) for value in (*args[3:], *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))
 
 

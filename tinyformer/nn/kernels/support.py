@@ -47,9 +47,7 @@ class AttentionFunction(Protocol):
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0
-    ) -> Tensor:
-        """Attend."""
-        ...
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,6 @@ class Backend:
     """A way to compute attention.
 
     Args:
-        name: the name by which an attention layer asks for it.
-        compute: the function.
         refusal: why it cannot compute a case, or None if it can.
         activate: called whenever it is selected, before it computes.
     """
@@ -143,11 +139,7 @@ BACKENDS = {
 
 
 def select_backend(name: str, case: AttentionCase) -> Backend:
-    """The backend that computes a case: the named one, or for "auto" the fastest that can.
-
-    Raises:
-        ArgumentError: there is no such backend, or it cannot compute the case; the reason names those that can.
-    """
+    """The backend that computes a case: the named one, or for "auto" the fastest that can."""
     if name == "auto":
         return BACKENDS[fastest(case, [other for other in ("sdpa", "flash", "flex") if _can(other, case)])]
     require_choice("backend", name, ["auto", *BACKENDS])
@@ -160,11 +152,7 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
 
 
 def require_possible(name: str, case: AttentionCase) -> None:
-    """Refuse a backend that does not exist, or that cannot compute a case on any device.
-
-    Raises:
-        ArgumentError: as for `select_backend`.
-    """
+    """Refuse a backend that does not exist, or that cannot compute a case on any device."""
     on_devices = [case._replace(device=device) for device in ("cpu", "cuda")]
     if name != "auto" and not (name in BACKENDS and any(_can(name, there) for there in on_devices)):
         select_backend(name, case)
