@@ -1,6 +1,5 @@
-from .batches.loader import EpochLoader, ResumableLoader
+from .batches.loader import EpochLoader, ResumableLoader, SimilarLengthLoader
 from .batches.masking import MaskedWindows, Masker, Masking
-from .batches.similar_lengths import SimilarLengthLoader
 from .batches.windows import Pack, Windows
 from .cache import Recipe
 from .examples import ExampleFormat, Examples, LabelledSplit

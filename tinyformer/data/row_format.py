@@ -13,9 +13,8 @@ from jaxtyping import Int, Int64
 from torch.utils.data import DataLoader
 
 from tinyformer.batch import Batch
-from tinyformer.data.batches.loader import EpochLoader, ResumableLoader, share
+from tinyformer.data.batches.loader import EpochLoader, EvaluationBatches, ResumableLoader, SimilarLengthLoader, share
 from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
-from tinyformer.data.batches.similar_lengths import EvaluationBatches, SimilarLengthLoader
 from tinyformer.data.batches.windows import PACKS, Pack, Rows, Windows
 from tinyformer.data.sources.documents import iterate_rows, iterate_texts
 from tinyformer.data.sources.source import Source

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
-from tinyformer.data.batches.similar_lengths import EvaluationBatches
+from tinyformer.data.batches.loader import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network

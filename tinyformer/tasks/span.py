@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tinyformer.batch import Batch, tensors
 from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
-from tinyformer.data.batches.similar_lengths import EvaluationBatches
+from tinyformer.data.batches.loader import EvaluationBatches
 from tinyformer.data.sources.files import SURROGATE
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.tasks.task import Task
