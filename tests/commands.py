@@ -49,6 +49,19 @@ class Trained:
         return self.folder / "checkpoints" / "last.ckpt"
 
 
+def ran(program: Program, script: str, *overrides: str) -> str:
+    """What a program prints that ends well."""
+    ended = program(script, *overrides)
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
+def table(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a table that a run has written."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def results_of(run: str | Path) -> dict[str, Any]:
     """The `results.json` of a run."""
     return json.loads((Path(run) / "results.json").read_text())
@@ -61,5 +74,4 @@ def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
 
 def column(run: str | Path, name: str) -> dict[int, str]:
     """A metric of `metrics.csv` by step, of the steps that have it."""
-    with (Path(run) / "metrics.csv").open() as file:
-        return {int(row["step"]): row[name] for row in csv.DictReader(file) if row[name]}
+    return {int(row["step"]): row[name] for row in table(Path(run) / "metrics.csv") if row[name]}

@@ -1,12 +1,11 @@
 """`task=span` from the command line: a run, its files, its checkpoint, its analyses, and what is refused."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from commands import SMALL, Program, Trained, results_of
+from commands import SMALL, Program, Trained, ran, results_of, table
 from jaxtyping import TypeCheckError
 from model.models import answerer
 
@@ -44,17 +43,6 @@ def write_squad(numbers: dict[str, range], **options: bool) -> None:
 def squad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_squad({"train": range(20), "dev": range(20, 26), "test": range(26, 30)})
-
-
-def ran(program: Program, script: str, *overrides: str) -> str:
-    ended = program(script, *overrides)
-    assert ended.code == 0, ended.err
-    return ended.out
-
-
-def table(path: str) -> list[dict[str, str]]:
-    with Path(path).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_an_answer_is_read_in_windows_of_the_given_stride() -> None:
@@ -173,12 +161,7 @@ MISTAKES = {
     "data.files=none: the file does not exist": SQUAD.replace("files=squad", "files=none"),
     "source=text: has no questions about contexts": "task=span data=text data.files=squad",
     "data=induction: has no questions about contexts for task=span": "task=span data=induction",
-    "data.files=squad: files for sst2 have no questions": "task=span data=sst2 data.files=squad",
-    "data.files=squad: files for squad have no class labels": "task=classification data=squad data.files=squad",
-    "source=squad: has no pairs": "task=seq2seq data=squad data.files=squad",
-    "data=induction: has no pairs": "task=seq2seq data=induction",
     "data.stride=45: must be less than 45, or no two windows of model.max_seq_len=48": f"{SQUAD} data.stride=45",
-    "data.num_functions=1: must be at least 2": "task=span data.num_functions=1",
     "generate.prompt='Who?': SpanExtraction cannot generate text": f"{SQUAD} generate.prompt=Who?",
 }
 

@@ -1,27 +1,17 @@
 """Masked language modelling and classification as users run them."""
 
 import csv
-import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from commands import SMALL, Program
+from commands import SMALL, Program, ran, results_of, table, weights_of
 
 TINY = f"{SMALL} model.num_layers=1 callbacks.attention=null trainer.val_check_interval=2"
 MASKED = "task=masked_lm data=text data.files=book.txt tokenizer=byte"
 CLASSES = "task=classification data=text data.files=reviews tokenizer=byte data.label_column=label"
 GOOD, BAD = ("fine warm bright lovely", "dull cold grey awful")
-
-
-def results_of(run: str) -> dict[str, Any]:
-    return json.loads(Path(run, "results.json").read_text())
-
-
-def weights_of(path: str) -> dict[str, torch.Tensor]:
-    return torch.load(path, weights_only=True)["state_dict"]
 
 
 def write_reviews(folder: str = "reviews", flipped: bool = False) -> None:
@@ -45,12 +35,6 @@ def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_reviews()
 
 
-def ran(program: Program, script: str, *overrides: str) -> str:
-    ended = program(script, *overrides)
-    assert ended.code == 0, ended.err
-    return ended.out
-
-
 # Masked language modelling.
 
 
@@ -70,11 +54,6 @@ def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book
 # Classification.
 
 
-def read_table(path: str) -> list[list[str]]:
-    with Path(path).open(encoding="utf-8") as file:
-        return list(csv.reader(file))[1:]
-
-
 @pytest.mark.parametrize(
     "pooling", ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cls", "attention"))]
 )
@@ -85,16 +64,16 @@ def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Progra
     assert results["test/accuracy"] >= 0.9
     assert results["best/val/accuracy"] >= 0.9
     assert results["val/majority_share"] == results["test/majority_share"] == 0.5
-    confusion = [[int(number) for number in row[1:]] for row in read_table("run/confusion.csv")]
+    confusion = [[int(number) for number in [*row.values()][1:]] for row in table("run/confusion.csv")]
     assert (confusion[0][0] + confusion[1][1]) / 24 == pytest.approx(results["test/accuracy"])
-    assert len(read_table("run/worst_examples.csv")) == 24
+    assert len(table("run/worst_examples.csv")) == 24
     # The test scores the best weights, which are not the last.
     evaluated = "callbacks.attention=null split=test hydra.run.dir"
     ran(program, "evaluate.py", f"checkpoint=run/checkpoints/best.ckpt data.files=reviews {evaluated}=best")
     ran(program, "evaluate.py", f"checkpoint=run/checkpoints/last.ckpt data.files=reviews {evaluated}=last")
     assert results_of("best")["test/loss"] == pytest.approx(results["test/loss"], abs=1e-5)
     assert results_of("last")["test/loss"] != pytest.approx(results["test/loss"], abs=1e-4)
-    assert read_table("best/confusion.csv") == read_table("run/confusion.csv")
+    assert table("best/confusion.csv") == table("run/confusion.csv")
     # A pair of texts, and a label that the model does not have.
     ended = program(
         "evaluate.py", "checkpoint=run/checkpoints/best.ckpt data.files=reviews analysis=maps analysis.text=[a,b]"
@@ -113,8 +92,8 @@ def test_the_labels_of_the_test_split_do_not_influence_the_weights(program: Prog
     ran(program, "train.py", settings, "hydra.run.dir=second")
     first, second = results_of("first"), results_of("second")
     assert first["test/accuracy"] == pytest.approx(1 - second["test/accuracy"])
-    for name in ("last.ckpt", "best.ckpt"):
-        one, other = (weights_of(f"{run}/checkpoints/{name}") for run in ("first", "second"))
+    for name in ("last", "best"):
+        one, other = (weights_of(run, name) for run in ("first", "second"))
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -125,7 +104,7 @@ def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None
     for start in ("masked", "causal"):
         frozen = f"init_from={start}/checkpoints/last.ckpt freeze_encoder=true hydra.run.dir=from_{start}"
         ran(program, "train.py", TINY, CLASSES.replace("tokenizer=byte", ""), frozen)
-        old, new = (weights_of(f"{run}/checkpoints/last.ckpt") for run in (start, f"from_{start}"))
+        old, new = (weights_of(run) for run in (start, f"from_{start}"))
         encoder = [name for name in new if ".encoder." in name]
         for name in encoder:
             rows = len(old[name])  # a causal vocabulary has no <mask>

@@ -103,8 +103,8 @@ class Recipe:
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
             load, max_characters = getattr(self.source, self.row_format.method), self._max_characters()
-            own = load() if max_characters is None else load(max_characters)
-        splits, facts = self._divide(own)
+            loaded = load() if max_characters is None else load(max_characters)
+        splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
         with argument_path("tokenizer"):
             tokenizer = self.tokenizer.build(texts_of(next(iter(splits.values()))))
@@ -127,48 +127,50 @@ class Recipe:
         training_share = 1 - self.validation_fraction - self.test_fraction
         return int(self.row_format.max_tokens * self.tokenizer.characters_per_token / training_share) + 1
 
-    def _divide(self, own: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The source's splits, divided: the first is the training split or "all"; and the facts of `Prepared`."""
-        rows_of, left_out = self.row_format, LeftOut({split: {} for split in ("all", *SPLITS)})
-        own, facts = rows_of.select(own, self.source, self.whole)
+    def _divide(self, loaded: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+        """The splits to tokenise, the first of which is the training split or "all"; and the facts of `Prepared`."""
+        row_format, left_out = self.row_format, LeftOut({split: {} for split in ("all", *SPLITS)})
+        loaded, facts = row_format.select(loaded, self.source, self.whole)
         if self.whole:
-            own = {"all": datasets.concatenate_datasets([own[split] for split in SPLITS if split in own])}
-        if not rows_of.keep_whole:
-            own = {s: _select(rows, iterate_texts(rows), left_out[s], _NO_TEXT) for s, rows in own.items()}
-        fractions = (0.0, 0.0) if self.whole else (self.validation_fraction, self.test_fraction)
+            loaded = {"all": datasets.concatenate_datasets([loaded[split] for split in SPLITS if split in loaded])}
+        if not row_format.keep_whole:
+            for split, rows in loaded.items():
+                loaded[split] = _select(rows, iterate_texts(rows), left_out[split], _NO_TEXT)
         splits, division = hold_out(
-            own,
-            *fractions,
+            loaded,
+            0 if self.whole else self.validation_fraction,
+            0 if self.whole else self.test_fraction,
             self.seed,
             self.group_near_copies,
-            keep_whole=rows_of.keep_whole,
-            compared=rows_of.compared,
-            classes=rows_of.classes,
+            keep_whole=row_format.keep_whole,
+            compared=row_format.compared,
+            classes=row_format.classes,
         )
         splits = {split: splits[split] for split in left_out if split in splits}
         if self.without is not None:
-            known = set(self.without.tolist())
-            for split, rows in splits.items():
-                if split != "train":
-                    splits[split] = self._unknown(rows, known, left_out[split])
-        if rows_of.max_examples is not None:
+            for split in splits.keys() - {"train"}:
+                splits[split] = self._unknown(splits[split], self.without, left_out[split])
+        if row_format.max_examples is not None:
             first, rows = next(iter(splits.items()))
-            drawn = np.random.default_rng(self.seed).permutation(len(rows))[: rows_of.max_examples]
+            drawn = np.random.default_rng(self.seed).permutation(len(rows))[: row_format.max_examples]
             is_drawn = np.isin(np.arange(len(rows)), drawn)
             splits[first] = _select(rows, is_drawn, left_out[first], "beyond max_examples")
         if (caveat := getattr(self.source, "caveat", None)) and not self.whole:
             division = caveat(splits)
         return splits, {"left_out": left_out, "division": division, **facts}
 
-    def _unknown(self, rows: datasets.Dataset, known: set[int], left_out: dict[str, int]) -> datasets.Dataset:
+    def _unknown(
+        self, rows: datasets.Dataset, known: UInt64[np.ndarray, " fingerprints"], left_out: dict[str, int]
+    ) -> datasets.Dataset:
         """The rows, or the parts of documents, that are not known."""
         if self.row_format.keep_whole:
-            is_unknown = (not fingerprints(text) <= known for text in self._compared(rows))
+            known_set = set(known.tolist())
+            is_unknown = (not fingerprints(text) <= known_set for text in self._compared(rows))
             return _select(rows, is_unknown, left_out, "of the run's training split")
-        assert self.without is not None
-        unknown = from_texts(part for text in iterate_texts(rows) for part in cut_out(text, self.without))
+        unknown = from_texts(part for text in iterate_texts(rows) for part in cut_out(text, known))
         cut = sum(map(len, iterate_texts(rows))) - sum(map(len, iterate_texts(unknown)))
-        left_out |= {"characters of the run's training split": cut} if cut else {}
+        if cut:
+            left_out["characters of the run's training split"] = cut
         return unknown
 
     def _compared(self, rows: datasets.Dataset) -> Iterable[str]:

@@ -56,16 +56,16 @@ def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[list[int]
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     ids = np.fromiter(chain.from_iterable(words), np.uint64, lengths.sum())
     document = np.repeat(np.arange(len(words)), lengths)
-    own = np.clip(-(-lengths // 2), _FEWEST, _MOST)  # size of the shortest run that counts
-    own, length = np.minimum(own, lengths)[document], lengths[document]
+    shortest = np.clip(-(-lengths // 2), _FEWEST, _MOST)  # size of the shortest run that counts
+    shortest, length = np.minimum(shortest, lengths)[document], lengths[document]
     left = np.cumsum(lengths)[document] - np.arange(len(ids))
     hashes, pairs = np.zeros(len(ids), np.uint64), []
     for size in range(1, _MOST + 1):
         end = max(len(ids) - size + 1, 0)
         hashes[:end] = splitmix64(hashes[:end] ^ ids[size - 1 :])
-        is_run = (left >= size) & (own >= size) & ((size >= _FEWEST) | (length == size))
+        is_run = (left >= size) & (shortest >= size) & ((size >= _FEWEST) | (length == size))
         if size < _MOST:  # one of the two texts must be so short that a run of this size counts
-            is_run[is_run] = np.isin(hashes[is_run], hashes[is_run & (own == size)])
+            is_run[is_run] = np.isin(hashes[is_run], hashes[is_run & (shortest == size)])
         pairs += _linked(hashes[is_run], document[is_run], most_common)
     return pairs
 

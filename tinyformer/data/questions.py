@@ -21,7 +21,7 @@ from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 
 EXTRA_TOKENS = 2
-"""Tokens of a window beside those of question and context: `eos` before each."""
+"""Tokens of a window that are not those of question and context: `eos` before each."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class QuestionSplit(QuestionTexts, Split):
 def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) -> QuestionTexts:
     """Questions in memory, at least one, tokenised."""
     table = from_questions(questions).data.table
-    texts = [text for one in questions for text in (one.question, one.context)]
+    texts = [text for asked in questions for text in (asked.question, asked.context)]
     encoded = [[tokenizer.eos_id, *ids] for ids in tokenizer.encode_batch(texts)]
     sizes = np.array([len(ids) for ids in encoded])
     ids = np.concatenate(encoded).astype(np.uint32)
@@ -220,7 +220,7 @@ def _with_offsets(
 class Questions(Rows):
     """Batches of the windows of a split, padded on the right with `eos`.
 
-    A batch has, beside the tokens of each window (`inputs`) and their number (`lengths`), where its part of the context
+    A batch has the tokens of each window (`inputs`), their number (`lengths`), where its part of the context
     begins (`contexts`) and where the answer's first and last token are (`starts`, `ends`): 0, the first `eos`, where
     the window does not hold the whole answer. `answerable` says whether the question has an answer at all.
     """
@@ -282,7 +282,7 @@ class QuestionFormat(RowFormat):
     ) -> None:
         require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
         super().__init__(seq_len, max_examples)
-        room = seq_len - EXTRA_TOKENS - 1  # of the context, beside a question of one token
+        room = seq_len - EXTRA_TOKENS - 1  # of the context, with a question of one token
         works = {"stride": max(room // 2, 1), "max_question_length": 64}
         require_at_least(1, works, stride=stride, max_question_length=max_question_length)
         if stride is not None and stride >= max(room, 2):

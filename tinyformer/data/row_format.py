@@ -68,7 +68,7 @@ class RowFormat(ABC):
         self.seq_len, self.max_examples = seq_len, max_examples
 
     def key(self, source: Source) -> list[Any]:
-        """What determines the tokens, beside the source and how it is divided, as plain values."""
+        """As plain values, what determines the tokens apart from the source and how it is divided."""
         return [type(self).__name__, self.max_examples, self.max_tokens]
 
     def select(
