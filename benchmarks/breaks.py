@@ -186,7 +186,7 @@ BREAKS = (
         "data/splits.py",
         "elif whole.max(initial=0) < len(fractions):",
         "else:",
-        ("tests/data/test_splits.py", "tests/data/test_examples.py"),
+        ("tests/data/test_splits.py",),
     ),
     Break(
         "one_document_makes_up_a_split",

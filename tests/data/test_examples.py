@@ -220,12 +220,6 @@ def test_a_sample_is_random_whatever_the_batch_size(make):
     assert list(chain.from_iterable(rows_of(module.sample("validation", 10**6)))) == list(range(300))
 
 
-def test_few_examples_are_divided_whole(make):
-    rows = [(f"{'long ' * 50}number {i}", str(i % 2)) for i in range(10)]
-    module = make(train=rows, validation_fraction=0.2, test_fraction=0.1, group_near_copies=False)
-    assert [split.num_documents for split in module.splits.values()] == [6, 2, 2]
-
-
 @pytest.mark.parametrize("split_seed", range(2))
 def test_each_class_is_divided_by_itself_and_one_without_examples_is_named(make, split_seed):
     rows = [*((f"common {i} {i}", "common") for i in range(400)), *((f"rare {i} {i}", "rare") for i in range(3))]
