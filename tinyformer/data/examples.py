@@ -166,9 +166,6 @@ class ExampleFormat(RowFormat):
         num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
         token_dropout: probability that a token is masked in training, see `Examples`.
         max_examples: see `RowFormat`.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     kind, method, classes = LabelledSource, "load_examples", "label"

@@ -129,9 +129,6 @@ class PairFormat(RowFormat):
         too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
         max_examples: see `RowFormat`.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     kind, method, compared = PairSource, "load_pairs", TEXTS

@@ -263,9 +263,6 @@ class QuestionFormat(RowFormat):
         stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
         max_question_length: maximum number of tokens of a question; longer ones are truncated.
         max_examples: see `RowFormat`.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     kind, method = QuestionSource, "load_questions"
