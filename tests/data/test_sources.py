@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tinyformer.data import ByteTokenizer, Pydoc, SourceDataModule, TextFiles, WindowFormat
+from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.data.sources.documents import natural_order
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.errors import ArgumentError
@@ -204,27 +204,6 @@ def test_labels_are_names(tmp_path):
         assert labels == [str(value).strip() for value in values]
     names = ["10", "9", "b", "a10", "a9", "-1", "0", "É", "9" * 5000]
     assert sorted(names, key=natural_order) == ["0", "9", "10", "9" * 5000, "-1", "a9", "a10", "b", "É"]
-
-
-def test_pydoc_parses_docstrings_and_topics(tmp_path, monkeypatch):
-    module = '"""Module."""\nclass A:\n    """Class.\n\n    More.\n    """\n    if True:\n        async def f(self):\n'
-    contents = {
-        "a.py": module + '            "Method."\n',
-        "bad.py": "def (",
-        "odd.py": b"\xff\xfe",
-        "escape.py": '"""Esc \\d."""',
-        "twice.py": '"""Module."""',
-        "test/b.py": '"""A test."""',
-        "pydoc_data/topics.py": '# comment\ntopics = {"b": "\\nB topic\\n", "a": "A topic"}\n',
-    }
-    write(tmp_path, contents)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    texts = ["A topic", "B topic", "Module.", "Class.\n\nMore.", "Method.", "Esc \\d."]
-    assert list(Pydoc().load()["train"]["text"]) == texts
-    before = Pydoc().fingerprint()
-    assert Pydoc().fingerprint() == before
-    write(tmp_path, {"a.py": '"""Module!"""'})
-    assert Pydoc().fingerprint() != before
 
 
 def test_what_a_split_leaves_out_is_counted(tmp_path):
