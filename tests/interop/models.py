@@ -32,23 +32,14 @@ BERT: dict[str, Any] = {
     "intermediate_size": 50,
     "max_position_embeddings": SEQ + 2,
 }
-LLAMA: dict[str, Any] = {
-    "hidden_size": 42,
+LLAMA: dict[str, Any] = BERT | {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 10,
-    "num_hidden_layers": 2,
-    "intermediate_size": 50,
-    "max_position_embeddings": SEQ + 2,
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
 }
-NEOX: dict[str, Any] = {
-    "hidden_size": 42,
-    "num_attention_heads": 7,
-    "num_hidden_layers": 2,
-    "intermediate_size": 50,
-    "max_position_embeddings": SEQ + 2,
+NEOX: dict[str, Any] = BERT | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0},
     "use_parallel_residual": False,
 }
@@ -71,16 +62,11 @@ BART: dict[str, Any] = {
     "d_model": 42,
     "encoder_layers": 2,
     "decoder_layers": 3,
-    "encoder_attention_heads": 7,
-    "decoder_attention_heads": 7,
-    "encoder_ffn_dim": 50,
-    "decoder_ffn_dim": 50,
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 7),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 50),
     "max_position_embeddings": SEQ + 2,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_bos_token_id": 0,
+    **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+    **{"decoder_start_token_id": 2, "forced_bos_token_id": 0},
 }
 MARIAN: dict[str, Any] = BART | {
     "scale_embedding": True,
