@@ -11,6 +11,7 @@ import torch
 from commands import ROOT
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
@@ -138,11 +139,53 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
     return model.eval()
 
 
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
+    "gpt2-eps-and-score": ("GPT2", GPT2 | {"layer_norm_epsilon": 0.1, "scale_attn_weights": False}),
+    "neox": ("GPTNeoX", NEOX),
+    "neox-tied": ("GPTNeoX", NEOX | {"tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_new"}),
+    "llama": ("Llama", LLAMA),
+    "llama-biases": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1, "mlp_bias": True}),
+    "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
+    "mistral-without-window": ("Mistral", LLAMA | {"sliding_window": None, "tie_word_embeddings": True}),
+    "bert": ("Bert", BERT),
+    "bert-untied": ("Bert", BERT | {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
+    "t5": ("T5", T5),
+    "t5-v1.1": ("T5", T5 | GATED),
+    "t5-of-other-activations": ("T5", T5 | {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3}),
+    "t5-gated-by-silu": ("T5", T5 | {"feed_forward_proj": "gated-silu"}),
+    "bart": ("Bart", BART),
+    "bart-of-one-head": ("Bart", BART | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)),
+    "marian": ("Marian", MARIAN | {"activation_function": "swish"}),
+}
+
+
+@functools.cache
+def model_of(variant: str) -> Any:
+    family, fields = VARIANTS[variant]
+    return theirs(family, **fields, attn_implementation="eager")
+
+
+def saved(variant: str, folder: Path) -> Path:
+    model_of(variant).save_pretrained(folder)
+    # The library forgets it, since nothing in T5 depends on it; the files of t5-small have it.
+    change_config(folder, **({"n_positions": SEQ + 2} if VARIANTS[variant][0] == "T5" else {}))
+    return folder
+
+
 def change_config(folder: Path, without: Sequence[str] = (), **fields: Any) -> None:
     """Write other fields into a folder's config.json."""
     path = folder / "config.json"
     config = {name: value for name, value in json.loads(path.read_text()).items() if name not in without}
     path.write_text(json.dumps(config | fields))
+
+
+def change_weights(folder: Path, **changed: Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    weights = {name: weight for name, weight in (load_file(file) | changed).items() if weight is not None}
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
 
 
 def checkpoint_of(source: Path | str, path: Path) -> Checkpoint:

@@ -42,9 +42,6 @@ class DocstringQuestions:
         num_held_out: number of contexts of the validation split, and of the test split, each with `num_functions`
             questions.
         seed: determines the contexts, and which functions are held out.
-
-    Raises:
-        ArgumentError: a number is out of range.
     """
 
     name = "docstring_questions"

@@ -49,9 +49,6 @@ class HubDataset:
             matches. None: each row is a document.
         cache_dir: where the last commit used is noted, so that a prepared data set works offline; None: see
             `default_cache_dir`.
-
-    Raises:
-        ArgumentError: `text_column` is not one column or two.
     """
 
     def __init__(

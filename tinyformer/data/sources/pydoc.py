@@ -145,9 +145,6 @@ class Summaries:
 
     Args:
         min_words: minimum number of words of a body; shorter ones say little more than their summary.
-
-    Raises:
-        ArgumentError: `min_words` is less than 1.
     """
 
     name = "summaries"
@@ -183,9 +180,6 @@ class Docstrings:
 
     Args:
         num_packages: the number of packages.
-
-    Raises:
-        ArgumentError: `num_packages` is less than 2.
     """
 
     name = "docstrings"

@@ -97,9 +97,6 @@ class TextFiles(LocalFiles):
         columns: the columns of .csv and .tsv files without a header.
         quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
         separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
-
-    Raises:
-        ArgumentError: `text_column` is not one column or two.
     """
 
     name = "text"
