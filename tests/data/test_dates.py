@@ -13,7 +13,7 @@ from tinyformer.errors import ArgumentError
 
 @pytest.fixture(scope="module")
 def splits():
-    return Dates(3000, 200).load_pairs()
+    return Dates(3000, 200).load("pairs")
 
 
 def test_targets_are_the_dates_that_the_sources_say(splits):
@@ -36,8 +36,8 @@ def test_held_out_dates_and_formats_are_new(splits):
 
 
 def test_the_arguments_determine_the_dates(splits):
-    assert Dates(3000, 200).load_pairs()["test"]["text"] == splits["test"]["text"]
-    assert Dates(3000, 200, seed=1).load_pairs()["test"]["text"] != splits["test"]["text"]
+    assert Dates(3000, 200).load("pairs")["test"]["text"] == splits["test"]["text"]
+    assert Dates(3000, 200, seed=1).load("pairs")["test"]["text"] != splits["test"]["text"]
     assert len({Dates(*sizes).fingerprint() for sizes in ((5,), (6,), (5, 7), (5, 7, 1))}) == 4
 
 

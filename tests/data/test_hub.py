@@ -94,9 +94,9 @@ import json, os, time
 from tinyformer.data import *
 cache = os.environ["CACHE"]
 ENGLISH = {"source_column": "translation.en"}
-def splits(path, method="load", **source):
-    loaded = getattr(HubDataset(path, **source, cache_dir=cache), method)()
-    return {name: rows.to_dict() for name, rows in loaded.items()}
+def splits(path, rows="texts", **source):
+    loaded = HubDataset(path, **source, cache_dir=cache).load(rows)
+    return {name: table.to_dict() for name, table in loaded.items()}
 def text(path="owner/large"):
     return SourceDataModule(
         HubDataset(path, cache_dir=cache), HubTokenizer("owner/model"), WindowFormat(16, max_tokens=100_000), 4,
@@ -135,20 +135,20 @@ READ = {
     'splits("owner/none")': "path='owner/none': this dataset does not exist on the Hub, or is private; check",
     'splits("owner/large", text_column="body")': "text_column='body': owner/large has no such column; it has id, text.",
     # pairs, from two columns or from two keys of one
-    'splits("owner/books", "load_pairs", **ENGLISH, target_column="translation.fr")': {
+    'splits("owner/books", "pairs", **ENGLISH, target_column="translation.fr")': {
         "train": {"text": ["A cat.", "A dog."], "pair": ["Un chat.", "Un chien."]}
     },
-    'splits("owner/books", "load_pairs", **ENGLISH, target_column="translation.de")': (
+    'splits("owner/books", "pairs", **ENGLISH, target_column="translation.de")': (
         "target_column='translation.de': owner/books has no such column; it has id, translation.en"
     ),
-    'splits("owner/pairs", "load_pairs", source_column="a", target_column="b")': (
+    'splits("owner/pairs", "pairs", source_column="a", target_column="b")': (
         "target_column='b': row 2 of the split train of owner/pairs has no text there"
     ),
-    'splits("owner/pairs", "load_pairs", source_column="gold", target_column="b")': (
+    'splits("owner/pairs", "pairs", source_column="gold", target_column="b")': (
         "source_column='gold': the column of owner/pairs holds no texts"
     ),
     # questions, in the layout of SQuAD
-    'splits("owner/squad", "load_questions")': {
+    'splits("owner/squad", "questions")': {
         "train": {
             "text": ["q0", "q1"],
             "pair": ["a b c", "a b c"],
@@ -166,28 +166,28 @@ READ = {
         "text": ["q0", "q1"],
         "pair": ["a b c", "a b c"],
     },
-    'splits("owner/wrong", "load_questions")': (
+    'splits("owner/wrong", "questions")': (
         "path='owner/wrong': the context of row 2 of the split train has no answer 'b' at character 1; remove"
     ),
-    'splits("owner/books", "load_questions")': (
+    'splits("owner/books", "questions")': (
         "path='owner/books': has no questions: no column question, only id, translation.en, translation.fr."
     ),
     # labels, with their names
-    'splits("owner/reviews", "load_examples", text_column="sentence", label_column="label")["test"]': {
+    'splits("owner/reviews", "examples", text_column="sentence", label_column="label")["test"]': {
         "text": ["one", "two"],
         "label": [None, None],
     },
-    'splits("owner/reviews", "load_examples", text_column="sentence", label_column="label")["validation"]': {
+    'splits("owner/reviews", "examples", text_column="sentence", label_column="label")["validation"]': {
         "text": ["good", None],
         "label": ["positive", "negative"],
     },
-    'splits("owner/pairs", "load_examples", text_column=["a", "b"], label_column="gold")': {
+    'splits("owner/pairs", "examples", text_column=["a", "b"], label_column="gold")': {
         "train": {"text": ["one", "x"], "pair": ["two", None], "label": ["3", "10"]}
     },
     'splits("owner/pairs", text_column=["a", "b"], label_column="gold")': {
         "train": {"text": ["one", "x"], "pair": ["two", None]}
     },
-    'splits("owner/partly", "load_examples", text_column="sentence", label_column="label")': (
+    'splits("owner/partly", "examples", text_column="sentence", label_column="label")': (
         "label_column='label': row 2 of the split train of owner/partly has no label, the first of 2 among 3"
     ),
 }

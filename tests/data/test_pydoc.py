@@ -67,7 +67,7 @@ def test_a_docstring_belongs_to_the_top_of_its_path(library):
     library(PACKAGES)
 
     def labels(number):
-        rows = Docstrings(number).load_examples()["train"]
+        rows = Docstrings(number).load("examples")["train"]
         return dict(zip(rows["text"], rows["label"], strict=True))
 
     assert labels(3) == {
@@ -129,7 +129,7 @@ def lines(context):
 
 def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
     library({"numbers.py": FUNCTIONS})
-    splits, names = DocstringQuestions(600, 3, 10).load_questions(), {}
+    splits, names = DocstringQuestions(600, 3, 10).load("questions"), {}
     for split, rows in splits.items():
         names[split] = set()
         for question, context, answers, starts in zip(*(rows[name] for name in rows.column_names), strict=True):
@@ -159,7 +159,7 @@ def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
 
 def test_the_arguments_and_the_library_determine_the_questions(library):
     library({"numbers.py": FUNCTIONS})
-    first, again = (DocstringQuestions(9, 3, 2).load_questions()["test"]["text"] for _ in range(2))
+    first, again = (DocstringQuestions(9, 3, 2).load("questions")["test"]["text"] for _ in range(2))
     assert first == again
     contexts = DocstringQuestions(9, 3, 1).load()
     assert {name: len(rows) for name, rows in contexts.items()} == {"train": 9, "validation": 1, "test": 1}
@@ -180,7 +180,7 @@ def test_the_arguments_and_the_library_determine_the_questions(library):
 def test_mistakes(library, options, message):
     library({"numbers.py": FUNCTIONS})
     with pytest.raises(ArgumentError, match=message):
-        DocstringQuestions(**options).load_questions()
+        DocstringQuestions(**options).load("questions")
 
 
 # The library of this Python.
@@ -188,23 +188,23 @@ def test_mistakes(library, options, message):
 
 @pytest.mark.slow
 def test_labels_and_questions_of_this_python():
-    rows = Docstrings().load_examples()["train"]
+    rows = Docstrings().load("examples")["train"]
     assert min(Counter(rows["label"]).values()) > 50
     assert len(set(rows["text"])) == len(rows) > 3000
     assert all(mask_names(text, [label]) == text for text, label in zip(rows["text"], rows["label"], strict=True))
     assert {"asyncio", "email", "unittest"} < set(rows["label"])
-    names = [name for rows in DocstringQuestions(1000).load_questions().values() for name in map(lines, rows["pair"])]
+    names = [name for rows in DocstringQuestions(1000).load("questions").values() for name in map(lines, rows["pair"])]
     assert len(set().union(*names)) > 2500
 
 
 @pytest.mark.slow
 def test_summaries_are_the_first_lines_of_docstrings_and_those_held_out_are_not_trained_on():
-    rows = Summaries().load_pairs()["train"]
+    rows = Summaries().load("pairs")["train"]
     summary_of = dict(zip(rows["text"], rows["pair"], strict=True))
     body = next(body for body in summary_of if body.startswith("The text first has its whitespace collapsed."))
     assert summary_of[body] == "Collapse and truncate the given text to fit in the given width."
     assert all("\n" not in summary and len(body.split()) >= 20 for body, summary in summary_of.items())
-    assert len(Summaries(5).load_pairs()["train"]) > len(rows)
+    assert len(Summaries(5).load("pairs")["train"]) > len(rows)
     with pytest.raises(ArgumentError, match="min_words=0"):
         Summaries(0)
     parts, caveat = hold_out({"train": rows}, 0.1, 0.1, 0, True, keep_whole=True, compared=("text", "pair"))

@@ -53,7 +53,7 @@ def texts_of(path, **settings):
 
 
 def examples(path, **settings):
-    splits = TextFiles(str(path), **{"label_column": "label", **settings}).load_examples()
+    splits = TextFiles(str(path), **{"label_column": "label", **settings}).load("examples")
     return {name: list(zip(*rows.to_dict().values(), strict=True)) for name, rows in splits.items()}
 
 
@@ -71,7 +71,7 @@ def test_every_text_survives_with_its_label(tmp_path, kind):
 def test_lines_of_pairs_end_as_python_reads_them(tmp_path, kind):
     path = tmp_path / f"rows{kind}"
     write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
-    assert TextFiles(str(path)).load_pairs()["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
+    assert TextFiles(str(path)).load("pairs")["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)

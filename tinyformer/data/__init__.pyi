@@ -20,7 +20,7 @@ from .sources.dates import Dates
 from .sources.docstring_questions import DocstringQuestions
 from .sources.hub_dataset import HubDataset
 from .sources.pydoc import Docstrings, Pydoc, Summaries
-from .sources.source import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
+from .sources.source import LocalOrHub, Source
 from .sources.squad import Question, SquadFiles
 from .sources.text_files import TextFiles
 from .splits import hold_out
@@ -54,7 +54,6 @@ __all__ = [
     "HubDataset",
     "HubTokenizer",
     "InductionDataModule",
-    "LabelledSource",
     "LabelledSplit",
     "LocalOrHub",
     "MaskedTokenizer",
@@ -64,7 +63,6 @@ __all__ = [
     "ModularAdditionDataModule",
     "Pack",
     "PairFormat",
-    "PairSource",
     "PairSplit",
     "PairTokens",
     "Pairs",
@@ -72,7 +70,6 @@ __all__ = [
     "Pydoc",
     "Question",
     "QuestionFormat",
-    "QuestionSource",
     "QuestionSplit",
     "QuestionTexts",
     "Questions",
