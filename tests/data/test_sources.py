@@ -58,29 +58,21 @@ def examples(path, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_text_survives_with_its_label(tmp_path, kind):
+def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
     rows = [(AWKWARD, "2"), ("", "10"), ("مرحبا 世界 👩‍👩‍👧 é", "1"), ("None", "NA"), ("  spaces  ", "x")]
     path = tmp_path / f"rows{kind}"
     write_table(path, rows)
     assert examples(path) == {"train": [(AS_READ, "2"), *rows[1:]]}
     assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
     assert texts_of(str(path), text_column="label") == {"train": [label for _, label in rows]}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_lines_of_pairs_end_as_python_reads_them(tmp_path, kind):
-    path = tmp_path / f"rows{kind}"
     write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
     assert TextFiles(str(path)).load("pairs")["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pairs_do_not_depend_on_the_order_of_the_columns(tmp_path, kind):
-    pairs = [("premise", "hypothesis", "yes"), ("", "x", "no"), ("y", "", "no")]
-    path = tmp_path / f"rows{kind}"
-    write_table(path, [row[::-1] for row in pairs], ("gold", "second", "first"))
+    triples = [("premise", "hypothesis", "yes"), ("", "x", "no"), ("y", "", "no")]
+    write_table(
+        path, [row[::-1] for row in triples], ("gold", "second", "first")
+    )  # in another order than they are read
     settings = {"text_column": ["first", "second"], "label_column": "gold"}
-    assert examples(path, **settings) == {"train": pairs}
+    assert examples(path, **settings) == {"train": triples}
     assert texts_of(str(path), **settings) == {"train": ["premise\nhypothesis", "\nx", "y\n"]}
 
 
@@ -112,13 +104,10 @@ def test_only_files_and_folders_that_are_named_so_are_splits(tmp_path):
         assert (splits["validation"], splits["test"]) == ([word], ["test1"])
         assert sorted(splits["train"]) == sorted({*names} - {word, "test1"})
     assert texts_of(str(tmp_path / "dev" / "test1.txt")) == {"train": ["test1"]}  # no split without training text
-    write(
-        tmp_path, {f"f/{name}.txt": name for name in ("train/a/1", "train/test", "test/b/2", "c", ".test/3", "val/.4")}
-    )
-    expected = {"test": ["train/test", "test/b/2"], "train": ["c", "train/a/1"]}  # the name of a file comes first
-    assert {split: sorted(texts) for split, texts in texts_of(str(tmp_path / "f")).items()} == {
-        split: sorted(texts) for split, texts in expected.items()
-    }
+    names = ("train/a/1", "train/test", "test/b/2", "c", ".test/3", "val/.4")
+    write(tmp_path, {f"f/{name}.txt": name for name in names})
+    splits = {split: sorted(texts) for split, texts in texts_of(str(tmp_path / "f")).items()}
+    assert splits == {"test": ["test/b/2", "train/test"], "train": ["c", "train/a/1"]}  # the name of a file comes first
     folders = [str(tmp_path / "f" / name) for name in ("train/a", "test", "c.txt")]
     assert texts_of(folders) == {"train": ["train/a/1", "c"], "test": ["test/b/2"]}
     assert len(hidden_files([str(tmp_path / "f"), "none.txt"])) == 2
