@@ -91,7 +91,7 @@ def translate(model: Model, sources: Sequence[str], beam: Beam, use_cache: bool 
 
 def main() -> None:
     """Print the scores."""
-    splits = TextFiles(sys.argv[1]).load_pairs()
+    splits = TextFiles(sys.argv[1]).load("pairs")
     train, test = splits["train"], splits["test"]
     pairs = zip(train["text"][:NUM_PAIRS], train["pair"][:NUM_PAIRS], strict=True)
     model = IBMModel1([AlignedSent(words(target), words(source)) for source, target in pairs], NUM_ROUNDS)

@@ -7,6 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from tinyformer.data import ExampleFormat, PairFormat, QuestionFormat, SourceDataModule, WindowFormat
+from tinyformer.data.sources.source import rows_of
 
 CONF = Path(__file__).parents[2] / "conf"
 REQUIRED = {"text": ["data.files=[a.txt,b.txt]"], "hub": ["data.path=owner/name"]}
@@ -26,7 +27,7 @@ def test_every_choice_of_data_builds_its_source_and_modules(choice):
     source = instantiate(config.data.source, _convert_="all")
     assert getattr(source, "seed", 4) == 4
     for node, kind in FORMATS.items():
-        if isinstance(source, kind.kind):
+        if kind.source_rows in rows_of(source):
             data = instantiate(config.data[node], _convert_="all")
             assert (type(data), type(data.row_format)) == (SourceDataModule, kind)
             settings = data.seq_len, data.batch_size, data.seed, data.split_seed

@@ -140,6 +140,7 @@ class Labelled:
     """A source in memory that counts how often it is loaded; rows are (text, label) or (text, pair, label)."""
 
     name = "labelled"
+    rows = ("texts", "examples")
 
     def __init__(self, **splits):
         self.splits, self.loads = splits, 0
@@ -148,10 +149,7 @@ class Labelled:
     def fingerprint(self):
         return str(self.splits)
 
-    def load(self, max_characters=None):
-        return self.load_examples()
-
-    def load_examples(self):
+    def load(self, rows="texts", max_characters=None):
         self.loads += 1
         names = {2: ("text", "label"), 3: ("text", "pair", "label")}[len(next(iter(self.splits.values()))[0])]
         return {

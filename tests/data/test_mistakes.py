@@ -191,18 +191,16 @@ QUESTIONS += [
 
 
 @pytest.mark.parametrize(
-    ("method", "rows"),
-    [("load", FILES), ("load_examples", LABELS), ("load_pairs", PAIRS), ("load_questions", QUESTIONS)],
-    ids=["texts", "labels", "pairs", "questions"],
+    ("rows", "cases"), [("texts", FILES), ("examples", LABELS), ("pairs", PAIRS), ("questions", QUESTIONS)]
 )
-def test_contents_of_files(method, rows, tmp_path):
-    kind = SquadFiles if method == "load_questions" else TextFiles
-    for number, (name, content, settings, sentence) in enumerate(rows):
+def test_contents_of_files(rows, cases, tmp_path):
+    kind = SquadFiles if rows == "questions" else TextFiles
+    for number, (name, content, settings, sentence) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
         if content is not None:
             (folder / name).write_bytes(content)
-        refused(lambda **given: getattr(kind(**given), method)(), sentence, files=str(folder / name), **settings)
+        refused(lambda **given: kind(**given).load(rows), sentence, files=str(folder / name), **settings)
 
 
 def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
@@ -220,9 +218,5 @@ def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
         ({"source": text, "row_format": WindowFormat(9)}, "row_format.seq_len=9: the training text has only 3 t"),
     ]:
         refused(module(**settings | fractions).prepare, sentence)
-    files = str(tmp_path / "rows.csv")
-    for source, method, lacking in (
-        (LocalOrHub(files, TextFiles, SquadFiles(files)), "load_questions", "questions about contexts"),
-        (LocalOrHub(files, SquadFiles, text), "load_examples", "class labels"),
-    ):
-        refused(getattr(source, method), f"files=.*files for .* have no {lacking}")
+    local = LocalOrHub(str(tmp_path / "rows.csv"), SquadFiles, text)
+    refused(lambda: module(source=local, row_format=examples), "source='text': its texts have no class labels")

@@ -239,7 +239,7 @@ def write(folder: Path, name: str, content) -> str:
 @pytest.mark.parametrize("name", ["train-v2.0.json", "rows.jsonl", "rows.json", "lines.json", "rows.parquet"])
 def test_every_layout_holds_the_same_questions(tmp_path, name):
     rows = SquadFiles(write(tmp_path, name, published(PARAGRAPH) if "v2" in name else [ROW, UNANSWERABLE]))
-    assert rows.load_questions()["train"].to_dict() == {
+    assert rows.load("questions")["train"].to_dict() == {
         "text": ["When did it open?", "Who?"],
         "pair": [CONTEXT, CONTEXT],
         "answers": [["1999", "in 1999"], []],
@@ -252,7 +252,7 @@ def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
     write(tmp_path, "train-v1.1.json", published(PARAGRAPH))
     write(tmp_path, "dev-v1.1.json", published(PARAGRAPH, PARAGRAPH))
     source = SquadFiles(str(tmp_path))
-    assert {name: len(rows) for name, rows in source.load_questions().items()} == {"validation": 4, "train": 2}
+    assert {name: len(rows) for name, rows in source.load("questions").items()} == {"validation": 4, "train": 2}
     assert source.has_own_splits
     first = source.fingerprint()
     write(tmp_path, "dev-v1.1.json", published(PARAGRAPH))

@@ -25,6 +25,15 @@ CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["t
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 
 
+def require_refusal(program: Program, said: str, script: str, *words: str) -> str:
+    """A program ends with an error that says something; what it says."""
+    ended = program(script, *words)
+    assert (ended.code, said in ended.err.replace("'", "")) == (2, True), ended.err
+    return ended.err
+
+
+RESUME = ("train.py", "resume=run trainer.max_steps=6")
+
 ATTACKS: dict[str, dict[str, Any]] = {
     "a text joined by Hydra": {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]},
     "an interpolation": {"model.d_ff": f"${CREATE}"},
@@ -48,9 +57,7 @@ def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Train
         ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
         ("train.py", f"{SMALL} {TEXT} init_from=evil.ckpt hydra.run.dir=next"),
     ):
-        ended = program(script, words)
-        assert ended.code == 2, ended.err
-        assert ended.err.startswith(f"Error: {words.split('evil')[0].split()[-1]}evil.ckpt: "), ended.err
+        require_refusal(program, f"Error: {words.split('evil')[0].split()[-1]}evil.ckpt: ", script, words)
     with pytest.raises(ArgumentError, match=r"^checkpoint='evil\.ckpt': "):
         tinyformer.load("evil.ckpt")
     with pytest.raises(ValueError, match=r"its |counterpart"):
@@ -74,19 +81,12 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
         "data.cache_dir=conf/foo",
     ):
         (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, entry]))
-        ended = program("train.py", "resume=run trainer.max_steps=40")
-        assert (
-            ended.code,
-            ended.err.startswith(f"Error: resume=run: run/.hydra/overrides.yaml says {entry[:100]}"),
-        ) == (2, True)
-    assert "if you trust it, add it to the command." in ended.err
+        said = require_refusal(program, f"Error: resume=run: run/.hydra/overrides.yaml says {entry[:100]}", *RESUME)
+    assert "if you trust it, add it to the command." in said
     assert not Path("it-ran").exists()
     for text in ("a: b", "[" * 5000, "!!python/object/apply:os.system [touch it-ran]", "\x00"):
         (hydra / "overrides.yaml").write_text(text)
-        ended = program("train.py", "resume=run trainer.max_steps=40")
-        assert (ended.code, ended.err.startswith("Error: resume=run: run/.hydra/overrides.yaml ")) == (2, True), (
-            ended.err
-        )
+        require_refusal(program, "Error: resume=run: run/.hydra/overrides.yaml ", *RESUME)
     assert not Path("it-ran").exists()
 
 
@@ -104,8 +104,7 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(
     for value in (torch.zeros(3), "text"):
         raw["optimizer_states"][0]["state"][0]["exp_avg"] = value
         torch.save(raw, last)
-        ended = program("train.py", "resume=run trainer.max_steps=6")
-        assert (ended.code, "its optimizer's exp_avg does not fit" in ended.err) == (2, True), ended.err
+        require_refusal(program, "its optimizers exp_avg does not fit", *RESUME)
     Path("victim").write_text("mine")
     # wandb's own links, of which this one leads to the user's cache.
     Path("run/wandb/run-1/logs").mkdir(parents=True)
@@ -121,8 +120,7 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(
     ):
         Path("run", name).unlink(missing_ok=True)
         Path("run", name).symlink_to(Path("victim").absolute())
-        ended = program("train.py", "resume=run trainer.max_steps=6")
-        assert (ended.code, "is a symbolic link" in ended.err) == (2, True), ended.err
+        require_refusal(program, "is a symbolic link", *RESUME)
         Path("run", name).unlink()
     # A folder for new files, which Hydra would write its own into; and one that cannot be listed.
     shutil.copytree(trained.folder, "planted")
@@ -133,17 +131,14 @@ def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(
         ("train.py", f"-m {SMALL} {TEXT} hydra.sweep.dir=planted"),
         ("evaluate.py", f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=planted"),
     ):
-        ended = program(script, words)
-        assert (ended.code, "planted/compare_val_loss.csv is a symbolic link" in ended.err) == (2, True), ended.err
+        require_refusal(program, "planted/compare_val_loss.csv is a symbolic link", script, words)
     assert compare_runs(["planted"]) == 2
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", refuse_to_list)
-        ended = program("train.py", "resume=run trainer.max_steps=6")
-        assert (ended.code, "run cannot be listed; remove it" in ended.err) == (2, True), ended.err
+        require_refusal(program, "run cannot be listed; remove it", *RESUME)
     assert Path("victim").read_text() == "mine"
     Path("run/wandb/run_id").write_text("../../elsewhere")
-    ended = program("train.py", "resume=run trainer.max_steps=6 logger=wandb")
-    assert (ended.code, "run/wandb/run_id contains no id of a run" in ended.err) == (2, True), ended.err
+    require_refusal(program, "run/wandb/run_id contains no id of a run", *RESUME, "logger=wandb")
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -166,9 +161,8 @@ def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path
         malform(raw)
         shutil.copytree("run", "malformed")
         torch.save(raw, "malformed/checkpoints/last.ckpt")
-        ended = program("train.py", "resume=malformed trainer.max_steps=6")
-        assert (ended.code, len(ended.err.splitlines())) == (2, 1), (name, ended.err)
-        assert ended.err.startswith("Error: resume=malformed"), ended.err
+        said = require_refusal(program, "Error: resume=malformed", "train.py", "resume=malformed trainer.max_steps=6")
+        assert len(said.splitlines()) == 1, (name, said)
         shutil.rmtree("malformed")
 
 
@@ -177,13 +171,10 @@ def test_a_device_or_foreign_metrics_in_a_run_folder_are_refused(program: Progra
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     for rows in ("step,loss\nx,1\n", "step,loss\n1,2,3\n", "loss,step\n1\n"):
         Path("run/metrics.csv").write_text(rows)
-        foreign = program("train.py", "resume=run trainer.max_steps=6")
-        said = "run/metrics.csv: is not the metrics of a run"
-        assert (foreign.code, said in foreign.err.replace("'", "")) == (2, True), foreign.err
+        require_refusal(program, "run/metrics.csv: is not the metrics of a run", *RESUME)
     Path("run/metrics.csv").unlink()
     os.mkfifo("run/metrics.csv")
-    device = program("train.py", "resume=run trainer.max_steps=6")
-    assert (device.code, "run/metrics.csv is neither a file nor a folder" in device.err) == (2, True), device.err
+    require_refusal(program, "run/metrics.csv is neither a file nor a folder", *RESUME)
 
 
 def test_a_class_that_the_command_names_is_made(program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,19 +182,12 @@ def test_a_class_that_the_command_names_is_made(program: Program, book: Path, mo
     monkeypatch.syspath_prepend(str(Path.cwd()))
     ended = program("train.py", SMALL, TEXT, "norm._target_=ours_here.Norm hydra.run.dir=run")
     assert ended.code == 0, ended.err
-    refused = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=book.txt")
-    assert (refused.code, refused.err.endswith("; if you trust it, add norm._target_=ours_here.Norm.\n")) == (
-        2,
-        True,
-    ), refused.err
-    named = "data.files=book.txt norm._target_=ours_here.Norm"
-    assert program("evaluate.py", f"checkpoint=run/checkpoints/last.ckpt {named} hydra.run.dir=evaluated").code == 0
-    refused = program("train.py", "resume=run trainer.max_steps=6")
-    assert (refused.code, "says norm._target_=ours_here.Norm, which calls 'ours_here.Norm'" in refused.err) == (
-        2,
-        True,
-    ), refused.err
-    assert program("train.py", "resume=run trainer.max_steps=6 norm._target_=ours_here.Norm").code == 0
+    evaluate = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt"
+    require_refusal(program, "; if you trust it, add norm._target_=ours_here.Norm.\n", "evaluate.py", evaluate)
+    named = "norm._target_=ours_here.Norm"
+    assert program("evaluate.py", evaluate, named, "hydra.run.dir=evaluated").code == 0
+    require_refusal(program, "says norm._target_=ours_here.Norm, which calls ours_here.Norm", *RESUME)
+    assert program(*RESUME, named).code == 0
     model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
     assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
     assert model.analyse("heads", ["data.files=book.txt"]).tables["ablation"][1]  # the class stays trusted
@@ -215,14 +199,13 @@ def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, bo
     Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
     evil = ["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"]
     for task, said in (
-        (evil, "is '${data.text_column}': an interpolation"),
+        (evil, "is ${data.text_column}: an interpolation"),
         (["seed=range(9999)", "model.d_ff=range(1,9999)"], "makes more than 10,000 jobs."),
         (["seed=range(3,1)", "seed=range(9999)", "model.d_ff=range(1,9999)"], "is no list of values"),
     ):
         contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}
         Path("sweep/multirun.yaml").write_text(yaml.safe_dump(contents))
-        ended = program("train.py", "-m resume=sweep")
-        assert (ended.code, said in ended.err) == (2, True), ended.err
+        require_refusal(program, said, "train.py", "-m resume=sweep")
     assert not Path("it-ran").exists()
 
 
@@ -240,8 +223,8 @@ def test_a_run_starts_from_no_sizes_that_the_weights_lack(
     raw["tinyformer"]["overrides"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
     torch.save(raw, "large.ckpt")
     monkeypatch.setattr(starting_checkpoint, "make_seeded_network", None)  # which would allocate them
-    ended = program("train.py", f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true")
-    assert (ended.code, "init_from=large.ckpt: " in ended.err) == (2, True), ended.err
+    words = f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true"
+    require_refusal(program, "init_from=large.ckpt: ", "train.py", words)
 
 
 @pytest.mark.slow

@@ -70,10 +70,9 @@ def test_the_length_penalty_is_a_power_or_that_of_gnmt() -> None:
     assert [gnmt.norm(length) for length in (1, 10)] == pytest.approx([1.0, 15**0.6 / 6**0.6])
 
 
-def test_a_beam_needs_a_hypothesis() -> None:
-    with pytest.raises(ArgumentError, match="beams"):
-        Beam(0)
-    with pytest.raises(ArgumentError, match="length_penalty"):
-        Beam(length_penalty=-1)
+def test_values_out_of_range() -> None:
+    for name in ("beams", "length_penalty"):
+        with pytest.raises(ArgumentError, match=name):
+            Beam(**{name: -1})
     with pytest.raises(ArgumentError, match=r"^length_offset=101: must be at most 100; length_offset=5\.0 works"):
         Beam(length_offset=101)

@@ -52,16 +52,20 @@ def test_samples_follow_the_probabilities(sampling, expected):
     assert (found - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5
 
 
-def test_a_share_that_is_reached_exactly_is_enough():
-    shares = torch.tensor([0.5, 0.25, 0.125, 0.125])
-    assert set(draw(Sampling(top_p=0.5), shares=shares).tolist()) == {0}
-    assert set(draw(Sampling(top_p=0.75), shares=shares).tolist()) == {0, 1}
-
-
-def test_of_equal_tokens_top_k_keeps_k():
-    shares = torch.tensor([0.1, 0.3, 0.3, 0.3])
-    assert len(set(draw(Sampling(top_k=2), shares=shares).tolist())) == 2
-    assert len(set(draw(Sampling(top_k=1), shares=shares).tolist())) == 1
+@pytest.mark.parametrize(
+    ("sampling", "shares", "number"),
+    [
+        # A share that is reached exactly is enough.
+        (Sampling(top_p=0.5), [0.5, 0.25, 0.125, 0.125], 1),
+        (Sampling(top_p=0.75), [0.5, 0.25, 0.125, 0.125], 2),
+        # Of equal tokens, k are kept.
+        (Sampling(top_k=2), [0.1, 0.3, 0.3, 0.3], 2),
+        (Sampling(top_k=1), [0.1, 0.3, 0.3, 0.3], 1),
+    ],
+    ids=str,
+)
+def test_ties_leave_the_smallest_set(sampling, shares, number):
+    assert len(set(draw(sampling, shares=torch.tensor(shares)).tolist())) == number
 
 
 # Many.

@@ -11,6 +11,7 @@ import torch
 from commands import ROOT
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
@@ -32,23 +33,14 @@ BERT: dict[str, Any] = {
     "intermediate_size": 50,
     "max_position_embeddings": SEQ + 2,
 }
-LLAMA: dict[str, Any] = {
-    "hidden_size": 42,
+LLAMA: dict[str, Any] = BERT | {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 10,
-    "num_hidden_layers": 2,
-    "intermediate_size": 50,
-    "max_position_embeddings": SEQ + 2,
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
 }
-NEOX: dict[str, Any] = {
-    "hidden_size": 42,
-    "num_attention_heads": 7,
-    "num_hidden_layers": 2,
-    "intermediate_size": 50,
-    "max_position_embeddings": SEQ + 2,
+NEOX: dict[str, Any] = BERT | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0},
     "use_parallel_residual": False,
 }
@@ -71,16 +63,11 @@ BART: dict[str, Any] = {
     "d_model": 42,
     "encoder_layers": 2,
     "decoder_layers": 3,
-    "encoder_attention_heads": 7,
-    "decoder_attention_heads": 7,
-    "encoder_ffn_dim": 50,
-    "decoder_ffn_dim": 50,
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 7),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 50),
     "max_position_embeddings": SEQ + 2,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_bos_token_id": 0,
+    **{"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+    **{"decoder_start_token_id": 2, "forced_bos_token_id": 0},
 }
 MARIAN: dict[str, Any] = BART | {
     "scale_embedding": True,
@@ -152,11 +139,53 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
     return model.eval()
 
 
+GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
+    "gpt2-eps-and-score": ("GPT2", GPT2 | {"layer_norm_epsilon": 0.1, "scale_attn_weights": False}),
+    "neox": ("GPTNeoX", NEOX),
+    "neox-tied": ("GPTNeoX", NEOX | {"tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_new"}),
+    "llama": ("Llama", LLAMA),
+    "llama-biases": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1, "mlp_bias": True}),
+    "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
+    "mistral-without-window": ("Mistral", LLAMA | {"sliding_window": None, "tie_word_embeddings": True}),
+    "bert": ("Bert", BERT),
+    "bert-untied": ("Bert", BERT | {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
+    "t5": ("T5", T5),
+    "t5-v1.1": ("T5", T5 | GATED),
+    "t5-of-other-activations": ("T5", T5 | {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3}),
+    "t5-gated-by-silu": ("T5", T5 | {"feed_forward_proj": "gated-silu"}),
+    "bart": ("Bart", BART),
+    "bart-of-one-head": ("Bart", BART | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)),
+    "marian": ("Marian", MARIAN | {"activation_function": "swish"}),
+}
+
+
+@functools.cache
+def model_of(variant: str) -> Any:
+    family, fields = VARIANTS[variant]
+    return theirs(family, **fields, attn_implementation="eager")
+
+
+def saved(variant: str, folder: Path) -> Path:
+    model_of(variant).save_pretrained(folder)
+    # The library forgets it, since nothing in T5 depends on it; the files of t5-small have it.
+    change_config(folder, **({"n_positions": SEQ + 2} if VARIANTS[variant][0] == "T5" else {}))
+    return folder
+
+
 def change_config(folder: Path, without: Sequence[str] = (), **fields: Any) -> None:
     """Write other fields into a folder's config.json."""
     path = folder / "config.json"
     config = {name: value for name, value in json.loads(path.read_text()).items() if name not in without}
     path.write_text(json.dumps(config | fields))
+
+
+def change_weights(folder: Path, **changed: Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    weights = {name: weight for name, weight in (load_file(file) | changed).items() if weight is not None}
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
 
 
 def checkpoint_of(source: Path | str, path: Path) -> Checkpoint:

@@ -4,67 +4,39 @@ import copy
 import functools
 import re
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import tinyformer
 from interop.models import (
-    BART,
-    MARIAN,
     SEQ,
-    T5,
-    VOCAB,
     change_config,
+    change_weights,
     checkpoint_of,
     exported,
+    model_of,
     network_of,
-    theirs,
+    saved,
     tokens,
     transformers,
 )
 from interop.test_vocabulary import their_tokenizer
 from tinyformer.analysis import capture_attention
-from tinyformer.data import Pairs, PairSplit, SpecialTokens
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, EncoderDecoder
 from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
 
-GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5": ("T5", T5),
-    "t5-v1.1": ("T5", T5 | GATED),
-    "t5-of-other-activations": ("T5", T5 | {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3}),
-    "t5-gated-by-silu": ("T5", T5 | {"feed_forward_proj": "gated-silu"}),
-    "bart": ("Bart", BART),
-    "bart-of-one-head": ("Bart", BART | dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1)),
-    "marian": ("Marian", MARIAN | {"activation_function": "swish"}),
-}
+VARIANTS = ("t5", "t5-v1.1", "t5-of-other-activations", "t5-gated-by-silu", "bart", "bart-of-one-head", "marian")
 
 LENGTHS = torch.tensor([SEQ, 11])
 TARGET = tokens().flip(0)[:, :13]
-
-
-@functools.cache
-def model_of(variant: str) -> Any:
-    family, fields = VARIANTS[variant]
-    return theirs(family, **fields, attn_implementation="eager")
-
-
-def saved(variant: str, folder: Path) -> Path:
-    model_of(variant).save_pretrained(folder)
-    # The library forgets it, since nothing in T5 depends on it; the files of t5-small have it.
-    change_config(folder, **({"n_positions": SEQ + 2} if VARIANTS[variant][0] == "T5" else {}))
-    return folder
 
 
 def is_real() -> Tensor:
@@ -113,31 +85,21 @@ def require_the_same(model: Any, network: EncoderDecoder) -> None:
     assert error(*gradients) <= 1e-5 * float(gradients[1].abs().max())
 
 
-def fast(*names: str) -> Any:
-    """All variants, of which these are in the fast tier."""
-    return pytest.mark.parametrize(
-        "variant", [one if one in names else pytest.param(one, marks=slow) for one in VARIANTS]
-    )
-
-
-@fast("t5", "t5-v1.1", "bart", "marian")
+@pytest.mark.parametrize(
+    "variant",
+    [one if one in ("t5", "t5-v1.1", "bart", "marian") else pytest.param(one, marks=slow) for one in VARIANTS],
+)
 def test_states_logits_maps_and_gradients_are_the_same(variant: str, tmp_path: Path) -> None:
-    network = network_of(checkpoint_of(saved(variant, tmp_path / "model"), tmp_path / "in.ckpt"))
-    require_the_same(model_of(variant), network)
-
-
-@fast("t5", "bart")
-def test_an_import_is_exported_again_with_the_same_logits(variant: str, tmp_path: Path) -> None:
-    checkpoint_of(saved(variant, tmp_path / "model"), tmp_path / "in.ckpt")
-    again, model = exported(tmp_path / "in.ckpt", tmp_path / "out"), model_of(variant)
+    """Also of the import that is exported again."""
+    model = model_of(variant)
+    require_the_same(model, network_of(checkpoint_of(saved(variant, tmp_path / "model"), tmp_path / "in.ckpt")))
+    again = exported(tmp_path / "in.ckpt", tmp_path / "out")
     again.set_attn_implementation("eager")
     given = {"input_ids": tokens(), "decoder_input_ids": TARGET}
     with torch.no_grad():
         assert torch.equal(again(**given).logits, model(**given).logits)
-    names = {"eos_token_id", "decoder_start_token_id", "forced_bos_token_id"}
-    assert {name: getattr(again.generation_config, name) for name in names} == {
-        name: getattr(model.generation_config, name) for name in names
-    }
+    for name in ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
+        assert getattr(again.generation_config, name) == getattr(model.generation_config, name)
     never = [[token] for token in again.generation_config.suppress_tokens or []]
     assert never == (model.generation_config.bad_words_ids or [])
 
@@ -159,15 +121,13 @@ def decisive(variant: str) -> Any:
     return model
 
 
-SEARCHES = [(variant, *search) for variant in VARIANTS for search in ((1, 1.0), (3, 0.7))]
-SEARCHES += [("marian", *search) for search in product((2, 5), (0.0, 0.7, 1.0))]
-FAST_SEARCHES = [("t5", 3, 0.7), ("bart", 1, 1.0), ("marian", 2, 0.7)]
+SEARCHES = [
+    *(("t5", 3, 0.7), ("bart", 1, 1.0), ("marian", 2, 0.7)),
+    *(pytest.param(*one, marks=slow) for one in (("t5-v1.1", 1, 1.0), ("bart", 3, 0.7), ("marian", 5, 0.0))),
+]
 
 
-@pytest.mark.parametrize(
-    ("variant", "beams", "length_penalty"),
-    [one if one in FAST_SEARCHES else pytest.param(*one, marks=slow) for one in SEARCHES],
-)
+@pytest.mark.parametrize(("variant", "beams", "length_penalty"), SEARCHES)
 def test_greedy_and_beam_search_find_the_same_targets(
     variant: str, beams: int, length_penalty: float, tmp_path: Path
 ) -> None:
@@ -268,24 +228,9 @@ def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: st
             axes = ours.attention(source, target).tokens["cross"]
             assert axes.keys == tokenizer.convert_ids_to_tokens(ids[0])
             assert axes.queries == tokenizer.convert_ids_to_tokens(labels[0])
-    rows = SpecialTokens(decoder_start=9).around(ours.tokenizer)
-    lengths = np.array([[2, 1]]) + rows.num_added
-    targets = pa.chunked_array([["b"]])
-    ids, begins = np.array([4, 0, 1, 4, 1], np.uint16), np.array([[0, 3]])
-    split = PairSplit(ids, begins, lengths, targets, ours.tokenizer, rows, 0, 0, 0, 0, 0)
-    source, target = (tokenizer(text)["input_ids"] for text in ("a b", "b"))
-    batch = Pairs(split)[0]
-    assert (batch["source"].tolist(), batch["targets"].tolist()) == ([source], [target])
-    assert batch["inputs"].tolist() == [[9, *target[:-1]]]
 
 
 # Files as they are published, and files of strangers.
-
-
-def change_weights(folder: Path, **changed: Tensor | None) -> None:
-    file = folder / "model.safetensors"
-    weights = {name: weight for name, weight in (load_file(file) | changed).items() if weight is not None}
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
 
 
 def test_older_files_of_bart_have_no_output_layer(tmp_path: Path) -> None:
@@ -313,54 +258,6 @@ def test_older_files_of_t5(variant: str, tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
     change_config(folder, pad_token_id=0, decoder_start_token_id=0)
     require_the_same(model_of(variant), network_of(checkpoint_of(folder, tmp_path / "in.ckpt")))
-
-
-HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
-    ("t5", {"num_layers": 9999}, {}, "config.json asks for 9,999 layers, and the files hold"),
-    ("t5", {"num_decoder_layers": 9999}, {}, "config.json asks for 9,999 layers, and the files hold"),
-    ("t5", {"num_decoder_layers": 1}, {}, "decoder.block.1.layer.0.SelfAttention.k.weight, which has no place"),
-    ("t5", {"num_layers": 4}, {}, "has no encoder.block.3.layer"),
-    ("t5", {"d_kv": 2**40}, {}, "config.json asks for attention.head_dim=1,099,511,627,776, more than 1,048,576"),
-    ("t5", {"relative_attention_num_buckets": 2**30}, {}, "config.json asks for position.num_buckets=1,073,741,824"),
-    ("t5", {"relative_attention_num_buckets": 12}, {}, "position.embedding.weight the shape [8, 3] instead of [12, 3]"),
-    ("t5", {"relative_attention_num_buckets": 7}, {}, "position.num_buckets=7: must be a positive multiple of 4"),
-    ("t5", {"d_ff": 51}, {}, "does not fit config.json: it gives"),
-    ("t5", {"feed_forward_proj": "gated-gelu"}, {}, "is_gated_act=False: contradicts feed_forward_proj"),
-    ("t5", {"eos_token_id": VOCAB}, {}, "its special token eos=53 must be below 53, the size of the vocabulary"),
-    ("t5", {"eos_token_id": -1}, {}, "its special token eos=-1 must be at least 0"),
-    ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
-    ("t5", {}, {"shared.weight": None}, "has no decoder.embed_tokens.weight, which T5ForConditional"),
-    ("t5", {}, {"encoder.embed_tokens.weight": torch.ones(3, 3)}, "decoder.embed_tokens.weight differs from encoder"),
-    ("t5", {}, {"encoder.final_layer_norm.weight": torch.tensor(1.0)}, "encoder.final_layer_norm.weight does not fit"),
-    ("bart", {"max_position_embeddings": SEQ}, {}, "embed_positions.weight does not fit config.json"),
-    ("bart", {"max_position_embeddings": 10**9}, {}, "model.max_seq_len=1,000,000,000, more than 1,048,576"),
-    ("bart", {"model_type": "marian", "scale_embedding": True}, {}, "layernorm_embedding"),
-    ("bart", {}, {"final_logits_bias": torch.ones(VOCAB, 1)}, "lm_head.bias does not fit config.json"),
-    ("bart", {}, {"final_logits_bias": torch.ones(())}, "lm_head.bias does not fit config.json"),
-    ("bart", {}, {"model.encoder.embed_positions.weight": torch.ones(42)}, "embed_positions.weight does not fit"),
-    (
-        "bart",
-        {},
-        {"model.shared.weight": torch.ones(()), "final_logits_bias": None},
-        "has no lm_head.bias, which BartForCond",
-    ),
-    ("marian", {"d_model": 43}, {}, "model.d_model=43: must be even for sinusoidal"),
-    ("marian", {"encoder_layers": True}, {}, "encoder_layers=True: must be a whole number"),
-]
-
-
-@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
-def test_files_of_strangers_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
-    variant, fields, weights, sentence = case
-    folder = saved(variant, tmp_path / "model")
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    change_config(folder, **fields)
-    change_weights(folder, **weights)
-    with pytest.raises(ValueError, match=r"\.$") as caught:
-        checkpoint_of(folder, tmp_path / "in.ckpt")
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_generation_config_is_read_or_refused(tmp_path: Path) -> None:

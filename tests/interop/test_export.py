@@ -24,6 +24,7 @@ from interop.models import (
 from tinyformer.data import BPETokenizer, CharTokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.interop.folder import write_folder
+from tinyformer.model.loading import load
 from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
@@ -31,6 +32,18 @@ slow = pytest.mark.slow
 TEXT = "the cat sees the birds and the mice see the cat. " * 9
 AS_LLAMA = ("position=rotary", "norm=rms_norm", "feed_forward=swiglu")
 AS_BERT = ("position=learned", "task=masked_lm_bert", "block=post_norm", "model.embedding_norm=true")
+AS_GATED_T5 = (
+    *("task=seq2seq", "position=t5", "norm=rms_norm", "feed_forward=swiglu", "model.tied_readout=false"),
+    *("attention.score=dot", "cross_attention.score=dot"),
+)
+AS_T5 = (*AS_GATED_T5[:3], "feed_forward=relu", *AS_GATED_T5[5:], "model.scaled_readout=true")
+AS_BART = ("task=seq2seq", "position=learned", "block=post_norm", "model.embedding_norm=true")
+AS_MARIAN = ("task=seq2seq", "position=sinusoidal", "block=post_norm", "position.absolute.interleaved=false")
+BASES = {
+    **{"gpt2": ("position=learned",), "gpt_neox": (), "llama": AS_LLAMA, "bert": AS_BERT},
+    **{"t5": AS_T5, "t5-gated": AS_GATED_T5, "bart": AS_BART, "marian": AS_MARIAN},
+}
+DECODERS_AND_BERT, ENCODER_DECODERS = list(BASES)[:4], list(BASES)[4:]
 
 EXPORTS: dict[str, tuple[str, ...]] = {
     "gpt2": ("position=learned", "feed_forward=relu2", "attention.score=dot", "model.d_ff=50", "attention.head_dim=8"),
@@ -40,41 +53,46 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "llama-mqa-bias": (*AS_LLAMA, "attention=mqa", "model.bias=true", "model.tied_readout=false"),
     "mistral": (*AS_LLAMA, "attention=gqa", "attention.window=5"),
     "bert-bias": (*AS_BERT, "model.bias=true", "model.tied_readout=false", "norm.eps=0.1"),
+    **{name: (*BASES[name], "model.num_encoder_layers=3", "model.d_ff=50") for name in ENCODER_DECODERS},
 }
 
 
+def some(names: Any, *fast: str) -> list[Any]:
+    """Names for `parametrize`, all of them slow but some."""
+    return [name if name in fast else pytest.param(name, marks=slow) for name in names]
+
+
 def require_same_logits(overrides: tuple[str, ...], tmp_path: Path) -> Any:
-    ours = our_checkpoint(tmp_path / "ours.ckpt", *overrides)
-    model = exported(tmp_path / "ours.ckpt", tmp_path / "theirs")
-    expected = our_logits(ours, tokens())
-    assert expected.std() > 0.1
-    assert (their_logits(model, tokens()) - expected).abs().max() <= 1e-5
+    is_pair = "task=seq2seq" in overrides
+    named = ("model.special_tokens.eos=1", *overrides) if is_pair else overrides
+    checkpoint = our_checkpoint(tmp_path / "ours.ckpt", *named)
+    model, target = exported(tmp_path / "ours.ckpt", tmp_path / "theirs"), tokens().flip(0)[:, :7]
+    if is_pair:
+        with torch.no_grad():
+            ours = network_of(checkpoint)(tokens(), target)
+            expected = model(input_ids=tokens(), decoder_input_ids=target).logits
+    else:
+        ours, expected = our_logits(checkpoint, tokens()), their_logits(model, tokens())
+    assert expected.std() > 0.05
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
     return model
 
 
-FAST = ("llama-gqa", "bert-bias")
-
-
-@pytest.mark.parametrize("name", [name if name in FAST else pytest.param(name, marks=slow) for name in EXPORTS])
+@pytest.mark.parametrize("name", some(EXPORTS, "llama-gqa", "bert-bias", "t5"))
 def test_logits_text_and_weights_are_the_same(name: str, tmp_path: Path) -> None:
     model = require_same_logits(EXPORTS[name], tmp_path)
     assert model.config.model_type == name.partition("-")[0]
     imported = network_of(checkpoint_of(tmp_path / "theirs", tmp_path / "imported.ckpt"))
-    weights, own = imported.state_dict(), our_checkpoint(tmp_path / "own.ckpt", *EXPORTS[name]).weights
+    stored = torch.load(tmp_path / "ours.ckpt")["state_dict"]
+    weights, own = imported.state_dict(), {key.removeprefix("network."): weight for key, weight in stored.items()}
     assert all(torch.equal(weights[name], weight) for name, weight in own.items())
     added = weights.keys() - own.keys()  # biases of zeros
     assert all(name.endswith(".bias") and not weights[name].any() for name in added)
-    if model.config.model_type != "bert":
+    if name.partition("-")[0] in ("gpt2", "gpt_neox", "llama", "mistral"):
         prompt = tokens()[:, :4]
         new = generate(imported, prompt.tolist(), SEQ - 4, Sampling(temperature=0))
         made = model.generate(prompt, max_new_tokens=SEQ - 4, attention_mask=torch.ones_like(prompt), pad_token_id=0)
         assert made[:, 4:].tolist() == new
-
-
-def change_checkpoint(path: Path, change: Any) -> None:
-    stored = torch.load(path)
-    change(stored)
-    torch.save(stored, path)
 
 
 # The tokenizer.
@@ -100,6 +118,23 @@ def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
     assert tinyformer.load(tmp_path / "imported.ckpt").generate(prompt, num_tokens, temperature=0) == expected
 
 
+@slow
+def test_a_translator_of_ours_answers_a_text_with_the_same_text(tmp_path: Path) -> None:
+    tokenizer = BPETokenizer(280).build([TEXT])
+    our_checkpoint(tmp_path / "ours.ckpt", *AS_BART, "model.init_std=0.5", tokenizer=tokenizer)
+    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
+    theirs = transformers().AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "theirs")
+    their_tokenizer = transformers().AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    ours, texts = load(tmp_path / "ours.ckpt"), set()
+    for prompt in ("the cat sees", "mice and birds", "the birds"):
+        encoded = their_tokenizer(prompt, return_tensors="pt")
+        assert encoded["input_ids"].tolist() == [[*tokenizer.encode(prompt), tokenizer.eos_id]]
+        target = theirs.generate(**encoded, num_beams=2, max_length=ours.network.max_seq_len + 1)[0]
+        assert [their_tokenizer.decode(target, skip_special_tokens=True)] == ours.generate(prompt, beams=2)
+        texts |= set(ours.generate(prompt, beams=2))
+    assert max(map(len, texts)) > 3
+
+
 def test_the_mask_token_and_pairs_of_texts(tmp_path: Path) -> None:
     tokenizer = CharTokenizer().build([TEXT]).with_mask()
     our_checkpoint(tmp_path / "ours.ckpt", *AS_BERT, tokenizer=tokenizer)
@@ -119,16 +154,30 @@ def values(text: str) -> dict[str, str]:
     return {key: value for key, _, value in (override.partition("=") for override in text.split())}
 
 
-REFUSED = values(
-    """
-    model.embedding_norm=true model.pruned_heads=[[0,1]] attention.num_kv_heads=2 attention.head_dim=6
-    attention.v_head_dim=6 attention.scale=0.3
-    attention.qk_norm=true attention.score=general attention.window=[5,null] attention.local_gaussian=true
-    attention.softcap=3.0 attention.sink=true attention.gate=true attention.ablated_heads=[[0,1]]
-    block.attention_residual.skip=0.5 block.attention_residual.branch=[1,0.5]
-    block.feed_forward_residual.skip=[1,0.5] block.feed_forward_residual.branch=0.5 task.readout.activation=silu
-    """
-)
+REFUSED = {
+    "gpt2": values(
+        """
+        model.embedding_norm=true model.pruned_heads=[[0,1]] attention.num_kv_heads=2 attention.head_dim=6
+        attention.v_head_dim=6 attention.scale=0.3
+        attention.qk_norm=true attention.score=general attention.window=[5,null] attention.local_gaussian=true
+        attention.softcap=3.0 attention.sink=true attention.gate=true attention.ablated_heads=[[0,1]]
+        block.attention_residual.skip=0.5 block.attention_residual.branch=[1,0.5]
+        block.feed_forward_residual.skip=[1,0.5] block.feed_forward_residual.branch=0.5
+        """
+    ),
+    "bert": values("task.readout.activation=silu"),
+    "bart": values(
+        """
+        cross_attention.num_kv_heads=2 cross_attention.head_dim=6 cross_attention.qk_norm=true
+        cross_attention.v_head_dim=6 cross_attention.scale=0.3
+        cross_attention.score=general cross_attention.softcap=3.0 cross_attention.sink=true cross_attention.gate=true
+        block.cross_attention_residual.skip=0.5 block.cross_attention_residual.branch=0.5 model.shared_embedding=false
+        model.scaled_readout=true model.tied_readout=false norm.eps=0.1 attention.ablated_heads=[[cross,0,1]]
+        """
+    ),
+    "marian": values("position.absolute.base=500 position.absolute.interleaved=true model.special_tokens.bos=3"),
+    "t5": values("model.embedding_norm=true"),
+}
 EXACT = values(
     """
     model.num_layers=1 model.num_heads=4 model.d_model=60 model.max_seq_len=20 model.d_ff=30 model.dropout=0.25
@@ -139,29 +188,38 @@ EXACT = values(
     norm.bias=true
     """
 )
+ONLY_IN = {"position.relative.base": ("gpt_neox", "llama"), "norm.bias": ("gpt2", "gpt_neox", "bert")}
+"""The bases of keys that not all of those with one stack have."""
+
+EXACT_IN = {
+    "t5": values(
+        """
+        position.num_buckets=8 position.max_distance=9 attention.head_dim=10 cross_attention.head_dim=10 norm.eps=0.1
+        model.num_encoder_layers=1 cross_attention.dropout=0.25 model.special_tokens.decoder_start=4
+        model.special_tokens.suppressed=[5,6] model.special_tokens.eos=7 cross_attention.backend=eager
+        """
+    ),
+    "t5-gated": values("feed_forward.activation=gelu_tanh model.dropout=0.25 model.d_ff=30"),
+    "bart": values(
+        """
+        model.bias=true model.readout_bias=true cross_attention.bias=false model.special_tokens.bos=4
+        model.special_tokens.forced_bos=4 model.special_tokens.decoder_start=8 feed_forward.activation=gelu_tanh
+        """
+    ),
+    "marian": values("model.bias=true feed_forward.activation=silu model.special_tokens.suppressed=[5]"),
+}
 REFERENCES = values(
     """
     model.vocab_size attention.d_model attention.num_heads attention.position position.absolute position.relative
     position.absolute.max_seq_len position.absolute.d_model position.relative.max_seq_len block.d_model block.attention
     block.feed_forward block.norm feed_forward.d_model feed_forward.d_ff task.labels task.masking task.masking.rate
     task.masking.mask_share task.masking.random_share task.masking.whole_words task.readout.tied task.readout.norm
-    task.objective.pseudo_perplexity_tokens task.datamodule model.num_encoder_layers model.shared_embedding
-    block.cross_attention_residual.skip block.cross_attention_residual.branch model.readout_bias model.scaled_readout
-    model.special_tokens.eos model.special_tokens.decoder_start model.special_tokens.bos
-    model.special_tokens.forced_bos model.special_tokens.suppressed task.num_texts
+    task.objective.pseudo_perplexity_tokens task.datamodule task.num_texts
+    cross_attention.d_model cross_attention.num_heads cross_attention.ablated_heads
+    cross_attention.position cross_attention.window cross_attention.local_gaussian
     """
 )
-"""Keys that only refer to another key, or do not concern the network."""
-
-BASES = {"gpt2": ("position=learned",), "gpt_neox": (), "llama": AS_LLAMA, "bert": AS_BERT}
-ONLY_IN = {
-    "position.relative.base": ("gpt_neox", "llama"),
-    "norm.bias": ("gpt2", "gpt_neox", "bert"),
-    "task.readout.activation": ("bert",),
-}
-"""The bases of keys that not all of them have."""
-
-AXES = ("model", "attention", "position", "block", "feed_forward", "norm", "task")
+"""Keys that only refer to another key, do not concern the network, or have no effect or are refused in it."""
 
 
 def leaves(node: Any, path: str) -> set[str]:
@@ -172,21 +230,29 @@ def leaves(node: Any, path: str) -> set[str]:
 
 def test_the_tables_have_every_key() -> None:
     keys = set()
-    for base, overrides in BASES.items():
-        config = composed(*overrides)
-        own = {key for axis in AXES for key in leaves(config[axis], axis)}
-        assert {key for key in (*REFUSED, *EXACT) if base in ONLY_IN.get(key, BASES)} <= own
+    for base in DECODERS_AND_BERT:
+        config = composed(*BASES[base])
+        axes = ("model", "attention", "position", "block", "feed_forward", "norm", "task")
+        own = {key for axis in axes for key in leaves(config[axis], axis)}
+        assert {key for key in EXACT if base in ONLY_IN.get(key, BASES)} | REFUSED.get(base, {}).keys() <= own
         keys |= own
-    assert keys == REFUSED.keys() | EXACT.keys() | REFERENCES.keys()
+    config = composed("task=seq2seq")
+    keys |= leaves(config["cross_attention"], "cross_attention") | leaves(config["model"], "model")
+    keys |= leaves(config["block"]["cross_attention_residual"], "block.cross_attention_residual")
+    tables = (*REFUSED.values(), EXACT, *EXACT_IN.values(), REFERENCES)
+    assert keys <= {key for table in tables for key in table}
+    assert REFERENCES.keys() <= keys
 
 
-@pytest.mark.parametrize(
-    "key", [key if key == "attention.softcap" else pytest.param(key, marks=slow) for key in REFUSED]
-)
-def test_a_key_without_counterpart_is_refused_by_name(key: str, tmp_path: Path) -> None:
-    base = ONLY_IN.get(key, ("gpt2",))[0]
+CASES = {f"{base}-{key}": (base, key) for base, keys in REFUSED.items() for key in keys}
+
+
+@pytest.mark.parametrize("case", some(CASES, "gpt2-attention.softcap", "bart-cross_attention.softcap"))
+def test_a_key_without_counterpart_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    base, key = CASES[case]
     needed = ["attention.window=5"] if key == "attention.local_gaussian" else []
-    our_checkpoint(tmp_path / "ours.ckpt", *BASES[base], f"{key}={REFUSED[key]}", *needed)
+    others = [override for override in BASES[base] if not override.startswith(key)]
+    our_checkpoint(tmp_path / "ours.ckpt", *others, f"{key}={REFUSED[base][key]}", *needed)
     with pytest.raises(ValueError, match=rf"^{re.escape(key)}=.*nearest") as caught:
         export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     assert "\n" not in str(caught.value)
@@ -195,20 +261,41 @@ def test_a_key_without_counterpart_is_refused_by_name(key: str, tmp_path: Path) 
 
 @slow
 @pytest.mark.parametrize("half", [0, 1])
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", DECODERS_AND_BERT)
 def test_any_other_key_is_exported_exactly(base: str, half: int, tmp_path: Path) -> None:
     keys = [key for key in EXACT if base in ONLY_IN.get(key, BASES)][half::2]
     require_same_logits((*BASES[base], *(f"{key}={EXACT[key]}" for key in keys)), tmp_path)
 
 
+@slow
+@pytest.mark.parametrize("base", EXACT_IN)
+def test_any_other_key_of_two_stacks_is_exported_exactly(base: str, tmp_path: Path) -> None:
+    overrides = [f"{key}={value}" for key, value in EXACT_IN[base].items()]
+    model = require_same_logits((*BASES[base], *overrides), tmp_path)
+    start = EXACT_IN[base].get("model.special_tokens.decoder_start")
+    assert start is None or model.generation_config.decoder_start_token_id == int(start)
+
+
+def test_without_a_tokenizer_the_end_of_a_text_has_to_be_known(tmp_path: Path) -> None:
+    our_checkpoint(tmp_path / "ours.ckpt", *AS_BART, "model.vocab_size=53")
+    for use in (load, lambda path: export_model(path, tmp_path / "theirs")):
+        with pytest.raises(ValueError, match="has no tokenizer, and does not say which token ends a text"):
+            use(tmp_path / "ours.ckpt")
+
+
+def test_a_network_of_one_stack_is_compared_with_its_own_kind(tmp_path: Path) -> None:
+    overrides = ("attention.softcap=3.0", "attention.sink=true", "attention.gate=true", "attention.qk_norm=true")
+    our_checkpoint(tmp_path / "ours.ckpt", *overrides)
+    with pytest.raises(ValueError, match=r"^attention\..* has no counterpart in GPT-NeoX, the nearest of GPT-2, "):
+        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
+
+
 def test_a_class_that_only_the_checkpoint_names_is_not_imported(tmp_path: Path) -> None:
     our_checkpoint(tmp_path / "ours.ckpt")
-
-    def change(stored: dict[str, Any]) -> None:
-        stored["tinyformer"]["overrides"]["attention._target_"] = "antigravity.Attention"
-        stored["tinyformer"]["overrides"]["attention.score"] = "this.Score"
-
-    change_checkpoint(tmp_path / "ours.ckpt", change)
+    stored = torch.load(tmp_path / "ours.ckpt")
+    overrides = {"attention._target_": "antigravity.Attention", "attention.score": "this.Score"}
+    stored["tinyformer"]["overrides"] |= overrides
+    torch.save(stored, tmp_path / "ours.ckpt")
     with pytest.raises(ValueError, match=r"attention=antigravity\.Attention"):
         export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
     assert "antigravity" not in sys.modules

@@ -8,18 +8,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import tinyformer
 from interop.models import (
     BERT,
     GPT2,
     LLAMA,
-    NEOX,
+    SEQ,
+    VARIANTS,
     VOCAB,
     change_config,
+    change_weights,
     checkpoint_of,
     exported,
+    model_of,
     our_logits,
+    saved,
     their_logits,
     theirs,
     tokens,
@@ -28,20 +33,6 @@ from interop.models import (
 from interop.test_vocabulary import their_tokenizer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.config.admission import admit_config
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2", GPT2),
-    "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
-    "gpt2-eps-and-score": ("GPT2", GPT2 | {"layer_norm_epsilon": 0.1, "scale_attn_weights": False}),
-    "neox": ("GPTNeoX", NEOX),
-    "neox-tied": ("GPTNeoX", NEOX | {"tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_new"}),
-    "llama": ("Llama", LLAMA),
-    "llama-biases": ("Llama", LLAMA | {"attention_bias": True, "num_key_value_heads": 1, "mlp_bias": True}),
-    "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
-    "mistral-without-window": ("Mistral", LLAMA | {"sliding_window": None, "tie_word_embeddings": True}),
-    "bert": ("Bert", BERT),
-    "bert-untied": ("Bert", BERT | {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
-}
 
 
 @pytest.fixture
@@ -58,14 +49,12 @@ def same_logits(model: Any, source: Path, out: Path) -> None:
 
 slow = pytest.mark.slow
 ONE_OF_EACH = ("gpt2", "neox", "llama", "mistral", "bert")
+OTHERS = ("gpt2-untied", "gpt2-eps-and-score", "neox-tied", "llama-biases", "mistral-without-window", "bert-untied")
 
 
-@pytest.mark.parametrize("variant", [one if one in ONE_OF_EACH else pytest.param(one, marks=slow) for one in VARIANTS])
+@pytest.mark.parametrize("variant", [*ONE_OF_EACH, *(pytest.param(one, marks=slow) for one in OTHERS)])
 def test_logits_are_the_same(variant: str, tmp_path: Path, out: Path) -> None:
-    family, fields = VARIANTS[variant]
-    model = theirs(family, **fields)
-    model.save_pretrained(tmp_path / "model")
-    same_logits(model, tmp_path / "model", out)
+    same_logits(model_of(variant), saved(variant, tmp_path / "model"), out)
 
 
 TEXTS = ("a b b a", "b <mask> a", "<s>b a</s>b")
@@ -170,28 +159,53 @@ def test_an_older_config(tmp_path: Path, out: Path) -> None:
     same_logits(model, tmp_path / "model", out)
 
 
-@pytest.mark.parametrize(
-    ("family", "sizes", "changes", "sentence"),
-    [
-        ("Llama", LLAMA, {"tie_word_embeddings": True}, r"lm_head.weight .* model.embed_tokens.weight"),
-        ("GPT2", GPT2, {"n_layer": 3}, "transformer.h.2.attn.c_attn.bias"),
-        ("GPT2", GPT2, {"n_layer": 9999}, "asks for 9,999 layers, and the files hold"),
-        ("GPT2", GPT2, {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias"),
-        ("GPT2", GPT2, {"n_inner": 51}, "transformer.h.0.mlp.c_fc.weight"),
-        ("GPT2", GPT2, {"model_type": "opt"}, "opt"),
-        ("GPT2", GPT2, {"model_type": {}}, "model_type"),
-        ("GPT2", GPT2, {"n_head": "seven"}, "model/config.json: n_head"),
-    ],
-)
-def test_weights_that_do_not_fit_the_config_are_refused(
-    family: str, sizes: dict[str, Any], changes: dict[str, Any], sentence: str, tmp_path: Path, out: Path
-) -> None:
-    theirs(family, **sizes).save_pretrained(tmp_path / "model")
-    change_config(tmp_path / "model", **changes)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        checkpoint_of(tmp_path / "model", out)
+HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
+    ("llama", {"tie_word_embeddings": True}, {}, "lm_head.weight differs from model.embed_tokens.weight"),
+    ("gpt2", {"n_layer": 3}, {}, "transformer.h.2.attn.c_attn.bias"),
+    ("gpt2", {"n_layer": 9999}, {}, "asks for 9,999 layers, and the files hold"),
+    ("gpt2", {"n_layer": 1}, {}, "transformer.h.1.attn.c_attn.bias"),
+    ("gpt2", {"n_inner": 51}, {}, "transformer.h.0.mlp.c_fc.weight"),
+    ("gpt2", {"model_type": "opt"}, {}, "config.json says model_type=opt; GPT-2, "),
+    ("gpt2", {"model_type": {}}, {}, "config.json says model_type={}; GPT-2, "),
+    ("gpt2", {"n_head": "seven"}, {}, "model/config.json: n_head"),
+    ("t5", {"num_layers": 9999}, {}, "config.json asks for 9,999 layers, and the files hold"),
+    ("t5", {"num_decoder_layers": 1}, {}, "decoder.block.1.layer.0.SelfAttention.k.weight, which has no place"),
+    ("t5", {"num_layers": 4}, {}, "has no encoder.block.3.layer"),
+    ("t5", {"d_kv": 2**40}, {}, "config.json asks for attention.head_dim=1,099,511,627,776, more than 1,048,576"),
+    ("t5", {"relative_attention_num_buckets": 2**30}, {}, "config.json asks for position.num_buckets=1,073,741,824"),
+    ("t5", {"relative_attention_num_buckets": 12}, {}, "position.embedding.weight the shape [8, 3] instead of [12, 3]"),
+    ("t5", {"relative_attention_num_buckets": 7}, {}, "position.num_buckets=7: must be a positive multiple of 4"),
+    ("t5", {"eos_token_id": VOCAB}, {}, "its special token eos=53 must be below 53, the size of the vocabulary"),
+    ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
+    ("t5", {}, {"shared.weight": None}, "has no decoder.embed_tokens.weight, which T5ForConditional"),
+    ("t5", {}, {"encoder.embed_tokens.weight": torch.ones(3, 3)}, "decoder.embed_tokens.weight differs from encoder"),
+    ("t5", {}, {"encoder.final_layer_norm.weight": torch.tensor(1.0)}, "encoder.final_layer_norm.weight does not fit"),
+    ("bart", {"max_position_embeddings": SEQ}, {}, "embed_positions.weight does not fit config.json"),
+    ("bart", {"model_type": "marian", "scale_embedding": True}, {}, "layernorm_embedding"),
+    ("bart", {}, {"final_logits_bias": torch.ones(VOCAB, 1)}, "lm_head.bias does not fit config.json"),
+    ("bart", {}, {"model.encoder.embed_positions.weight": torch.ones(42)}, "embed_positions.weight does not fit"),
+    (
+        "bart",
+        {},
+        {"model.shared.weight": torch.ones(()), "final_logits_bias": None},
+        "has no lm_head.bias, which BartForCond",
+    ),
+    ("marian", {"d_model": 43}, {}, "model.d_model=43: must be even for sinusoidal"),
+]
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
+def test_files_of_strangers_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
+    variant, fields, weights, sentence = case
+    folder = saved(variant, tmp_path / "model")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    change_config(folder, **fields)
+    change_weights(folder, **weights)
+    with pytest.raises(ValueError, match=r"\.$") as caught:
+        checkpoint_of(folder, tmp_path / "in.ckpt")
+    assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == [tmp_path / "model"]
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_models_with_another_output_layer_are_refused(tmp_path: Path, out: Path) -> None:

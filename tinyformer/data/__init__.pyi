@@ -19,7 +19,7 @@ from .sources.dates import Dates
 from .sources.docstring_questions import DocstringQuestions
 from .sources.hub_dataset import HubDataset
 from .sources.pydoc import Docstrings, Pydoc, Summaries
-from .sources.source import LabelledSource, LocalOrHub, PairSource, QuestionSource, Source
+from .sources.source import LocalOrHub, Source
 from .sources.squad import Question, SquadFiles
 from .sources.text_files import TextFiles
 from .splits import hold_out
@@ -53,7 +53,6 @@ __all__ = [
     "HubDataset",
     "HubTokenizer",
     "InductionDataModule",
-    "LabelledSource",
     "LabelledSplit",
     "LocalOrHub",
     "MaskedTokenizer",
@@ -63,7 +62,6 @@ __all__ = [
     "ModularAdditionDataModule",
     "Pack",
     "PairFormat",
-    "PairSource",
     "PairSplit",
     "PairTokens",
     "Pairs",
@@ -71,7 +69,6 @@ __all__ = [
     "Pydoc",
     "Question",
     "QuestionFormat",
-    "QuestionSource",
     "QuestionSplit",
     "QuestionTexts",
     "Questions",

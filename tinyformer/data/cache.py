@@ -102,8 +102,9 @@ class Recipe:
 
     def _build(self, folder: Path) -> None:
         with argument_path("source"):
-            load, max_characters = getattr(self.source, self.row_format.method), self._max_characters()
-            loaded = load() if max_characters is None else load(max_characters)
+            kind, load = self.row_format.source_rows, self.source.load
+            # Texts are the default, which sources that have nothing else need not know.
+            loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
         with argument_path("tokenizer"):

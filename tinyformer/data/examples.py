@@ -17,7 +17,7 @@ from tinyformer.data.batches.windows import Rows
 from tinyformer.data.near_copies import splitmix64
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import natural_order
-from tinyformer.data.sources.source import SPLITS, LabelledSource, Source, in_use
+from tinyformer.data.sources.source import SPLITS, Source, in_use
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
@@ -168,7 +168,7 @@ class ExampleFormat(RowFormat):
         max_examples: see `RowFormat`.
     """
 
-    kind, method, classes = LabelledSource, "load_examples", "label"
+    source_rows, classes = "examples", "label"
     lacking = "its texts have no class labels; docstrings and files with a label column do"
     row, needs_mask = "example", True
 

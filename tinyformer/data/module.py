@@ -16,7 +16,7 @@ from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.cache import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.source import SPLITS, Source, in_use
+from tinyformer.data.sources.source import SPLITS, Source, in_use, rows_of
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
@@ -237,7 +237,7 @@ class SourceDataModule(DataModule):
         if sum(fractions.values()) >= 1:
             reason = f"leaves no text to train on, with `validation_fraction`={validation_fraction}"
             raise ArgumentError("test_fraction", test_fraction, reason, dict.fromkeys(fractions, 0.05))
-        if not isinstance(source, row_format.kind):
+        if not isinstance(source, Source) or row_format.source_rows not in rows_of(source):
             raise ArgumentError("source", source.name, row_format.lacking)
         super().__init__(row_format, batch_size, **settings)
         self.source, self.name, self.cache_dir = source, source.name, cache_dir

@@ -1,7 +1,7 @@
 """Pairs of a source text and its target, such as a sentence and its translation, as rows of batches."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import TEXTS
-from tinyformer.data.sources.source import PairSource, Source
+from tinyformer.data.sources.source import Source
 from tinyformer.data.stream import Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.special_tokens import PairTokens, SpecialTokens
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -131,7 +131,7 @@ class PairFormat(RowFormat):
         max_examples: see `RowFormat`.
     """
 
-    kind, method, compared = PairSource, "load_pairs", TEXTS
+    source_rows, compared = "pairs", TEXTS
     lacking = "has no pairs of a source and a target; files and Hub data sets with two columns do"
     row = document = "pair"
 
@@ -150,7 +150,7 @@ class PairFormat(RowFormat):
         self._too_long = too_long
 
     def key(self, source: Source) -> list[Any]:
-        return [*super().key(source), *cast(PairSource, source).pair_columns]
+        return [*super().key(source), *getattr(source, "pair_columns", ())]
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, PairSplit]:
         tokenizer = prepared.tokenizer

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, UInt
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.source import QuestionSource, Source
+from tinyformer.data.sources.source import Source
 from tinyformer.data.sources.squad import Question, from_questions
 from tinyformer.data.stream import Prepared, Split
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -265,7 +265,7 @@ class QuestionFormat(RowFormat):
         max_examples: see `RowFormat`.
     """
 
-    kind, method = QuestionSource, "load_questions"
+    source_rows = "questions"
     lacking = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
     row, document = "window", "question"
     compared = ("pair",)  # else training would have questions about held-out contexts

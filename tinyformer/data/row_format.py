@@ -35,8 +35,7 @@ class RowFormat(ABC):
         max_examples: maximum number of the source's rows that are trained on; they are drawn at random.
 
     Attributes:
-        kind: the interface of the sources that have such rows.
-        method: its method that loads them.
+        source_rows: the kind of rows that it loads, see `Source`.
         lacking: what other sources lack, for errors.
         row: what a row of a batch is, in the singular.
         document: what `num_documents` of a split counts, in the singular.
@@ -51,8 +50,7 @@ class RowFormat(ABC):
         ArgumentError: a number is out of range.
     """
 
-    kind: ClassVar[type]
-    method: ClassVar[str]
+    source_rows: ClassVar[str]
     lacking: ClassVar[str]
     row: ClassVar[str]
     document: ClassVar[str] = "document"
@@ -144,7 +142,7 @@ class WindowFormat(RowFormat):
         ArgumentError: a number is out of range, or the GPU is requested for windows that only the memory map supports.
     """
 
-    kind, method, lacking = Source, "load", "is no source of text"
+    source_rows, lacking = "texts", "is no source of text"
     row, varying_length, keep_whole = "window", False, False
 
     def __init__(

@@ -23,9 +23,6 @@ class Beam:
             short hypotheses are favoured.
         length_offset: its c, from 0 to 100: 0 divides by n^α, as `transformers` and Marian do; 5 is the penalty of
             GNMT (Wu et al. 2016, arXiv 1609.08144, §7) and of the original transformer (arXiv 1706.03762, §6.1).
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     beams: int = 4

@@ -25,9 +25,6 @@ class Sampling:
         top_p: sample from the smallest set of tokens whose probabilities add up to this (nucleus sampling, Holtzman et
             al. 2019, arXiv 1904.09751).
         suppressed: ids that are never sampled, such as those that have no token, see `TextTokenizer.missing_ids`.
-
-    Raises:
-        ArgumentError: a value is out of range.
     """
 
     temperature: float = 1.0

@@ -107,11 +107,7 @@ def is_gated(fields: Fields) -> bool:
 
 
 def read_t5_fields(fields: Fields) -> Fields:
-    """Fill in what follows from other fields.
-
-    Raises:
-        ArgumentError: fields contradict each other.
-    """
+    """Fill in what follows from other fields; those that contradict each other are refused."""
     fields = read_tokens(fields)
     if fields.get("num_decoder_layers") is None:
         fields = fields | {"num_decoder_layers": fields.get("num_layers", 6)}

@@ -46,6 +46,7 @@ class Dates:
     """
 
     name = "dates"
+    rows = ("texts", "pairs")
     has_own_splits = True
     pair_columns = ("source", "target")
 
@@ -65,11 +66,7 @@ class Dates:
         parts = [self._version, self.num_pairs, self.num_held_out, self.seed, LOCALES, PATTERNS, _FORMAT]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The pairs as documents of two lines."""
-        return self.load_pairs()
-
-    def load_pairs(self) -> dict[str, datasets.Dataset]:
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """The pairs of each split."""
         rng = np.random.default_rng(self.seed)
         formats = [(locale, pattern) for locale in LOCALES for pattern in PATTERNS]

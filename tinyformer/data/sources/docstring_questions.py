@@ -8,9 +8,8 @@ import datasets
 import numpy as np
 from numpy.random import Generator
 
-from tinyformer.data.sources.documents import from_columns
 from tinyformer.data.sources.pydoc import Library
-from tinyformer.data.sources.squad import Question, answer_words, from_questions
+from tinyformer.data.sources.squad import Question, answer_words, contexts_of, from_questions
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 
 MIN_WORDS = 3  # of a summary
@@ -42,12 +41,10 @@ class DocstringQuestions:
         num_held_out: number of contexts of the validation split, and of the test split, each with `num_functions`
             questions.
         seed: determines the contexts, and which functions are held out.
-
-    Raises:
-        ArgumentError: a number is out of range.
     """
 
     name = "docstring_questions"
+    rows = ("texts", "questions")
     has_own_splits = True
 
     def __init__(
@@ -67,13 +64,8 @@ class DocstringQuestions:
         parts = [self.num_contexts, self.num_functions, self.num_held_out, self.seed, _FORMAT]
         return hashlib.sha256(json.dumps([self._library.fingerprint(), *parts]).encode()).hexdigest()
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The contexts, each once."""
-        splits = self.load_questions()
-        return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in splits.items()}
-
-    def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of each split."""
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The questions of each split; as texts, their contexts."""
         rng = np.random.default_rng(self.seed)
         summaries = self._summaries()
         names = [sorted(summaries)[index] for index in rng.permutation(len(summaries))]
@@ -85,7 +77,7 @@ class DocstringQuestions:
         splits = {"train": self._questions(summaries, names[2 * number :], self.num_contexts, 1, rng)}
         for split, own in held_out.items():
             splits[split] = self._questions(summaries, own, self.num_held_out, self.num_functions, rng)
-        return splits
+        return splits if rows == "questions" else contexts_of(splits)
 
     def _summaries(self) -> dict[str, str]:
         """The first line of the first docstring of each name; of several names with one summary, the first is kept.

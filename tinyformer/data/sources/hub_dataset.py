@@ -49,10 +49,9 @@ class HubDataset:
             matches. None: each row is a document.
         cache_dir: where the last commit used is noted, so that a prepared data set works offline; None: see
             `default_cache_dir`.
-
-    Raises:
-        ArgumentError: `text_column` is not one column or two.
     """
+
+    rows = ("texts", "examples", "pairs", "questions")
 
     def __init__(
         self,
@@ -105,8 +104,17 @@ class HubDataset:
         """The commits used last, by repository and revision."""
         return json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of each split; with `max_characters`, streamed up to that many characters."""
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The rows of each split; texts are streamed up to `max_characters`, if given.
+
+        The class number -1 means no label. Questions have the layout of `rajpurkar/squad`.
+        """
+        if rows == "texts":
+            return self._documents(max_characters)
+        read = {"examples": self._examples, "pairs": self._pairs, "questions": self._questions}[rows]
+        return {split: read(split, table) for split, table in self._open(streaming=False).items()}
+
+    def _documents(self, max_characters: int | None) -> dict[str, datasets.Dataset]:
         streaming = max_characters is not None
         splits = self._open(streaming)
         if not streaming and not self.rejoin_splits and not self.document_start:
@@ -142,25 +150,12 @@ class HubDataset:
         # A stream's rows are not decoded: that could fetch pictures from other servers.
         return {split: rows.decode(False) for split, rows in splits.items()} if streaming else splits
 
-    def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The rows of each split with their labels; the class number -1 means no label."""
-        column = require_label_column(self.label_column, self.text_columns)
-        return {split: self._with_labels(split, rows, column) for split, rows in self._open(streaming=False).items()}
-
-    def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """The pairs of each split."""
-        return {split: self._pairs(split, rows) for split, rows in self._open(streaming=False).items()}
-
     def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         rows = self._columns(rows.flatten(), self.pair_columns, PAIR_ARGUMENTS)
         pairs = rows.rename_columns(dict(zip(self.pair_columns, TEXTS, strict=True)))
         for number, values in enumerate(iterate_rows(pairs), start=1):
             require_pair(values, self.pair_columns, f"row {number} of the split {split} of {self.path}")
         return pairs
-
-    def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of each split, in the layout of `rajpurkar/squad`."""
-        return {split: self._questions(split, rows) for split, rows in self._open(streaming=False).items()}
 
     def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         refuse = partial(ArgumentError, "path", self.path)
@@ -181,7 +176,8 @@ class HubDataset:
             questions.append(make_question(row["question"], row["context"], answers, place, refuse))
         return from_questions(questions)
 
-    def _with_labels(self, split: str, rows: datasets.Dataset, column: str) -> datasets.Dataset:
+    def _examples(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
+        column = require_label_column(self.label_column, self.text_columns)
         self._require_column(rows.column_names, "label_column", column)
         feature = rows.features[column]
         if not isinstance(feature, datasets.ClassLabel | datasets.Value):

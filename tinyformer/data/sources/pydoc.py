@@ -125,7 +125,7 @@ class Pydoc:
         """The fingerprint of `Library`."""
         return self._library.fingerprint()
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All documents, as the split "train"."""
         docstrings = (docstring.text for docstring in self._library.docstrings())
         return {"train": from_texts(list(dict.fromkeys([*self._topics(), *docstrings])))}
@@ -145,12 +145,10 @@ class Summaries:
 
     Args:
         min_words: minimum number of words of a body; shorter ones say little more than their summary.
-
-    Raises:
-        ArgumentError: `min_words` is less than 1.
     """
 
     name = "summaries"
+    rows = ("texts", "pairs")
     pair_columns = ("source", "target")
 
     def __init__(self, min_words: int = 20) -> None:
@@ -161,11 +159,7 @@ class Summaries:
         """SHA-256 of the library and of `min_words`."""
         return hashlib.sha256(f"{self._library.fingerprint()} {self.min_words}".encode()).hexdigest()
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The pairs as documents of two lines."""
-        return self.load_pairs()
-
-    def load_pairs(self) -> dict[str, datasets.Dataset]:
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All pairs, as the split "train"."""
         summary_of: dict[str, str] = {}
         for docstring in self._library.docstrings():
@@ -183,12 +177,10 @@ class Docstrings:
 
     Args:
         num_packages: the number of packages.
-
-    Raises:
-        ArgumentError: `num_packages` is less than 2.
     """
 
     name = "docstrings"
+    rows = ("texts", "examples")
 
     def __init__(self, num_packages: int = 20) -> None:
         require_at_least(2, {"num_packages": 20}, num_packages=num_packages)
@@ -198,11 +190,7 @@ class Docstrings:
         """SHA-256 of the library and the number of packages."""
         return hashlib.sha256(json.dumps([self._library.fingerprint(), self._num_packages]).encode()).hexdigest()
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The texts of `load_examples`."""
-        return {split: rows.select_columns("text") for split, rows in self.load_examples().items()}
-
-    def load_examples(self) -> dict[str, datasets.Dataset]:
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All docstrings and their packages, as the split "train"."""
         modules = {file.relative_to(self._library.root).parts[0].removesuffix(".py") for file in self._library.files}
         docstrings = dict.fromkeys((_package(x.file, modules), x.text) for x in self._library.docstrings())
@@ -213,7 +201,8 @@ class Docstrings:
             if package in classes:
                 packages_of[mask_names(text, classes)].add(package)
         package_of = {text: package for text, (package, *others) in packages_of.items() if not others}
-        return {"train": from_columns(text=package_of, label=package_of.values())}
+        labels = {"label": package_of.values()} if rows == "examples" else {}
+        return {"train": from_columns(text=package_of, **labels)}
 
 
 def _package(file: Path, modules: Collection[str]) -> str:

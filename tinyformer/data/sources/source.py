@@ -1,4 +1,4 @@
-"""The interfaces of sources of text, and the source that is local files or a data set of the Hub."""
+"""The interface of sources of text, and the source that is local files or a data set of the Hub."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import datasets
 
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import argument_path
 
 SPLIT_OF = {
     "train": "train",
@@ -24,7 +24,17 @@ SPLITS = ("train", "validation", "test")
 
 @runtime_checkable
 class Source(Protocol):
-    """A source of text."""
+    """A source of text, which loads one kind of rows or several.
+
+    | rows | columns |
+    |---|---|
+    | texts | `text`; a document that is a pair of texts has the second one in `pair` |
+    | examples | as of texts, rows without text included, and `label`, which is null in all rows of a split or in none |
+    | pairs | `text` is the source and `pair` its target, neither of them empty |
+    | questions | `text`, its context `pair`, `answers` and `starts`: see `tinyformer.data.Question` |
+
+    A source without the attribute `rows` has texts alone, and its `load` needs no argument of this name.
+    """
 
     @property
     def name(self) -> str:
@@ -35,48 +45,17 @@ class Source(Protocol):
         """Identifies the content, without tokenising it."""
         ...
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of each split that the source has, in the column `text`; it has a split "train".
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The rows of each split that the source has, "train" among them.
 
-        A document that is a pair of texts has the second one in the column `pair`. A source that streams may stop after
-        `max_characters` of each split.
+        A source that streams texts may stop after `max_characters` of each split.
         """
         ...
 
 
-@runtime_checkable
-class LabelledSource(Source, Protocol):
-    """A source of text with class labels."""
-
-    def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The documents of `load`, those without text included, with the column `label`.
-
-        Either all rows of a split have a label, or none has, where it is null.
-        """
-        ...
-
-
-@runtime_checkable
-class PairSource(Source, Protocol):
-    """A source of pairs of a source text and its target, such as a sentence and its translation."""
-
-    @property
-    def pair_columns(self) -> tuple[str, str]:
-        """The names of the columns of sources and targets."""
-        ...
-
-    def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """The pairs of each split: the source in the column `text`, its target in `pair`; neither is empty."""
-        ...
-
-
-@runtime_checkable
-class QuestionSource(Source, Protocol):
-    """A source of questions whose answers are spans of a context."""
-
-    def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of each split, see `tinyformer.data.sources.squad.from_questions`."""
-        ...
+def rows_of(source: Source) -> tuple[str, ...]:
+    """The kinds of rows that a source has."""
+    return getattr(source, "rows", ("texts",))
 
 
 class LocalOrHub:
@@ -89,34 +68,20 @@ class LocalOrHub:
     """
 
     def __init__(self, files: str | Iterable[str] | None, local: Callable[..., Source], hub: Source) -> None:
-        self.name, self._files = hub.name, files
-        self._argument = "hub" if files is None else "local"
+        self.name, self._argument = hub.name, "hub" if files is None else "local"
         with self._path():
             self._source = hub if files is None else local(files=files)
+        self.rows = rows_of(self._source)
 
     def fingerprint(self) -> str:
         """The fingerprint of the source in use."""
         with self._path():
             return self._source.fingerprint()
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The documents of the source in use."""
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """The rows of the source in use."""
         with self._path():
-            return self._source.load(max_characters)
-
-    def load_examples(self) -> dict[str, datasets.Dataset]:
-        """The examples of the source in use; it may have none."""
-        if not isinstance(self._source, LabelledSource):
-            raise ArgumentError("files", self._files, f"files for {self.name} have no class labels")
-        with self._path():
-            return self._source.load_examples()
-
-    def load_questions(self) -> dict[str, datasets.Dataset]:
-        """The questions of the source in use; it may have none."""
-        if not isinstance(self._source, QuestionSource):
-            raise ArgumentError("files", self._files, f"files for {self.name} have no questions about contexts")
-        with self._path():
-            return self._source.load_questions()
+            return self._source.load(rows, max_characters)
 
     def _path(self) -> AbstractContextManager[None]:
         return argument_path(self._argument, passed={"files": "files"})

@@ -48,6 +48,11 @@ def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
     return datasets.Dataset(pa.table(columns))
 
 
+def contexts_of(questions: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
+    """The contexts of the questions of each split, each once, as texts."""
+    return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in questions.items()}
+
+
 class SquadFiles(LocalFiles):
     """Files of questions about contexts: SQuAD's own .json, or .jsonl and .parquet with the columns of `COLUMNS`.
 
@@ -59,22 +64,19 @@ class SquadFiles(LocalFiles):
     """
 
     name = "squad"
+    rows = ("texts", "questions")
 
     def fingerprint(self) -> str:
         """See `LocalFiles.hash`."""
         return self.hash(b"questions")
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The contexts, each once."""
-        splits = self.load_questions()
-        return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in splits.items()}
-
-    def load_questions(self) -> dict[str, datasets.Dataset]:
-        """All questions, in the order of the files."""
-        return {
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """All questions, in the order of the files; as texts, their contexts."""
+        splits = {
             split: from_questions([question for file in files for question in _read(file)])
             for split, files in self.of_splits.items()
         }
+        return splits if rows == "questions" else contexts_of(splits)
 
 
 Refusal: TypeAlias = Callable[[str], ArgumentError]

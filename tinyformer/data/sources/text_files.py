@@ -97,12 +97,10 @@ class TextFiles(LocalFiles):
         columns: the columns of .csv and .tsv files without a header.
         quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
         separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
-
-    Raises:
-        ArgumentError: `text_column` is not one column or two.
     """
 
     name = "text"
+    rows = ("texts", "examples", "pairs")
 
     def __init__(
         self,
@@ -127,12 +125,16 @@ class TextFiles(LocalFiles):
         settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted, self.separator]
         return self.hash(json.dumps(settings).encode())
 
-    def load(self, max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """All documents, in the order of the files."""
-        return {
-            split: from_texts(text for texts, _, _ in self._rows(files, None) for text in self._documents(texts))
-            for split, files in self.of_splits.items()
-        }
+    def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
+        """All rows, in the order of the files."""
+        if rows != "texts" and self.separator is not None:
+            reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
+            raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
+        read = {"texts": self._texts, "examples": self._examples, "pairs": self._pairs}[rows]
+        return {split: read(files) for split, files in self.of_splits.items()}
+
+    def _texts(self, files: Sequence[Path]) -> datasets.Dataset:
+        return from_texts(text for texts, _, _ in self._rows(files, None) for text in self._documents(texts))
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""
@@ -140,21 +142,13 @@ class TextFiles(LocalFiles):
             return [text]
         return (part.strip("\n") for part in text.split(self.separator) if part.strip())
 
-    def load_examples(self) -> dict[str, datasets.Dataset]:
-        """All documents with their labels, in the order of the files."""
+    def _examples(self, files: Sequence[Path]) -> datasets.Dataset:
         column = require_label_column(self.label_column, self.text_columns)
-        return {split: self._examples(files, column) for split, files in self._undivided().items()}
-
-    def load_pairs(self) -> dict[str, datasets.Dataset]:
-        """All pairs, in the order of the files."""
-        return {split: self._pairs(files) for split, files in self._undivided().items()}
-
-    def _undivided(self) -> dict[str, list[Path]]:
-        """`of_splits`, for rows that are not divided into documents."""
-        if self.separator is not None:
-            reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
-            raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
-        return self.of_splits
+        rows = list(self._rows(files, column))
+        labels = [label for _, label, _ in rows]
+        require_all_or_no_labels(labels, column, lambda row: rows[row][2])
+        texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
+        return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
 
     def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
         layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
@@ -165,13 +159,6 @@ class TextFiles(LocalFiles):
                 pairs.append([with_newlines(text) for text in values])
         sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
         return from_columns(text=sources, pair=targets)
-
-    def _examples(self, files: Sequence[Path], label_column: str) -> datasets.Dataset:
-        rows = list(self._rows(files, label_column))
-        labels = [label for _, label, _ in rows]
-        require_all_or_no_labels(labels, label_column, lambda row: rows[row][2])
-        texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
-        return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
 
     def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
         """The texts of each row, its label if there is a label column, and its place, for errors."""

@@ -101,9 +101,6 @@ class BPETokenizer(_Learned):
 
     Args:
         vocab_size: upper bound, `<eos>` and the 256 bytes included; little text gives fewer tokens.
-
-    Raises:
-        ArgumentError: `vocab_size` is less than 257.
     """
 
     vocab_size: int = 2048

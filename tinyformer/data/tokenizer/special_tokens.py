@@ -57,9 +57,6 @@ class SpecialTokens:
         bos: the first token of every text; None for none.
         forced_bos: what the first token of a decoded target has to be; None for any.
         suppressed: tokens that are never decoded.
-
-    Raises:
-        ArgumentError: an id is negative.
     """
 
     eos: int | None = None

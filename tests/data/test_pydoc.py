@@ -1,0 +1,213 @@
+"""Sources from the standard library: with a small library of our own, and with that of this Python."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from tinyformer.data import DocstringQuestions, Docstrings, Pydoc, Summaries, hold_out
+from tinyformer.data.sources.pydoc import mask_names
+from tinyformer.errors import ArgumentError
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Write files into a folder that takes the place of the standard library."""
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+
+    def write(files):
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return write
+
+
+def differ(library, *sources):
+    """Whether the fingerprints of sources differ, and change with the library."""
+    prints = {source().fingerprint() for source in sources}
+    assert sources[0]().fingerprint() in prints
+    library({"new.py": '"""New."""'})
+    return len({*prints, sources[0]().fingerprint()}) == len(sources) + 1
+
+
+def test_docstrings_and_topics(library):
+    module = '"""Module."""\nclass A:\n    """Class.\n\n    More.\n    """\n    if True:\n        async def f(self):\n'
+    library(
+        {
+            "a.py": module + '            "Method."\n',
+            "bad.py": "def (",
+            "odd.py": b"\xff\xfe",
+            "escape.py": '"""Esc \\d."""',
+            "twice.py": '"""Module."""',
+            "test/b.py": '"""A test."""',
+            "pydoc_data/topics.py": '# comment\ntopics = {"b": "\\nB topic\\n", "a": "A topic"}\n',
+        }
+    )
+    texts = ["A topic", "B topic", "Module.", "Class.\n\nMore.", "Method.", "Esc \\d."]
+    assert list(Pydoc().load()["train"]["text"]) == texts
+    assert differ(library, Pydoc)
+
+
+# Labels.
+
+PACKAGES = {
+    "alpha/__init__.py": '"""The Alpha package: alphas, alphabet, test_alpha and alpha.beta."""',
+    "alpha/inner/deep.py": '"""Deep inside."""\ndef f():\n    "Twice."\ndef g():\n    "Twice."',
+    "beta.py": '"""Beta of io, not Bio."""\nclass A:\n    "In two packages."\n    def f(self):\n        "Only here."',
+    "_pyio.py": '"""IO."""\nclass A:\n    "In two packages."',
+    "io.py": 'def f():\n    "Like _pyio."',
+    "_pyrepl.py": '"""A shell."""',
+    "small.py": '"""Small and alone."""',
+}
+
+
+def test_a_docstring_belongs_to_the_top_of_its_path(library):
+    library(PACKAGES)
+
+    def labels(number):
+        rows = Docstrings(number).load("examples")["train"]
+        return dict(zip(rows["text"], rows["label"], strict=True))
+
+    assert labels(3) == {
+        "The package package: package, alphabet, test_package and package.package.": "alpha",
+        "Deep inside.": "alpha",
+        "Twice.": "alpha",
+        "package of package, not Bio.": "beta",
+        "Only here.": "beta",
+        "package.": "io",
+        "Like package.": "io",
+    }
+    assert set(labels(9).values()) == {"alpha", "beta", "io", "_pyrepl", "small"}
+    assert Docstrings(3).load()["train"].to_dict() == {"text": [*labels(3)]}
+    assert differ(library, lambda: Docstrings(3), lambda: Docstrings(2))
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("email emails Email _email_ email.mime (EMAIL)", "package package package _package_ package.mime (package)"),
+        ("emailed female email2 xemail", "emailed female email2 xemail"),
+        ("http.client, _pyemail, https", "package.client, package, package"),
+    ],
+)
+def test_names_are_masked_as_words_and_parts_of_names(text, masked):
+    assert mask_names(text, ["email", "http"]) == masked
+
+
+# Questions.
+
+FUNCTIONS = "".join(
+    f'def function_{i}():\n    """Returns the number {i} as it is.{" Twice." * (i == 7)}\n\n    More."""\n'
+    for i in range(40)
+)
+FUNCTIONS += '''
+class Kept:
+    """No function, this one."""
+    async def method(self):
+        "Reads the number 4 as it is."
+    def function_3(self):
+        "Seen before, under this name."
+    def same(self):
+        "Returns the number 5 as it is."
+    def similar(self):
+        "Returns a number 6 as it is"
+    def __init__(self):
+        "Makes an object of it."
+    def short(self):
+        "Two words."
+    def broken(self):
+        """A summary that goes
+        on in the next line."""
+'''
+
+
+def lines(context):
+    return dict(re.fullmatch(r"def (\w+): (.+)", line).groups() for line in context.splitlines())
+
+
+def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
+    library({"numbers.py": FUNCTIONS})
+    splits, names = DocstringQuestions(600, 3, 10).load("questions"), {}
+    for split, rows in splits.items():
+        names[split] = set()
+        for question, context, answers, starts in zip(*(rows[name] for name in rows.column_names), strict=True):
+            name = re.fullmatch(r"What does (\w+) do\?", question)[1]
+            summary_of = lines(context)
+            assert len(summary_of) == 3
+            assert answers == [summary_of[name]]
+            assert context[starts[0] :].splitlines()[0] == answers[0]
+            names[split] |= summary_of.keys()
+        if split != "train":  # all three functions of a context are asked about
+            asked = Counter(zip(rows["pair"], rows["text"], strict=True))
+            for context in set(rows["pair"]):
+                numbers = [number for (pair, _), number in asked.items() if pair == context]
+                assert len(numbers) == 3
+                assert len(set(numbers)) == 1  # of so few functions, the same context may be drawn twice
+    assert [len(splits[split]) for split in ("train", "validation", "test")] == [600, 30, 30]
+    functions = {*(f"function_{i}" for i in range(40)), "method"}
+    assert set.union(*names.values()) == functions  # `same` and `similar` have those of others, the rest none
+    assert sum(map(len, names.values())) == len(functions)
+    assert [len(names[split]) for split in ("validation", "test")] == [4, 4]
+    train = splits["train"]  # where any function of a context is asked about
+    place = Counter(
+        context[:start].count("\n") for context, (start,) in zip(train["pair"], train["starts"], strict=True)
+    )
+    assert all(abs(number - 200) < 50 for number in place.values())
+
+
+def test_the_arguments_and_the_library_determine_the_questions(library):
+    library({"numbers.py": FUNCTIONS})
+    first, again = (DocstringQuestions(9, 3, 2).load("questions")["test"]["text"] for _ in range(2))
+    assert first == again
+    contexts = DocstringQuestions(9, 3, 1).load()
+    assert {name: len(rows) for name, rows in contexts.items()} == {"train": 9, "validation": 1, "test": 1}
+    sizes = ((9,), (8,), (9, 3), (9, 3, 2), (9, 3, 2, 1))
+    assert differ(library, *(lambda given=given: DocstringQuestions(*given) for given in sizes))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_contexts": 0}, "num_contexts=0: must be at least 1"),
+        ({"num_functions": 1}, "num_functions=1: must be at least 2"),
+        ({"num_contexts": 10**6, "num_functions": 20}, "num_contexts=1000000: must be at most 500000"),
+        ({"num_held_out": 10**6}, "num_held_out=1000000: must be at most 277777"),
+        ({"num_functions": 5}, "num_functions=5: must be at most 4, the number of functions that are held out"),
+    ],
+)
+def test_mistakes(library, options, message):
+    library({"numbers.py": FUNCTIONS})
+    with pytest.raises(ArgumentError, match=message):
+        DocstringQuestions(**options).load("questions")
+
+
+# The library of this Python.
+
+
+@pytest.mark.slow
+def test_labels_and_questions_of_this_python():
+    rows = Docstrings().load("examples")["train"]
+    assert min(Counter(rows["label"]).values()) > 50
+    assert len(set(rows["text"])) == len(rows) > 3000
+    assert all(mask_names(text, [label]) == text for text, label in zip(rows["text"], rows["label"], strict=True))
+    assert {"asyncio", "email", "unittest"} < set(rows["label"])
+    names = [name for rows in DocstringQuestions(1000).load("questions").values() for name in map(lines, rows["pair"])]
+    assert len(set().union(*names)) > 2500
+
+
+@pytest.mark.slow
+def test_summaries_are_the_first_lines_of_docstrings_and_those_held_out_are_not_trained_on():
+    rows = Summaries().load("pairs")["train"]
+    summary_of = dict(zip(rows["text"], rows["pair"], strict=True))
+    body = next(body for body in summary_of if body.startswith("The text first has its whitespace collapsed."))
+    assert summary_of[body] == "Collapse and truncate the given text to fit in the given width."
+    assert all("\n" not in summary and len(body.split()) >= 20 for body, summary in summary_of.items())
+    assert len(Summaries(5).load("pairs")["train"]) > len(rows)
+    with pytest.raises(ArgumentError, match="min_words=0"):
+        Summaries(0)
+    parts, caveat = hold_out({"train": rows}, 0.1, 0.1, 0, True, keep_whole=True, compared=("text", "pair"))
+    assert caveat is None
+    for column in ("text", "pair"):
+        assert not {*parts["validation"][column], *parts["test"][column]} & {*parts["train"][column]}
