@@ -68,7 +68,7 @@ class HeadCircuit:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         measured, heads = self._measured(subject), subject.living_heads
-        found = [head for head in heads if self._belongs(measured[head])]
+        found = [head for head in heads if any(measured[head][name] >= least for name, least in self.measures.items())]
         if not found:
             # Slightly below the largest values, so that these reach them after rounding.
             maxima = {name: max(values[name] for values in measured.values()) for name in self.measures}
@@ -90,7 +90,10 @@ class HeadCircuit:
             [name, draw, len(left), *_scores(subject, _without(heads, left), replacement_of)]
             for name, draw, left in kept
         ]
-        means = {name: _mean([row[3:] for row in rows if row[0] == name]) for name, *_ in kept}
+        scores = {
+            name: torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64) for name, *_ in kept
+        }
+        means = {name: of_sets.mean(dim=0).tolist() for name, of_sets in scores.items()}
         relative = [
             max(measured[head][name] / least for name, least in self.measures.items()) if head in measured else math.nan
             for head in subject.heads
@@ -126,9 +129,6 @@ class HeadCircuit:
                 )
             },
         )
-
-    def _belongs(self, values: Mapping[str, float]) -> bool:
-        return any(values[name] >= least for name, least in self.measures.items())
 
     def _measured(self, subject: Subject) -> dict[Head, dict[str, float]]:
         """The measures of `living_heads` on random sequences; the larger value for a head with two softmaxes."""
@@ -174,8 +174,3 @@ def _scores(subject: Subject, removed: Sequence[Head], replacement_of: Replaceme
             scored = subject.task.score(subject.network, batch)
         sums = {name: sums.get(name, 0.0) + score.cpu() for name, score in scored.items()}
     return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])
-
-
-def _mean(rows: Sequence[Sequence[Any]]) -> tuple[float, float]:
-    loss, accuracy = torch.tensor(rows, dtype=torch.float64).mean(dim=0).tolist()
-    return loss, accuracy

@@ -45,19 +45,19 @@ def _(task: Classification, network: Network, batches: Iterable[Batch], split: L
 @analyse_predictions.register
 def _(task: Seq2Seq, network: Network, batches: Iterable[Batch], split: PairSplit) -> Findings:
     """Each decoded pair beside its reference, with the chrF of the sentence (0 to 100); see `Seq2Seq.outputs`."""
-    rows = [[*astuple(one), text_similarity(one.output, one.reference)] for one in task.outputs]
+    rows = [[*astuple(pair), text_similarity(pair.output, pair.reference)] for pair in task.outputs]
     return Findings(tables={"translations": (["source", "reference", "output", "chrf"], rows)} if rows else {})
 
 
 @analyse_predictions.register
 def _(task: SpanExtraction, network: Network, batches: Iterable[Batch], split: QuestionSplit) -> Findings:
     """The questions whose predicted answers have the lowest F1; see `SpanExtraction.predictions`."""
-    answers = split.answers()
-    scored = [(answer_scores(one.text, answers[one.row]), one) for one in task.predictions]
-    rows = [
-        [split.question(one.row), split.context(one.row), " | ".join(answers[one.row]), one.text, exact_match, f1]
-        for (exact_match, f1), one in sorted(scored, key=lambda pair: pair[0][::-1])[:NUM_WORST]
-    ]
+    answers, rows = split.answers(), []
+    for predicted in task.predictions:
+        row, exact_match_and_f1 = predicted.row, answer_scores(predicted.text, answers[predicted.row])
+        texts = [split.question(row), split.context(row), " | ".join(answers[row]), predicted.text]
+        rows.append([*texts, *exact_match_and_f1])
+    rows = sorted(rows, key=lambda row: (row[-1], row[-2]))[:NUM_WORST]
     columns = ["question", "context", "answer", "prediction", "exact_match", "f1"]
     return Findings(tables={"worst_examples": (columns, rows)} if rows else {})
 

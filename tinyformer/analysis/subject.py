@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -37,8 +37,6 @@ Head: TypeAlias = tuple[int, int]
 Table: TypeAlias = tuple[list[str], list[list[Any]]]
 """Columns and rows."""
 
-Result = TypeVar("Result")
-
 
 @runtime_checkable
 class Trained(Protocol):
@@ -60,11 +58,9 @@ class Subject:
     """A trained model and the data that it is analysed on.
 
     Args:
-        network: the model, in evaluation mode.
+        network: in evaluation mode.
         batches: a random sample of the windows or pairs of the evaluated split, in batches of nearly equal size on the
             network's device.
-        task: the task that the network was trained for.
-        tokenizer: the tokenizer of the batches.
         precision: makes the context in which forward passes run.
         untrained: makes the network with the weights that it had before its first training step.
         save_pruned: writes a checkpoint of the network after heads were pruned.
@@ -88,11 +84,7 @@ class Subject:
 
     @cached_property
     def layers(self) -> list[BaseAttention]:
-        """The attention of each layer.
-
-        Raises:
-            NoMapsError: see `attention_calls`.
-        """
+        """The attention of each layer; an error if one has no heads, see `attention_calls`."""
         batch = self.batches[0]
         inputs = (batch["source"], batch["inputs"]) if "source" in batch else (batch["inputs"], self.task.mask(batch))
         with self.precision():
@@ -100,16 +92,11 @@ class Subject:
 
     @cached_property
     def heads(self) -> list[Head]:
-        """All heads."""
         return [(index, head) for index, layer in enumerate(self.layers) for head in range(layer.num_heads)]
 
     @property
     def living_heads(self) -> list[Head]:
-        """The heads that are not ablated: the others have no effect that could be analysed.
-
-        Raises:
-            ArgumentError: all heads are ablated.
-        """
+        """The heads that are not ablated: the others have no effect that could be analysed."""
         ablated = [layer.ablated() for layer in self.layers]
         if living := [(layer, head) for layer, head in self.heads if not ablated[layer][head]]:
             return living
@@ -155,11 +142,7 @@ class Subject:
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
     def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
-        """The tokens of a text, as the model reads it, or without the special tokens around it.
-
-        Raises:
-            ArgumentError: the model does not read as many texts in a row, or see `TextTokenizer.read`.
-        """
+        """The tokens of a text, as the model reads it, or without the special tokens around it."""
         if not text:
             raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
         row: Any = text if isinstance(text, str) else tuple(text)
@@ -229,16 +212,14 @@ def refuse_target(target: str | None) -> None:
 @contextmanager
 def changed(parts: Sequence[Any], **values: Any) -> Iterator[None]:
     """Set attributes of several objects inside the block."""
-    before = [{name: getattr(part, name) for name in values} for part in parts]
+    before = [(part, name, getattr(part, name)) for part in parts for name in values]
     try:
-        for part in parts:
-            for name, value in values.items():
-                setattr(part, name, value)
+        for part, name, _ in before:
+            setattr(part, name, values[name])
         yield
     finally:
-        for part, own in zip(parts, before, strict=True):
-            for name, value in own.items():
-                setattr(part, name, value)
+        for part, name, value in before:
+            setattr(part, name, value)
 
 
 def caption(facts: Mapping[str, str]) -> str:
@@ -294,9 +275,7 @@ class Findings:
     Args:
         scalars: numbers for `results.json`.
         lines: lines of the summary, by heading.
-        tables: each `NAME.csv`.
-        figures: each `NAME.png`.
-        files: files that the analysis has written.
+        files: what the analysis itself has written.
         facts: what the figures show, by name, if it is not the subject's sample; see `Subject.facts_of_text`.
     """
 
