@@ -247,7 +247,7 @@ class HeadAblation:
             tables=tables,
             figures={
                 "ablation": subject.head_grid(
-                    [change.mean for change in changes.values()],
+                    {head: change.mean for head, change in changes.items()},
                     f"Change of the loss without the head ({self.mode} ablation)",
                     f"change of the loss, nats per {unit}",
                     diverging=True,
@@ -279,8 +279,8 @@ class HeadImportance:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        values, living = head_importance(subject), subject.living_heads
-        importance = dict(zip(subject.heads, values, strict=True))
+        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+        living = subject.living_heads
         most = sorted(living, key=lambda head: -importance[head])[:5]
         label = f"mean |∂ loss / ∂ gate|, nats per {subject.task.unit}"
         findings = Findings(
@@ -288,7 +288,7 @@ class HeadImportance:
                 "importance": label,
                 **{f"  {subject.head_title(*head)}": f"{importance[head]:.4f}" for head in most},
             },
-            figures={"importance": subject.head_grid(values, "Importance of each head", label)},
+            figures={"importance": subject.head_grid(importance, "Importance of each head", label)},
         )
         columns, rows = ["importance"], {head: [value] for head, value in importance.items()}
         if self.compare:

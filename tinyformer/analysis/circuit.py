@@ -1,6 +1,5 @@
 """A circuit of heads: found by their attention patterns, then kept alone or ablated."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,10 +93,10 @@ class HeadCircuit:
             name: torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64) for name, *_ in kept
         }
         means = {name: of_sets.mean(dim=0).tolist() for name, of_sets in scores.items()}
-        relative = [
-            max(measured[head][name] / least for name, least in self.measures.items()) if head in measured else math.nan
-            for head in subject.heads
-        ]
+        relative = {
+            head: max(values[name] / least for name, least in self.measures.items())
+            for head, values in measured.items()
+        }
         return Findings(
             scalars={
                 "analysis/num_found": len(found),

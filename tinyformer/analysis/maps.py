@@ -96,7 +96,11 @@ class HeadMaps:
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
         measures = self._with_importance(subject, shown.measures)
         names = [list(map(head_label, layer)) for layer in measures.names]
-        facts = subject.facts_of_text(self.text) if self.text else None
+        if self.text:
+            facts = shown_facts = subject.facts_of_text(self.text)
+        else:
+            loss = f"{subject.losses().mean:.4f} nats per {subject.task.unit}"
+            facts, shown_facts = None, {**subject.facts, "loss": f"{loss}, over {subject.num_windows} {subject.row}s"}
         atlas = write_atlas(
             folder / "atlas.html",
             shown.maps,
@@ -105,7 +109,7 @@ class HeadMaps:
             names,
             descriptions=EXPLANATIONS,
             addresses=subject.addresses,
-            facts=facts or {**subject.facts, "loss": _loss(subject)},
+            facts=shown_facts,
             labels=head_labels(measures.values),
             ablated=measures.ablated,
         )
@@ -147,8 +151,8 @@ class HeadMaps:
             windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
             probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
             measures = measure_heads(network, probes, self.rows, subject.precision())
-        axes = {"": Axes(strings, strings)}
-        return Shown([weights[0] for weights in captured], axes, measures, _extent(tokens, text))
+        maps = [weights[0] for weights in captured]
+        return Shown(maps, {"": Axes(strings, strings)}, measures, _extent(tokens, text))
 
     def _pair(self, subject: Subject) -> Shown:
         """The maps of a source and its target."""
@@ -169,14 +173,13 @@ class HeadMaps:
             captured = capture_pair(network, pair)
         maps = [weights[0] for of_kind in captured.values() for weights in of_kind]
         measures = measure_pairs(network, pairs or [pair], subject.precision())
-        extents = [
+        of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.predicted(given))
             for ids, given in ((pair.source, text), (pair.target, target))
-        ]
-        axes = axes_of_pair(pair, subject.tokenizer)
-        return Shown(
-            maps, {kind: axes[kind] for kind in captured}, measures, "{} source and {} target".format(*extents)
         )
+        axes = axes_of_pair(pair, subject.tokenizer)
+        extent = f"{of_source} source and {of_target} target"
+        return Shown(maps, {kind: axes[kind] for kind in captured}, measures, extent)
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show."""
@@ -191,22 +194,15 @@ class HeadMaps:
         """The measures, with importance unless it is turned off."""
         if not self.needs_gradient:
             return measures
-        importance = subject.by_layer(head_importance(subject))
-        # A differential head has two maps and one importance.
-        repeated = [
+        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+        of_maps = [  # a differential head has two maps and one importance
             [
-                math.nan if is_ablated else value
-                for value, is_ablated in zip(values, layer.ablated(), strict=True)
-                for _ in range(layer.num_softmaxes)
+                math.nan if is_ablated else importance[index, number // layer.num_softmaxes]
+                for number, is_ablated in enumerate(layer.ablated_maps())
             ]
-            for layer, values in zip(subject.layers, importance, strict=True)
+            for index, layer in enumerate(subject.layers)
         ]
-        return replace(measures, values={**measures.values, "importance": repeated})
-
-
-def _loss(subject: Subject) -> str:
-    """The loss of the windows or pairs that are measured, in words."""
-    return f"{subject.losses().mean:.4f} nats per {subject.task.unit}, over {subject.num_windows} {subject.row}s"
+        return replace(measures, values={**measures.values, "importance": of_maps})
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:

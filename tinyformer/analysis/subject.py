@@ -1,5 +1,6 @@
 """The interface of an analysis: the model and data that it is given, and the findings that it returns."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -168,16 +169,12 @@ class Subject:
         ablated = [self.layers[layer].ablated()[head] for layer, head in values]
         return naming_ablated([*self.address_columns, "head", *columns], rows, ablated)
 
-    def head_grid(self, values: Sequence[float], title: str, label: str, diverging: bool = False) -> Figure:
-        """The values of `heads` in a grid, see `charts.head_grid`; ablated heads are hatched."""
+    def head_grid(self, values: Mapping[Head, float], title: str, label: str, diverging: bool = False) -> Figure:
+        """The values of living heads in a grid, see `charts.head_grid`; ablated heads are hatched."""
         names = [[str(head) for head in layer.head_map.ids] for layer in self.layers]
         ablated = [layer.ablated() for layer in self.layers]
-        return head_grid(self.by_layer(values), names, title, diverging, self.addresses, label, ablated)
-
-    def by_layer(self, values: Sequence[float]) -> list[list[float]]:
-        """The values of `heads` as one list for each layer."""
-        remaining = iter(values)
-        return [[next(remaining) for _ in range(layer.num_heads)] for layer in self.layers]
+        grid = [[values.get((at, head), math.nan) for head in range(len(of_at))] for at, of_at in enumerate(names)]
+        return head_grid(grid, names, title, diverging, self.addresses, label, ablated)
 
     def losses(self, changed: Callable[[Batch], AbstractContextManager[Any]] = lambda batch: nullcontext()) -> "Losses":
         """The loss of each window; `changed` makes the context, for a batch, in which the network differs."""
