@@ -158,7 +158,6 @@ TRANSLATORS = (
 def test_both_stacks_of_an_encoder_decoder_are_counted(variant: str) -> None:
     model = tiny(f"task=seq2seq {variant} cross_attention.backend=eager").eval()
     found, ids = count_costs(model, "fp32"), torch.zeros(1, SEQ, dtype=torch.long)
-    assert found.num_parameters == sum(p.numel() for p in model.parameters())
     assert found.attention_parameters == numel(model, ".attention.", ".cross_attention.")
     assert found.feed_forward_parameters == numel(model, ".feed_forward.")
     assert found.embedding_parameters == numel(model, "token_embedding", "coder.position")
