@@ -94,10 +94,7 @@ class GradientFlow:
                     [
                         [*kind, name, *at, *norms]
                         for name, network in subject.networks().items()
-                        for kind, of_stack in zip(
-                            stack_kinds(network), sublayer_gradients(subject, network), strict=True
-                        )
-                        for at, norms in of_stack.items()
+                        for (kind, *at), norms in sublayer_gradients(subject, network).items()
                     ],
                 ),
             },
@@ -157,24 +154,23 @@ def _map_table(subject: Subject, columns: Mapping[str, Sequence[Sequence[float]]
     ]
 
 
-def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:
-    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, for each stack of a network.
+def sublayer_gradients(
+    subject: Subject, network: Network
+) -> dict[tuple[tuple[str, ...], int, str], tuple[float, float]]:
+    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by the kind of its stack, its layer and its name.
 
     In the first, L is the mean loss of the batches' windows, in nats per target. In the second, L is the loss of the
     last target of a window, which has the longest context, and the norm is averaged over windows. Norm layers are left
     out: they belong to the layer, not to the sublayer.
     """
-    sublayers = [
-        {
-            (depth, name): list(getattr(layer, name).parameters())
-            for depth, layer in enumerate(stack.layers)
-            for name in ("attention", "cross_attention", "feed_forward")
-            if getattr(layer, name, None) is not None
-        }
-        for stack in network.stacks()
-    ]
-    groups = [group for of_stack in sublayers for group in of_stack.values()]
-    weights = list(itertools.chain(*groups))
+    sublayers = {
+        (kind, depth, name): list(getattr(layer, name).parameters())
+        for kind, stack in zip(stack_kinds(network), network.stacks(), strict=True)
+        for depth, layer in enumerate(stack.layers)
+        for name in ("attention", "cross_attention", "feed_forward")
+        if getattr(layer, name, None) is not None
+    }
+    groups, weights = list(sublayers.values()), list(itertools.chain(*sublayers.values()))
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     of_targets = torch.zeros(len(groups), dtype=torch.float64)
     for batch in subject.batches:
@@ -193,7 +189,7 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
                 gradients = torch.autograd.grad(row, weights, retain_graph=True, materialize_grads=True)
                 of_targets += torch.tensor(_norms_of(groups, gradients), dtype=torch.float64)
     norms = zip(_norms_of(groups, totals), (of_targets / subject.num_windows).tolist(), strict=True)
-    return [{at: next(norms) for at in of_stack} for of_stack in sublayers]
+    return dict(zip(sublayers, norms, strict=True))
 
 
 def with_last_target(batch: Batch) -> Batch:
