@@ -163,9 +163,6 @@ def head_importance(subject: Subject) -> list[float]:
 
     L is the mean loss of a window, in nats per target. Each window has its own gates, so one forward and one backward
     pass give the gradients of all windows of a batch.
-
-    Returns:
-        The importance of each of the subject's heads.
     """
     totals = [torch.zeros(layer.num_heads) for layer in subject.layers]
     for batch in subject.batches:
@@ -195,14 +192,11 @@ class HeadAblation:
             same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
             Where that window is shorter, the output is that of a random token of it; the draw is the same for every
             head. The modes of `tinyformer.Model.ablated` are the same.
-        num_windows: see `Analysis`.
-        num_resamples: number of bootstrap resamples of the windows.
     """
 
     mode: str = "zero"
     num_windows: int = 32
-    num_resamples: int = 1000
-
+    num_resamples: int = 1000  # bootstrap resamples of the windows
     needs_gradient = False
 
     def __post_init__(self) -> None:
@@ -262,16 +256,10 @@ class HeadAblation:
 
 @dataclass(eq=False)
 class HeadImportance:
-    """The importance of each head by gradient, and optionally its rank correlation with ablation.
-
-    Args:
-        num_windows: see `Analysis`.
-        compare: whether to also ablate each head, and report Spearman's ρ of importance and change of the loss.
-    """
+    """The importance of each head by gradient, and optionally its rank correlation with ablation."""
 
     num_windows: int = 32
-    compare: bool = True
-
+    compare: bool = True  # also ablate each head, and report Spearman's ρ of importance and change of the loss
     needs_gradient = True
 
     def __post_init__(self) -> None:

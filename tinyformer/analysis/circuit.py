@@ -36,21 +36,15 @@ class HeadCircuit:
     Args:
         measures: by measure, the value from which a head belongs to the circuit.
         mode: what replaces the output of an ablated head, see `HeadAblation`.
-        num_windows: see `Analysis`.
-        num_sequences: number of random sequences.
-        period: number of random tokens before they repeat; at most half of the context.
-        num_draws: number of draws of random heads.
-        seed: seed of the random sequences and heads.
     """
 
     measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)
     mode: str = "zero"
     num_windows: int = 32
     num_sequences: int = 16
-    period: int = 32
-    num_draws: int = 8
-    seed: int = 0
-
+    period: int = 32  # random tokens before they repeat; at most half of the context
+    num_draws: int = 8  # draws of random heads
+    seed: int = 0  # of the random sequences and heads
     needs_gradient = False
 
     def __post_init__(self) -> None:

@@ -45,15 +45,10 @@ class GradientFlow:
     The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
     respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and that of the gradient
     of a single target's loss, averaged over windows. The first is smaller where gradients of different targets cancel.
-
-    Args:
-        num_windows: see `Analysis`.
-        saturated: the largest weight of a row at which it counts as saturated.
     """
 
     num_windows: int = 32
-    saturated: float = 0.99
-
+    saturated: float = 0.99  # the largest weight of a row at which it counts as saturated
     needs_gradient = True
 
     def __post_init__(self) -> None:

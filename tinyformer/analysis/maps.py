@@ -49,13 +49,10 @@ NUM_SEQUENCES, PERIOD = 8, 32
 class Shown(NamedTuple):
     """What is shown, and what is measured."""
 
-    maps: list[Tensor]
-    """The weights of each layer."""
-    axes: Mapping[str, Axes]
-    """The tokens of the maps, by the kind of attention; the kind is "" where there is only one."""
+    maps: list[Tensor]  # the weights of each layer
+    axes: Mapping[str, Axes]  # the tokens, by the kind of attention; the kind is "" where there is only one
     measures: HeadMeasures
-    extent: str
-    """The number of tokens that are shown, in words."""
+    extent: str  # the number of tokens that are shown, in words
 
 
 @dataclass(eq=False)
@@ -71,8 +68,7 @@ class HeadMaps:
         target: the target of the source; by default what the model decodes.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
             smaller.
-        num_windows: see `Analysis`; those over which measures and importance are computed where there is no text. The
-            measures of a text are its own.
+        num_windows: those over which measures and importance are computed; the measures of a text are its own.
         importance: whether to compute importance, which needs gradients; not that of a text, which has no targets.
         rows: number of queries of each window that are measured, see `capture_attention`; in a pair, all are.
     """

@@ -152,15 +152,10 @@ class ResidualSurgery:
 
     Without residual connections and feed-forward networks, the output of attention converges to rank 1, the same vector
     for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
-
-    Args:
-        num_windows: see `Analysis`.
-        num_resamples: number of bootstrap resamples of the windows.
     """
 
     num_windows: int = 32
-    num_resamples: int = 1000
-
+    num_resamples: int = 1000  # bootstrap resamples of the windows
     needs_gradient = False
 
     def __post_init__(self) -> None:

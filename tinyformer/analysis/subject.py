@@ -56,28 +56,17 @@ class Trained(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model and the data that it is analysed on.
+    """A trained model and the data that it is analysed on."""
 
-    Args:
-        network: in evaluation mode.
-        batches: a random sample of the windows or pairs of the evaluated split, in batches of nearly equal size on the
-            network's device.
-        precision: makes the context in which forward passes run.
-        untrained: makes the network with the weights that it had before its first training step.
-        save_pruned: writes a checkpoint of the network after heads were pruned.
-        row: what a row of a batch is, in the singular.
-        facts: what is analysed, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}; see `caption`.
-    """
-
-    network: Network
-    batches: Sequence[Batch]
+    network: Network  # in evaluation mode
+    batches: Sequence[Batch]  # a sample of the evaluated split, of nearly equal size, on the network's device
     task: Task
     tokenizer: TextTokenizer
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-    untrained: Callable[[], Network] | None = None
-    save_pruned: Callable[[Network, Path], None] | None = None
-    row: str = "window"
-    facts: Mapping[str, str] = field(default_factory=dict)
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
+    untrained: Callable[[], Network] | None = None  # with the weights before the first training step
+    save_pruned: Callable[[Network, Path], None] | None = None  # writes a checkpoint of a network with fewer heads
+    row: str = "window"  # what a row of a batch is, in the singular
+    facts: Mapping[str, str] = field(default_factory=dict)  # what is analysed, by name, see `caption`
 
     def sample(self, num_windows: int) -> "Subject":
         """The subject itself, whose data are a sample; see `Trained`."""
@@ -267,21 +256,14 @@ class Change:
 
 @dataclass
 class Findings:
-    """The results of an analysis.
+    """The results of an analysis."""
 
-    Args:
-        scalars: numbers for `results.json`.
-        lines: lines of the summary, by heading.
-        files: what the analysis itself has written.
-        facts: what the figures show, by name, if it is not the subject's sample; see `Subject.facts_of_text`.
-    """
-
-    scalars: dict[str, float | int | None] = field(default_factory=dict)
-    lines: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, Table] = field(default_factory=dict)
-    figures: dict[str, Figure | Picture] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
-    facts: Mapping[str, str] | None = None
+    scalars: dict[str, float | int | None] = field(default_factory=dict)  # for `results.json`
+    lines: dict[str, str] = field(default_factory=dict)  # of the summary, by heading
+    tables: dict[str, Table] = field(default_factory=dict)  # each NAME.csv
+    figures: dict[str, Figure | Picture] = field(default_factory=dict)  # each NAME.png
+    files: list[Path] = field(default_factory=list)  # that the analysis itself has written
+    facts: Mapping[str, str] | None = None  # of the figures, if they do not show the subject's sample
 
 
 @runtime_checkable
@@ -291,11 +273,8 @@ class Analysis(Protocol):
     The analyses of this package also take a model, as in `HeadAblation(mode="mean")(model)`; see `Trained`.
     """
 
-    num_windows: int
-    """Number of windows, examples or pairs of the evaluated split."""
-
-    needs_gradient: bool
-    """Whether the analysis runs a backward pass."""
+    num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split
+    needs_gradient: bool  # whether the analysis runs a backward pass
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         """Analyse a model; files are written to the folder."""

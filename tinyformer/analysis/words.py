@@ -23,8 +23,7 @@ class Words:
     """The words of a token sequence."""
 
     names: tuple[str, ...]
-    of_tokens: tuple[int, ...]
-    """The index of the word that each token belongs to, ascending from 0."""
+    of_tokens: tuple[int, ...]  # the index of the word that each token belongs to, ascending from 0
 
     def tokens(self, word: int) -> range:
         """The positions of the tokens of a word."""
