@@ -14,7 +14,7 @@ from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, ma
 from tinyformer.analysis import GradientFlow
 from tinyformer.analysis.gradients import count_saturated, gradient_norms, logit_statistics, sublayer_gradients
 from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.residual import stack_kinds
+from tinyformer.analysis.residual import stacks_of
 from tinyformer.batch import IGNORED
 from tinyformer.nn import AttentionMaps, PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
@@ -101,7 +101,7 @@ def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(make):
         return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
 
     expected = {}
-    for kind, stack in zip(stack_kinds(network), network.stacks(), strict=True):
+    for kind, stack in stacks_of(network).items():
         names = ["attention", "cross_attention", "feed_forward"][:: 1 if kind == ("decoder",) else 2]
         for (depth, layer), name in itertools.product(enumerate(stack.layers), names):
             weights = list(getattr(layer, name).parameters())

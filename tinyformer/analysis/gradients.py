@@ -19,12 +19,14 @@ from tinyformer.analysis.residual import (
     depth_table,
     inputs_without_padding,
     residual_streams,
-    stack_kinds,
+    stacks_of,
 )
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, changed, require_positive
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, Network
+
+NORM_TITLE = "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)"
 
 
 @dataclass(eq=False)
@@ -94,13 +96,7 @@ class GradientFlow:
                 ),
             },
             figures={
-                **depth_charts(
-                    norms,
-                    0,
-                    "gradients",
-                    "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)",
-                    "norm",
-                ),
+                **depth_charts(norms, {"gradients": (NORM_TITLE, "norm", "log")}),
                 "saturation": head_grid(
                     shares["saturated"],
                     [[head_label(name) for name in map_names(layer)] for layer in subject.layers],
@@ -160,7 +156,7 @@ def sublayer_gradients(
     """
     sublayers = {
         (kind, depth, name): list(getattr(layer, name).parameters())
-        for kind, stack in zip(stack_kinds(network), network.stacks(), strict=True)
+        for kind, stack in stacks_of(network).items()
         for depth, layer in enumerate(stack.layers)
         for name in ("attention", "cross_attention", "feed_forward")
         if getattr(layer, name, None) is not None
