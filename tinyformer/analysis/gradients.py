@@ -188,7 +188,7 @@ def with_last_target(batch: Batch) -> Batch:
     if "targets" not in batch:
         return batch
     is_target = batch["targets"] != IGNORED
-    is_last = is_target & (is_target.cumsum(dim=1) == is_target.sum(dim=1, keepdim=True))
+    is_last = is_target.cumsum(dim=1) == is_target.sum(dim=1, keepdim=True)
     return {**batch, "targets": batch["targets"].masked_fill(~is_last, IGNORED)}
 
 
