@@ -13,21 +13,8 @@ from tinyformer.analysis.ablation import head_importance
 from tinyformer.analysis.measures.events import head_labels
 from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers
 from tinyformer.analysis.measures.padding import queries_by_kind, without_padding
-from tinyformer.analysis.measures.pair_probe import (
-    Axes,
-    axes_of_pair,
-    capture_pair,
-    measure_pairs,
-    pairs_of,
-    sides_of,
-)
-from tinyformer.analysis.measures.probe import (
-    HeadMeasures,
-    capture_weights,
-    head_label,
-    make_probes,
-    measure_heads,
-)
+from tinyformer.analysis.measures.pair_probe import Axes, axes_of_pair, capture_pair, measure_pairs, pairs_of, sides_of
+from tinyformer.analysis.measures.probe import HeadMeasures, capture_weights, head_label, make_probes, measure_heads
 from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import head_maps
 from tinyformer.analysis.scales import EXPLANATIONS
