@@ -50,13 +50,10 @@ def costs(overrides: str) -> Costs:
     return count_costs(network("model.vocab_size=50257", *overrides.split(), device="meta"))
 
 
-def counted(model: Transformer, backward: bool = False) -> dict[str, int]:
-    """The FLOPs that torch counts, by the name of the module; "Global" is the total."""
-    counter = FlopCounterMode(display=False)
-    with counter, torch.set_grad_enabled(backward):
-        out = model(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL)
-        if backward:
-            out.sum().backward()
+def counted(model: Transformer) -> dict[str, int]:
+    """The FLOPs that torch counts in a forward pass, by the name of the module; "Global" is the total."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL)
     return {name: sum(by_operator.values()) for name, by_operator in counter.get_flop_counts().items()}
 
 
