@@ -7,7 +7,7 @@ import torch
 from nn.model_cases import block_factory, token_ids
 from torch.nn.utils.rnn import pad_sequence
 
-from analysis.subjects import TOKENIZER
+from analysis.subjects import TOKENIZER, loud
 from tinyformer.analysis import Subject
 from tinyformer.batch import IGNORED
 from tinyformer.nn import Attention, Decoder, Encoder, EncoderDecoder, LayerNorm, LearnedPosition, TokenReadout
@@ -30,12 +30,7 @@ def loud_encoder_decoder(seed=0, pruned_heads=(), residuals=None, attention_posi
     encoder = Encoder(num_layers=2, block=block, kind="encoder", **sizes, **parts)
     cross = partial(Attention, 32, 4, **attention)
     decoder = Decoder(num_layers=1, block=block, cross_attention=cross, **sizes, **parts)
-    network = EncoderDecoder(encoder, decoder, TokenReadout, pruned_heads=pruned_heads)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 1 if "embedding" in name else 0.4)
-    return network.eval()
+    return loud(EncoderDecoder(encoder, decoder, TokenReadout, pruned_heads=pruned_heads))
 
 
 def pair_batch(lengths, seed):
@@ -57,13 +52,6 @@ def pair_batch(lengths, seed):
 
 def pair_subject(network, batch_size=3, untrained=None, save_pruned=None):
     parts = [LENGTHS[first : first + batch_size] for first in range(0, len(LENGTHS), batch_size)]
-    return Subject(
-        network=network,
-        batches=[pair_batch(lengths, seed=10 * number) for number, lengths in enumerate(parts)],
-        task=Seq2Seq(),
-        tokenizer=TOKENIZER,
-        precision=nullcontext,
-        untrained=untrained or loud_encoder_decoder,
-        save_pruned=save_pruned or (lambda network, path: None),
-        row="pair",
-    )
+    batches = [pair_batch(lengths, seed=10 * number) for number, lengths in enumerate(parts)]
+    untrained, save_pruned = untrained or loud_encoder_decoder, save_pruned or (lambda network, path: None)
+    return Subject(network, batches, Seq2Seq(), TOKENIZER, nullcontext, untrained, save_pruned, row="pair")

@@ -28,10 +28,8 @@ def loud_transformer(num_layers=2, seed=0, pruned_heads=(), **options):
 def loud(network):
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if parameter.ndim == 2 and "embedding" not in name:
-                parameter.normal_(0, 0.4)
-            elif parameter.ndim == 2:
-                parameter.normal_(0, 1)
+            if parameter.ndim == 2:
+                parameter.normal_(0, 1 if "embedding" in name else 0.4)
     return network.eval()
 
 
@@ -43,15 +41,9 @@ def make_subject(network, num_windows=6, batch_size=3, padded=False, untrained=N
         targets[-1, 3:] = IGNORED
     lengths = (targets != IGNORED).sum(dim=1)
     parts = zip(*(rows.split(batch_size) for rows in (tokens[:, :-1], targets, lengths)), strict=True)
-    return Subject(
-        network=network,
-        batches=[dict(zip(("inputs", "targets", "lengths"), part, strict=True)) for part in parts],
-        task=CausalLM(),
-        tokenizer=TOKENIZER,
-        precision=nullcontext,
-        untrained=untrained or make_transformer,
-        save_pruned=save_pruned or (lambda network, path: None),
-    )
+    batches = [dict(zip(("inputs", "targets", "lengths"), part, strict=True)) for part in parts]
+    untrained, save_pruned = untrained or make_transformer, save_pruned or (lambda network, path: None)
+    return Subject(network, batches, CausalLM(), TOKENIZER, nullcontext, untrained, save_pruned)
 
 
 def rows_of(batch):

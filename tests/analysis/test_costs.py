@@ -17,18 +17,14 @@ SEQ = 16
 CAUSAL = AttentionMask(causal=True)
 TINY = ("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.max_seq_len=16", "model.vocab_size=50")
 SHARINGS = ("mha", "gqa", "mqa", "mla", "differential")
-PRUNED = "model.pruned_heads=[[0,1],[0,0],[1,3]]"
 VARIANTS = (
     *(f"attention={sharing} attention.score=general position=rotary model.bias=true" for sharing in SHARINGS),
-    "attention=gqa position=relative",
+    *(f"attention={sharing} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for sharing in SHARINGS[2:]),
+    "attention=gqa position=relative model.pruned_heads=[[0,1],[0,0],[1,3]]",
     "attention=differential attention.window=[4,null] attention.local_gaussian=true",
-    "attention=mha position=alibi attention.sink=true attention.softcap=30",
-    "attention=mqa position=t5 attention.score=dot attention.ablated_heads=[[0,1]]",
-    "attention=mla attention.q_rank=24 attention.kv_rank=20 attention.rope_head_dim=6",
-    *(f"attention={sharing} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for sharing in SHARINGS),
+    "attention=mqa position=t5 attention.score=dot attention.sink=true attention.softcap=30",
+    "attention=mla attention.q_rank=24 attention.kv_rank=20 attention.rope_head_dim=6 attention.ablated_heads=[[0,1]]",
     "attention=gqa attention.gate=true attention.head_dim=12 model.tied_readout=false position=none",
-    f"attention=differential {PRUNED}",
-    "attention=gqa position=t5 attention.sink=true attention.gate=true model.bias=true model.pruned_heads=[[1,1]]",
     "attention=mha feed_forward=swiglu block=post_norm norm=rms_norm position=sinusoidal",
 )
 
@@ -54,13 +50,10 @@ def costs(overrides: str) -> Costs:
     return count_costs(network("model.vocab_size=50257", *overrides.split(), device="meta"))
 
 
-def counted(model: Transformer, backward: bool = False) -> dict[str, int]:
-    """The FLOPs that torch counts, by the name of the module; "Global" is the total."""
-    counter = FlopCounterMode(display=False)
-    with counter, torch.set_grad_enabled(backward):
-        out = model(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL)
-        if backward:
-            out.sum().backward()
+def counted(model: Transformer) -> dict[str, int]:
+    """The FLOPs that torch counts in a forward pass, by the name of the module; "Global" is the total."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL)
     return {name: sum(by_operator.values()) for name, by_operator in counter.get_flop_counts().items()}
 
 
@@ -162,7 +155,6 @@ TRANSLATORS = (
 def test_both_stacks_of_an_encoder_decoder_are_counted(variant: str) -> None:
     model = tiny(f"task=seq2seq {variant} cross_attention.backend=eager").eval()
     found, ids = count_costs(model, "fp32"), torch.zeros(1, SEQ, dtype=torch.long)
-    assert found.num_parameters == sum(p.numel() for p in model.parameters())
     assert found.attention_parameters == numel(model, ".attention.", ".cross_attention.")
     assert found.feed_forward_parameters == numel(model, ".feed_forward.")
     assert found.embedding_parameters == numel(model, "token_embedding", "coder.position")

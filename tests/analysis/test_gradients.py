@@ -14,6 +14,7 @@ from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, ma
 from tinyformer.analysis import GradientFlow
 from tinyformer.analysis.gradients import count_saturated, gradient_norms, logit_statistics, sublayer_gradients
 from tinyformer.analysis.measures.capture import attention_calls
+from tinyformer.analysis.residual import stacks_of
 from tinyformer.batch import IGNORED
 from tinyformer.nn import AttentionMaps, PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
@@ -50,8 +51,8 @@ def test_norms_by_hand_with_and_without_skips(kind):
         f"{model}, {skips} skips" for model in ("trained", "untrained") for skips in ("with", "without")
     )
     assert set(found.figures) == {"gradients", "saturation"}
-    (of_sublayers,) = sublayer_gradients(subject, subject.untrained())
-    rows = [["untrained", *at, *norms] for at, norms in of_sublayers.items()]
+    of_sublayers = sublayer_gradients(subject, subject.untrained())
+    rows = [["untrained", *at, *norms] for (_, *at), norms in of_sublayers.items()]
     assert found.tables["sublayers"][1][6:] == rows
 
 
@@ -99,14 +100,15 @@ def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(make):
         gradients = torch.autograd.grad(loss, weights, retain_graph=True)
         return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
 
-    for stack, of_stack in zip(network.stacks(), found, strict=True):
-        has_cross = hasattr(stack.layers[0], "cross_attention") and stack.layers[0].cross_attention is not None
-        names = ["attention", "cross_attention", "feed_forward"][:: 1 if has_cross else 2]
-        assert list(of_stack) == [(depth, name) for depth in range(len(stack.layers)) for name in names]
-        for (depth, name), norms in of_stack.items():
-            weights = list(getattr(stack.layers[depth], name).parameters())
+    expected = {}
+    for kind, stack in stacks_of(network).items():
+        names = ["attention", "cross_attention", "feed_forward"][:: 1 if kind == ("decoder",) else 2]
+        for (depth, layer), name in itertools.product(enumerate(stack.layers), names):
+            weights = list(getattr(layer, name).parameters())
             of_last = sum(norm(loss, weights) for loss in last) / len(last)
-            assert norms == pytest.approx((norm(torch.stack(losses).mean(), weights), of_last), rel=1e-4)
+            expected[kind, depth, name] = pytest.approx((norm(torch.stack(losses).mean(), weights), of_last), rel=1e-4)
+    assert list(found) == list(expected)
+    assert found == expected
 
 
 @pytest.mark.parametrize("sink", [-torch.inf, 0.5], ids=["plain", "sink"])

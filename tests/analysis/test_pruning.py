@@ -57,11 +57,14 @@ def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
     with gated(subject.network, other[:3]):
         assert curve["loss_random_5"][3] == subject.losses().mean
     assert list(curve) == ["pruned", "left", "loss", "loss_random_4", "loss_random_5"]
-    axes = found.figures["prune"].axes[0]
-    drawn = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axes.lines}
-    assert drawn[order] == (curve["left"], curve["loss"])
-    assert drawn["random, seed 5"] == (curve["left"], curve["loss_random_5"])
-    assert drawn["pruned.ckpt, 5 heads"] == ((5,), (curve["loss"][3],))
+    lines = found.figures["prune"].axes[0].lines
+    drawn = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in lines}
+    assert drawn == {
+        "random, seed 4": (curve["left"], curve["loss_random_4"]),
+        "random, seed 5": (curve["left"], curve["loss_random_5"]),
+        order: (curve["left"], curve["loss"]),
+        "pruned.ckpt, 5 heads": ((5,), (curve["loss"][3],)),
+    }
     names = ", ".join(f"[{layer},{head}]" for layer, head in sorted(ranked[:3]))
     assert found.lines["pruned"] == f"3 of 8 heads, by {order}: {names}"
     assert HeadPruning(order=order).needs_gradient is (order == "importance")

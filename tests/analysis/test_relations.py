@@ -8,15 +8,14 @@ import torch
 from nn.model_cases import make_transformer
 
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import columns_of, loud_transformer, make_subject
+from analysis.subjects import columns_of, make_subject
 from tinyformer.analysis import HeadRelations, TokenPair, capture_pair, decoded_pair
 from tinyformer.analysis.relations import relate
 from tinyformer.analysis.words import Words, merge_words, words_of
 from tinyformer.data import CharTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
-from tinyformer.tasks import CausalLM, MaskedLM
+from tinyformer.tasks import MaskedLM
 
 TEXT = "bb aa aa cc"
 TOKENIZER = CharTokenizer().build([TEXT + "defghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU"])
@@ -82,16 +81,6 @@ def test_a_bidirectional_model_sees_later_words():
     assert table["num_words"] == (5,) * 16
 
 
-def test_the_weights_are_those_of_the_model_in_python():
-    network = loud_transformer()
-    subject, text = make_subject(network), "bb aa, cc"
-    tokenizer = CharTokenizer().build([text + "defghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST"])
-    _, table = related(replace(subject, tokenizer=tokenizer), ["cc", "aa"], text=text)
-    words = Model(network, tokenizer, CausalLM()).attention(text).words()
-    cc, aa = words.tokens.index("cc"), words.tokens.index("aa")
-    assert table["weight"] == pytest.approx([float(words[head][cc, aa]) for head in words.heads])
-
-
 def test_windows_pruned_and_ablated_heads_and_two_softmaxes():
     network = linked_transformer(window=[3, None], ablated_heads=[[0, 1]])
     prune_heads(network.encoder.layers[1].attention, [0])
@@ -119,35 +108,30 @@ def test_the_rank_is_among_the_words_that_are_seen():
     assert (found.num_words, found.uniform) == (3, pytest.approx((1 / 3 + 1 / 4) / 2))
 
 
-def test_words_of_the_target_and_of_the_source():
+@pytest.mark.parametrize("target", ["dd ee", None], ids=["given", "decoded"])
+def test_words_of_the_target_and_of_the_source(target):
     network = loud_encoder_decoder()
     subject = replace(pair_subject(network), tokenizer=TOKENIZER)
-    texts = {"text": "bb aa cc", "target": "dd ee"}
-    _, table = related(subject, ["ee", "aa"], ["<eos>", "<eos>"], **texts)
-    source, target = (TOKENIZER.encode(text) for text in texts.values())
-    tokens = subject.task.special_tokens.around(TOKENIZER)
-    pair = TokenPair.of(source, target, tokens, 16)
-    (weights,) = capture_pair(network, pair)["cross"]
-    words = (
-        Words(("dd", "ee", "<eos>"), (0, 0, 1, 1, 1, 2)),
-        Words(("bb", "aa", "cc", "<eos>"), (0,) * 2 + (1,) * 3 + (2,) * 3 + (3,)),
+    tokens, source = subject.task.special_tokens.around(TOKENIZER), TOKENIZER.encode("bb aa cc")
+    if target is None:
+        pair = decoded_pair(network, source, tokens, subject.task.beam)
+    else:
+        pair = TokenPair.of(source, TOKENIZER.encode(target), tokens, 16)
+    queries, keys = (
+        words_of(pair.predicted[0].tolist(), TOKENIZER),
+        Words(("bb", "aa", "cc", "<eos>"), (0, 0, 1, 1, 1, 2, 2, 2, 3)),
     )
-    merged = merge_words(weights[0], *words)
-    assert table["weight"] == pytest.approx([*merged[:, 1, 1].tolist(), *merged[:, 2, 3].tolist()])
+    (weights,) = capture_pair(network, pair)["cross"]
+    merged = merge_words(weights[0], queries, keys)
+    _, table = related(subject, [queries.names[0], "aa"], [queries.names[0], "<eos>"], text="bb aa cc", target=target)
+    assert table["weight"] == pytest.approx([*merged[:, 0, 1].tolist(), *merged[:, 0, 3].tolist()])
     assert table["uniform"] == pytest.approx((3 / 9,) * 4 + (1 / 9,) * 4)
     assert set(table["kind"]) == {"cross"}
-    pair = decoded_pair(network, source, tokens, subject.task.beam)
-    (weights,), read = capture_pair(network, pair)["cross"], words_of(pair.predicted[0].tolist(), TOKENIZER)
-    _, table = related(subject, [read.names[0], "aa"], text=texts["text"])
-    assert table["weight"] == pytest.approx(merge_words(weights[0], read, words[1])[:, 0, 1].tolist())
 
 
 MISTAKES = {
     "text=None: must be the text that has the words of pairs": {"text": None},
-    "text='  ': must be the text that has the words of pairs": {"text": "  "},
     "pairs=[]: must hold pairs of words of text": {"pairs": []},
-    "pairs=[['cc']]: must hold pairs": {"pairs": [["cc"]]},
-    "pairs=['cc', 'bb']: must hold pairs": {"pairs": ["cc", "bb"]},
     "pairs=[['cc', None]]: must hold pairs": {"pairs": [["cc", None]]},
     "pairs=[['cat', 'bb']]: cat is not a word of the text, whose words are <eos> bb aa aa cc": {
         "pairs": [["cat", "bb"]]
@@ -165,17 +149,14 @@ MISTAKES = {
         "pairs": [["bb", "aa"]],
     },
     "target='x': a model of one text has no target": {"target": "x"},
+    "cc does not see bb, which is outside of the window of every layer": {"window": 3},
 }
 
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_mistakes(message):
-    subject, options = subject_of(linked_transformer()), {"text": TEXT, "pairs": [["cc", "bb"]]} | MISTAKES[message]
+    options = {"text": TEXT, "pairs": [["cc", "bb"]], "window": None} | MISTAKES[message]
+    subject = subject_of(linked_transformer(window=options.pop("window")))
     with pytest.raises(ArgumentError) as caught:
         HeadRelations(**options)(subject, Path())
     assert message in str(caught.value)
-
-
-def test_a_word_outside_of_every_window():
-    with pytest.raises(ArgumentError, match="cc does not see bb, which is outside of the window of every layer"):
-        related(subject_of(linked_transformer(window=3)), ["cc", "bb"])

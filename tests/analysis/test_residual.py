@@ -15,7 +15,7 @@ from tinyformer.analysis.residual import (
     PART_NAMES,
     SUBLAYER_NAMES,
     distance_to_rank_one,
-    stack_kinds,
+    stacks_of,
     token_cosine,
     without_skips,
 )
@@ -111,13 +111,13 @@ def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, su
         name = f"{'trained' if model is network else 'untrained'}, {skips} skips"
         with nullcontext() if skips == "with" else without_skips(model):
             streams = [streams_by_hand(model, row) for row in all_rows(subject)]
-        for stack, kind in enumerate(stack_kinds(network)):
+        for stack, kind in enumerate(stacks_of(network)):
             of_rows = [[(distance_to_rank_one(x), token_cosine(x)) for x in of_row[stack]] for of_row in streams]
             of_model = [row for row in rows if row[:-3] == [*kind, name]]
             assert [row[-3] for row in of_model] == list(range(len(network.stacks()[stack].layers) + 1))
             ranks = torch.tensor([row[-2:] for row in of_model][: len(of_rows[0])])
             torch.testing.assert_close(ranks, torch.tensor(of_rows).mean(dim=0))
-    names = {"_".join([*kind, chart]) for kind in stack_kinds(network) for chart in ("rank", "token_cosine")}
+    names = {"_".join([*kind, chart]) for kind in stacks_of(network) for chart in ("rank", "token_cosine")}
     assert set(found.figures) == {"residual", *names}
-    last = "/".join(["analysis", *stack_kinds(network)[-1], "untrained_without_skips/rank_distance"])
+    last = "/".join(["analysis", *kind, "untrained_without_skips/rank_distance"])
     assert found.scalars[last] == rows[-1][-2]

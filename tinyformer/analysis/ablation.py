@@ -163,9 +163,6 @@ def head_importance(subject: Subject) -> list[float]:
 
     L is the mean loss of a window, in nats per target. Each window has its own gates, so one forward and one backward
     pass give the gradients of all windows of a batch.
-
-    Returns:
-        The importance of each of the subject's heads.
     """
     totals = [torch.zeros(layer.num_heads) for layer in subject.layers]
     for batch in subject.batches:
@@ -195,14 +192,11 @@ class HeadAblation:
             same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
             Where that window is shorter, the output is that of a random token of it; the draw is the same for every
             head. The modes of `tinyformer.Model.ablated` are the same.
-        num_windows: see `Analysis`.
-        num_resamples: number of bootstrap resamples of the windows.
     """
 
     mode: str = "zero"
     num_windows: int = 32
-    num_resamples: int = 1000
-
+    num_resamples: int = 1000  # bootstrap resamples of the windows
     needs_gradient = False
 
     def __post_init__(self) -> None:
@@ -247,7 +241,7 @@ class HeadAblation:
             tables=tables,
             figures={
                 "ablation": subject.head_grid(
-                    [change.mean for change in changes.values()],
+                    {head: change.mean for head, change in changes.items()},
                     f"Change of the loss without the head ({self.mode} ablation)",
                     f"change of the loss, nats per {unit}",
                     diverging=True,
@@ -262,16 +256,10 @@ class HeadAblation:
 
 @dataclass(eq=False)
 class HeadImportance:
-    """The importance of each head by gradient, and optionally its rank correlation with ablation.
-
-    Args:
-        num_windows: see `Analysis`.
-        compare: whether to also ablate each head, and report Spearman's ρ of importance and change of the loss.
-    """
+    """The importance of each head by gradient, and optionally its rank correlation with ablation."""
 
     num_windows: int = 32
-    compare: bool = True
-
+    compare: bool = True  # also ablate each head, and report Spearman's ρ of importance and change of the loss
     needs_gradient = True
 
     def __post_init__(self) -> None:
@@ -279,8 +267,8 @@ class HeadImportance:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        values, living = head_importance(subject), subject.living_heads
-        importance = dict(zip(subject.heads, values, strict=True))
+        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+        living = subject.living_heads
         most = sorted(living, key=lambda head: -importance[head])[:5]
         label = f"mean |∂ loss / ∂ gate|, nats per {subject.task.unit}"
         findings = Findings(
@@ -288,7 +276,7 @@ class HeadImportance:
                 "importance": label,
                 **{f"  {subject.head_title(*head)}": f"{importance[head]:.4f}" for head in most},
             },
-            figures={"importance": subject.head_grid(values, "Importance of each head", label)},
+            figures={"importance": subject.head_grid(importance, "Importance of each head", label)},
         )
         columns, rows = ["importance"], {head: [value] for head, value in importance.items()}
         if self.compare:

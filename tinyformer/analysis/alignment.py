@@ -32,15 +32,10 @@ class CrossAlignment:
     many tokens; then the source token of each of its tokens is known. A head hits a copied token if the row that
     predicts it has its largest weight on that source token. The best head is chosen on one half of the pairs and tested
     on the other, for the trained and the untrained network.
-
-    Args:
-        num_windows: number of pairs, drawn at random from the evaluated split; half of them choose the head.
-        min_length: the smallest number of characters of a copied word.
     """
 
-    num_windows: int = 200
-    min_length: int = 2
-
+    num_windows: int = 200  # half of the pairs choose the head
+    min_length: int = 2  # characters of a copied word
     needs_gradient = False
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
 """A circuit of heads: found by their attention patterns, then kept alone or ablated."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,21 +36,15 @@ class HeadCircuit:
     Args:
         measures: by measure, the value from which a head belongs to the circuit.
         mode: what replaces the output of an ablated head, see `HeadAblation`.
-        num_windows: see `Analysis`.
-        num_sequences: number of random sequences.
-        period: number of random tokens before they repeat; at most half of the context.
-        num_draws: number of draws of random heads.
-        seed: seed of the random sequences and heads.
     """
 
     measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)
     mode: str = "zero"
     num_windows: int = 32
     num_sequences: int = 16
-    period: int = 32
-    num_draws: int = 8
-    seed: int = 0
-
+    period: int = 32  # random tokens before they repeat; at most half of the context
+    num_draws: int = 8  # draws of random heads
+    seed: int = 0  # of the random sequences and heads
     needs_gradient = False
 
     def __post_init__(self) -> None:
@@ -68,7 +61,7 @@ class HeadCircuit:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         measured, heads = self._measured(subject), subject.living_heads
-        found = [head for head in heads if self._belongs(measured[head])]
+        found = [head for head in heads if any(measured[head][name] >= least for name, least in self.measures.items())]
         if not found:
             # Slightly below the largest values, so that these reach them after rounding.
             maxima = {name: max(values[name] for values in measured.values()) for name in self.measures}
@@ -90,11 +83,14 @@ class HeadCircuit:
             [name, draw, len(left), *_scores(subject, _without(heads, left), replacement_of)]
             for name, draw, left in kept
         ]
-        means = {name: _mean([row[3:] for row in rows if row[0] == name]) for name, *_ in kept}
-        relative = [
-            max(measured[head][name] / least for name, least in self.measures.items()) if head in measured else math.nan
-            for head in subject.heads
-        ]
+        scores = {
+            name: torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64) for name, *_ in kept
+        }
+        means = {name: of_sets.mean(dim=0).tolist() for name, of_sets in scores.items()}
+        relative = {
+            head: max(values[name] / least for name, least in self.measures.items())
+            for head, values in measured.items()
+        }
         return Findings(
             scalars={
                 "analysis/num_found": len(found),
@@ -126,9 +122,6 @@ class HeadCircuit:
                 )
             },
         )
-
-    def _belongs(self, values: Mapping[str, float]) -> bool:
-        return any(values[name] >= least for name, least in self.measures.items())
 
     def _measured(self, subject: Subject) -> dict[Head, dict[str, float]]:
         """The measures of `living_heads` on random sequences; the larger value for a head with two softmaxes."""
@@ -174,8 +167,3 @@ def _scores(subject: Subject, removed: Sequence[Head], replacement_of: Replaceme
             scored = subject.task.score(subject.network, batch)
         sums = {name: sums.get(name, 0.0) + score.cpu() for name, score in scored.items()}
     return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])
-
-
-def _mean(rows: Sequence[Sequence[Any]]) -> tuple[float, float]:
-    loss, accuracy = torch.tensor(rows, dtype=torch.float64).mean(dim=0).tolist()
-    return loss, accuracy

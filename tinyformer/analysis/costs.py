@@ -41,41 +41,24 @@ BYTES = {"bf16": 2, "fp32": 4}
 
 @dataclass(frozen=True)
 class Costs:
-    """Parameters, FLOPs and KV-cache size of a network.
-
-    Args:
-        seq_len: T, the context length, at which FLOPs are counted.
-        num_parameters: all parameters; a tied readout counts once.
-        attention_weights: parameters of the attention's projection matrices, without biases.
-        attention_weights_per_layer: their mean over the attention layers, rounded down.
-        embedding_parameters: parameters of the embeddings of tokens and absolute positions.
-        flops_per_token: FLOPs of a forward pass.
-        training_flops_per_token: FLOPs of a forward and a backward pass.
-        flops_per_token_by_part: FLOPs of a forward pass by part, see `flops_per_token`.
-        attended_flops_per_token: FLOPs of a forward pass if the kernel skips the keys that the mask hides.
-        cache_dtype: dtype of the cache, a name in `BYTES`.
-        cache_bytes_per_token: cache size of a token, over all layers.
-        cache_bytes: cache size after T tokens; a layer with a window keeps only the window.
-        cache_reduction: how many times larger the cache of multi-head attention is, with a key and a value for each
-            query head.
-    """
+    """Parameters, FLOPs and KV-cache size of a network."""
 
     vocab_size: int
-    seq_len: int
-    num_parameters: int
+    seq_len: int  # T, the context length, at which FLOPs are counted
+    num_parameters: int  # a tied readout counts once
     attention_parameters: int
-    attention_weights: int
-    attention_weights_per_layer: int
+    attention_weights: int  # parameters of the attention's projection matrices, without biases
+    attention_weights_per_layer: int  # their mean over the attention layers, rounded down
     feed_forward_parameters: int
-    embedding_parameters: int
-    flops_per_token: int
-    training_flops_per_token: int
-    flops_per_token_by_part: dict[str, int]
-    attended_flops_per_token: int
-    cache_dtype: str
-    cache_bytes_per_token: int
-    cache_bytes: int
-    cache_reduction: float
+    embedding_parameters: int  # of the embeddings of tokens and absolute positions
+    flops_per_token: int  # of a forward pass
+    training_flops_per_token: int  # of a forward and a backward pass
+    flops_per_token_by_part: dict[str, int]  # of a forward pass, see `flops_per_token`
+    attended_flops_per_token: int  # of a forward pass, if the kernel skips the keys that the mask hides
+    cache_dtype: str  # a name in `BYTES`
+    cache_bytes_per_token: int  # over all layers
+    cache_bytes: int  # after T tokens; a layer with a window keeps only the window
+    cache_reduction: float  # how many times larger a cache with a key and a value for each query head is
 
 
 def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
@@ -175,14 +158,10 @@ class TrainingFlops:
     A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes only the
     one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted. Where
     an attention is no `BaseAttention`, its operations are unknown, and all counts are nan.
-
-    Args:
-        per_size: FLOPs of the layers for each token or pair, by the names of `batch_sizes`.
-        per_readout: FLOPs for each token that is read out.
     """
 
-    per_size: Mapping[str, float]
-    per_readout: float
+    per_size: Mapping[str, float]  # FLOPs of the layers for each token or pair, by the names of `batch_sizes`
+    per_readout: float  # FLOPs for each token that is read out
 
     @classmethod
     def of(cls, network: Network) -> "TrainingFlops":

@@ -19,12 +19,14 @@ from tinyformer.analysis.residual import (
     depth_table,
     inputs_without_padding,
     residual_streams,
-    stack_kinds,
+    stacks_of,
 )
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, changed, require_positive
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, Network
+
+NORM_TITLE = "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)"
 
 
 @dataclass(eq=False)
@@ -45,15 +47,10 @@ class GradientFlow:
     The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
     respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and that of the gradient
     of a single target's loss, averaged over windows. The first is smaller where gradients of different targets cancel.
-
-    Args:
-        num_windows: see `Analysis`.
-        saturated: the largest weight of a row at which it counts as saturated.
     """
 
     num_windows: int = 32
-    saturated: float = 0.99
-
+    saturated: float = 0.99  # the largest weight of a row at which it counts as saturated
     needs_gradient = True
 
     def __post_init__(self) -> None:
@@ -94,21 +91,12 @@ class GradientFlow:
                     [
                         [*kind, name, *at, *norms]
                         for name, network in subject.networks().items()
-                        for kind, of_stack in zip(
-                            stack_kinds(network), sublayer_gradients(subject, network), strict=True
-                        )
-                        for at, norms in of_stack.items()
+                        for (kind, *at), norms in sublayer_gradients(subject, network).items()
                     ],
                 ),
             },
             figures={
-                **depth_charts(
-                    norms,
-                    0,
-                    "gradients",
-                    "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)",
-                    "norm",
-                ),
+                **depth_charts(norms, {"gradients": (NORM_TITLE, "norm", "log")}),
                 "saturation": head_grid(
                     shares["saturated"],
                     [[head_label(name) for name in map_names(layer)] for layer in subject.layers],
@@ -157,24 +145,23 @@ def _map_table(subject: Subject, columns: Mapping[str, Sequence[Sequence[float]]
     ]
 
 
-def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[int, str], tuple[float, float]]]:
-    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by layer and name, for each stack of a network.
+def sublayer_gradients(
+    subject: Subject, network: Network
+) -> dict[tuple[tuple[str, ...], int, str], tuple[float, float]]:
+    """Two norms ‖∂L / ∂W‖ over all weights W of a sublayer, by the kind of its stack, its layer and its name.
 
     In the first, L is the mean loss of the batches' windows, in nats per target. In the second, L is the loss of the
     last target of a window, which has the longest context, and the norm is averaged over windows. Norm layers are left
     out: they belong to the layer, not to the sublayer.
     """
-    sublayers = [
-        {
-            (depth, name): list(getattr(layer, name).parameters())
-            for depth, layer in enumerate(stack.layers)
-            for name in ("attention", "cross_attention", "feed_forward")
-            if getattr(layer, name, None) is not None
-        }
-        for stack in network.stacks()
-    ]
-    groups = [group for of_stack in sublayers for group in of_stack.values()]
-    weights = list(itertools.chain(*groups))
+    sublayers = {
+        (kind, depth, name): list(getattr(layer, name).parameters())
+        for kind, stack in stacks_of(network).items()
+        for depth, layer in enumerate(stack.layers)
+        for name in ("attention", "cross_attention", "feed_forward")
+        if getattr(layer, name, None) is not None
+    }
+    groups, weights = list(sublayers.values()), list(itertools.chain(*sublayers.values()))
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     of_targets = torch.zeros(len(groups), dtype=torch.float64)
     for batch in subject.batches:
@@ -193,7 +180,7 @@ def sublayer_gradients(subject: Subject, network: Network) -> list[dict[tuple[in
                 gradients = torch.autograd.grad(row, weights, retain_graph=True, materialize_grads=True)
                 of_targets += torch.tensor(_norms_of(groups, gradients), dtype=torch.float64)
     norms = zip(_norms_of(groups, totals), (of_targets / subject.num_windows).tolist(), strict=True)
-    return [{at: next(norms) for at in of_stack} for of_stack in sublayers]
+    return dict(zip(sublayers, norms, strict=True))
 
 
 def with_last_target(batch: Batch) -> Batch:
@@ -201,7 +188,7 @@ def with_last_target(batch: Batch) -> Batch:
     if "targets" not in batch:
         return batch
     is_target = batch["targets"] != IGNORED
-    is_last = is_target & (is_target.cumsum(dim=1) == is_target.sum(dim=1, keepdim=True))
+    is_last = is_target.cumsum(dim=1) == is_target.sum(dim=1, keepdim=True)
     return {**batch, "targets": batch["targets"].masked_fill(~is_last, IGNORED)}
 
 

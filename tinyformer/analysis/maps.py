@@ -13,21 +13,8 @@ from tinyformer.analysis.ablation import head_importance
 from tinyformer.analysis.measures.events import head_labels
 from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers
 from tinyformer.analysis.measures.padding import queries_by_kind, without_padding
-from tinyformer.analysis.measures.pair_probe import (
-    Axes,
-    axes_of_pair,
-    capture_pair,
-    measure_pairs,
-    pairs_of,
-    sides_of,
-)
-from tinyformer.analysis.measures.probe import (
-    HeadMeasures,
-    capture_weights,
-    head_label,
-    make_probes,
-    measure_heads,
-)
+from tinyformer.analysis.measures.pair_probe import Axes, axes_of_pair, capture_pair, measure_pairs, pairs_of, sides_of
+from tinyformer.analysis.measures.probe import HeadMeasures, capture_weights, head_label, make_probes, measure_heads
 from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import head_maps
 from tinyformer.analysis.scales import EXPLANATIONS
@@ -49,13 +36,10 @@ NUM_SEQUENCES, PERIOD = 8, 32
 class Shown(NamedTuple):
     """What is shown, and what is measured."""
 
-    maps: list[Tensor]
-    """The weights of each layer."""
-    axes: Mapping[str, Axes]
-    """The tokens of the maps, by the kind of attention; the kind is "" where there is only one."""
+    maps: list[Tensor]  # the weights of each layer
+    axes: Mapping[str, Axes]  # the tokens, by the kind of attention; the kind is "" where there is only one
     measures: HeadMeasures
-    extent: str
-    """The number of tokens that are shown, in words."""
+    extent: str  # the number of tokens that are shown, in words
 
 
 @dataclass(eq=False)
@@ -71,8 +55,7 @@ class HeadMaps:
         target: the target of the source; by default what the model decodes.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
             smaller.
-        num_windows: see `Analysis`; those over which measures and importance are computed where there is no text. The
-            measures of a text are its own.
+        num_windows: those over which measures and importance are computed; the measures of a text are its own.
         importance: whether to compute importance, which needs gradients; not that of a text, which has no targets.
         rows: number of queries of each window that are measured, see `capture_attention`; in a pair, all are.
     """
@@ -96,7 +79,11 @@ class HeadMaps:
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
         measures = self._with_importance(subject, shown.measures)
         names = [list(map(head_label, layer)) for layer in measures.names]
-        facts = subject.facts_of_text(self.text) if self.text else None
+        if self.text:
+            facts = shown_facts = subject.facts_of_text(self.text)
+        else:
+            loss = f"{subject.losses().mean:.4f} nats per {subject.task.unit}"
+            facts, shown_facts = None, {**subject.facts, "loss": f"{loss}, over {subject.num_windows} {subject.row}s"}
         atlas = write_atlas(
             folder / "atlas.html",
             shown.maps,
@@ -105,7 +92,7 @@ class HeadMaps:
             names,
             descriptions=EXPLANATIONS,
             addresses=subject.addresses,
-            facts=facts or {**subject.facts, "loss": _loss(subject)},
+            facts=shown_facts,
             labels=head_labels(measures.values),
             ablated=measures.ablated,
         )
@@ -147,8 +134,8 @@ class HeadMaps:
             windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
             probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
             measures = measure_heads(network, probes, self.rows, subject.precision())
-        axes = {"": Axes(strings, strings)}
-        return Shown([weights[0] for weights in captured], axes, measures, _extent(tokens, text))
+        maps = [weights[0] for weights in captured]
+        return Shown(maps, {"": Axes(strings, strings)}, measures, _extent(tokens, text))
 
     def _pair(self, subject: Subject) -> Shown:
         """The maps of a source and its target."""
@@ -169,14 +156,13 @@ class HeadMaps:
             captured = capture_pair(network, pair)
         maps = [weights[0] for of_kind in captured.values() for weights in of_kind]
         measures = measure_pairs(network, pairs or [pair], subject.precision())
-        extents = [
+        of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.predicted(given))
             for ids, given in ((pair.source, text), (pair.target, target))
-        ]
-        axes = axes_of_pair(pair, subject.tokenizer)
-        return Shown(
-            maps, {kind: axes[kind] for kind in captured}, measures, "{} source and {} target".format(*extents)
         )
+        axes = axes_of_pair(pair, subject.tokenizer)
+        extent = f"{of_source} source and {of_target} target"
+        return Shown(maps, {kind: axes[kind] for kind in captured}, measures, extent)
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show."""
@@ -191,22 +177,15 @@ class HeadMaps:
         """The measures, with importance unless it is turned off."""
         if not self.needs_gradient:
             return measures
-        importance = subject.by_layer(head_importance(subject))
-        # A differential head has two maps and one importance.
-        repeated = [
+        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+        of_maps = [  # a differential head has two maps and one importance
             [
-                math.nan if is_ablated else value
-                for value, is_ablated in zip(values, layer.ablated(), strict=True)
-                for _ in range(layer.num_softmaxes)
+                math.nan if is_ablated else importance[index, number // layer.num_softmaxes]
+                for number, is_ablated in enumerate(layer.ablated_maps())
             ]
-            for layer, values in zip(subject.layers, importance, strict=True)
+            for index, layer in enumerate(subject.layers)
         ]
-        return replace(measures, values={**measures.values, "importance": repeated})
-
-
-def _loss(subject: Subject) -> str:
-    """The loss of the windows or pairs that are measured, in words."""
-    return f"{subject.losses().mean:.4f} nats per {subject.task.unit}, over {subject.num_windows} {subject.row}s"
+        return replace(measures, values={**measures.values, "importance": of_maps})
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:

@@ -30,25 +30,17 @@ from tinyformer.nn.score import Scoring
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """FLOPs and memory of a training step on `batch` sequences of T tokens, and of decoding them.
-
-    Args:
-        tokens: number of tokens of all sequences; in an encoder–decoder, of target tokens.
-        optimizer_bytes: bytes of the optimizer's state.
-        activation_bytes: bytes that the layers store for the backward pass.
-        training_bytes: the sum of the four before.
-        cache_bytes: bytes of the KV cache of all sequences after T tokens.
-    """
+    """FLOPs and memory of a training step on `batch` sequences of T tokens, and of decoding them."""
 
     batch: int
-    tokens: int
+    tokens: int  # of all sequences; in an encoder–decoder, of the targets
     training_flops: int
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    activation_bytes: int
-    training_bytes: int
-    cache_bytes: int
+    activation_bytes: int  # that the layers store for the backward pass
+    training_bytes: int  # the sum of the four before
+    cache_bytes: int  # of all sequences after T tokens
 
 
 def count_batch(
@@ -60,9 +52,6 @@ def count_batch(
     """The costs of a batch, given factories that are called where tensors take no memory.
 
     Activations and the KV cache are in `dtype`, "bf16" as in mixed precision or "fp32".
-
-    Raises:
-        ArgumentError: the batch is empty, or the dtype is unknown.
     """
     require_at_least(1, {"batch": 8}, batch=batch)
     with FakeTensorMode():

@@ -45,19 +45,18 @@ def _(task: Classification, network: Network, batches: Iterable[Batch], split: L
 @analyse_predictions.register
 def _(task: Seq2Seq, network: Network, batches: Iterable[Batch], split: PairSplit) -> Findings:
     """Each decoded pair beside its reference, with the chrF of the sentence (0 to 100); see `Seq2Seq.outputs`."""
-    rows = [[*astuple(one), text_similarity(one.output, one.reference)] for one in task.outputs]
+    rows = [[*astuple(pair), text_similarity(pair.output, pair.reference)] for pair in task.outputs]
     return Findings(tables={"translations": (["source", "reference", "output", "chrf"], rows)} if rows else {})
 
 
 @analyse_predictions.register
 def _(task: SpanExtraction, network: Network, batches: Iterable[Batch], split: QuestionSplit) -> Findings:
     """The questions whose predicted answers have the lowest F1; see `SpanExtraction.predictions`."""
-    answers = split.answers()
-    scored = [(answer_scores(one.text, answers[one.row]), one) for one in task.predictions]
-    rows = [
-        [split.question(one.row), split.context(one.row), " | ".join(answers[one.row]), one.text, exact_match, f1]
-        for (exact_match, f1), one in sorted(scored, key=lambda pair: pair[0][::-1])[:NUM_WORST]
-    ]
+    answers, rows = split.answers(), []
+    for row, text in ((predicted.row, predicted.text) for predicted in task.predictions):
+        exact_match, f1 = answer_scores(text, answers[row])
+        rows.append([split.question(row), split.context(row), " | ".join(answers[row]), text, exact_match, f1])
+    rows = sorted(rows, key=lambda row: (row[-1], row[-2]))[:NUM_WORST]
     columns = ["question", "context", "answer", "prediction", "exact_match", "f1"]
     return Findings(tables={"worst_examples": (columns, rows)} if rows else {})
 
@@ -69,24 +68,19 @@ def classification_findings(
     names: Sequence[str],
 ) -> Findings:
     """The confusion matrix, and the examples whose true class has the lowest probability."""
-    predicted = probabilities.argmax(dim=-1)
-    confusion = torch.zeros(len(names), len(names), dtype=torch.long)
-    confusion.index_put_((labels, predicted), torch.ones_like(labels), accumulate=True)
-    probability_of_label = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
-    worst = probability_of_label.argsort(stable=True)[:NUM_WORST].tolist()
+    predicted, num_classes = probabilities.argmax(dim=-1), len(names)
+    counts = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    confusion = counts.view(num_classes, num_classes)
+    of_label = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
+    worst = of_label.argsort(stable=True)[:NUM_WORST].tolist()
+    rows = [[texts[i], names[int(labels[i])], names[int(predicted[i])], float(of_label[i])] for i in worst]
     return Findings(
         tables={
             "confusion": (
                 ["label", *names],
                 [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)],
             ),
-            "worst_examples": (
-                ["text", "label", "predicted", "probability_of_label"],
-                [
-                    [texts[i], names[int(labels[i])], names[int(predicted[i])], float(probability_of_label[i])]
-                    for i in worst
-                ],
-            ),
+            "worst_examples": (["text", "label", "predicted", "probability_of_label"], rows),
         },
         figures={"confusion": confusion_grid(confusion, names)},
     )

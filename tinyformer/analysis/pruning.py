@@ -47,19 +47,16 @@ class HeadPruning:
     layer, use `Residual(branch=0)` instead. Ablated heads do not count, and stay as they are.
 
     Args:
-        fraction: share of all heads to prune.
         order: which heads are pruned first: by `importance` (see `head_importance`); `oracle`, by the change of the
             loss after ablating each alone; or `random`, the baseline.
-        num_windows: see `Analysis`.
-        seed: seed of the random order.
         random_orders: number of random orders to compare with in the picture and the table, with the seeds that follow
             `seed`. Each costs at most 17 evaluations of the windows.
     """
 
-    fraction: float = 0.4
+    fraction: float = 0.4  # of all heads, to prune
     order: str = "importance"
     num_windows: int = 32
-    seed: int = 0
+    seed: int = 0  # of the random order
     random_orders: int = 3
 
     def __post_init__(self) -> None:
@@ -151,11 +148,7 @@ class HeadPruning:
         )
 
     def _num_pruned(self, total: int, most: int) -> int:
-        """The number of heads to prune.
-
-        Raises:
-            ArgumentError: it is 0, or more than `most`.
-        """
+        """The number of heads to prune, from 1 to `most`."""
         count = round(self.fraction * total)
         if most == 0:
             reason = "no head can be pruned, since each layer of the model has only one, which it keeps"

@@ -30,27 +30,20 @@ NUM_PRINTED = 3
 class Related(NamedTuple):
     """The attention of the heads of a layer from one word to another."""
 
-    weights: Float[Tensor, " maps"]
-    """Summed over the tokens of the key word, and averaged over those of the query word."""
-    ranks: Int[Tensor, " maps"]
-    """The rank of the weight among the words that the query word sees, 1 for the largest."""
-    num_words: int
-    """The number of these words."""
-    uniform: float
-    """The weight if each token attended evenly to all tokens that it sees; 0 if the mask hides the key word."""
+    weights: Float[Tensor, " maps"]  # summed over the tokens of the key word, averaged over those of the query word
+    ranks: Int[Tensor, " maps"]  # of the weight among the words that the query word sees, 1 for the largest
+    num_words: int  # that the query word sees
+    uniform: float  # the weight if each token attended evenly to all that it sees; 0 if the mask hides the key word
 
 
 class Read(NamedTuple):
-    """The attention of a model on a text, or from a target to its source: layers, their addresses and maps, and words.
-
-    The words of `queries` attend to those of `keys`.
-    """
+    """The attention of a model on a text, or from a target to its source."""
 
     layers: Sequence[BaseAttention]
     addresses: Sequence[Address]
     maps: Sequence[AttentionMaps]
-    queries: Words
-    keys: Words
+    queries: Words  # that attend
+    keys: Words  # that are attended to
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """Residual surgery: the loss without each residual connection or sublayer, and rank collapse without connections."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from tinyformer.analysis.subject import (
     changed,
     require_positive,
 )
-from tinyformer.nn import EncoderDecoder, Network, Residual
+from tinyformer.nn import Encoder, EncoderDecoder, Network, Residual
 from tinyformer.nn.heads import layer_title
 
 SUBLAYER_NAMES = {
@@ -37,6 +37,15 @@ SUBLAYER_NAMES = {
 }
 PART_NAMES = {"skip": "skip around", "branch": "sublayer"}
 """The parts of a residual connection, as they are called in figures."""
+
+RANK_CHARTS = {
+    "rank": (
+        "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
+        *("relative distance to rank 1", "log"),
+    ),
+    "token_cosine": ("Mean cosine similarity of the tokens of a sequence", "mean cosine similarity", "linear"),
+}
+"""Titles, y labels and y scales of the charts of `rank_by_depth`, by the names of their files."""
 
 ByDepth: TypeAlias = dict[tuple[str, ...], dict[str, Sequence[tuple[float, ...]]]]
 """By stack, then by model: values at each depth. A stack is ("encoder",), ("decoder",), or () if it is the only one."""
@@ -66,12 +75,10 @@ def residuals_of(layer: Any) -> dict[str, Residual]:
     return {name: getattr(layer, name) for name in SUBLAYER_NAMES if hasattr(layer, name)}
 
 
-@contextmanager
-def without_skips(network: Network) -> Iterator[None]:
+def without_skips(network: Network) -> AbstractContextManager[None]:
     """Remove all residual connections of a network inside the block."""
     layers = [layer for stack in network.stacks() for layer in stack.layers]
-    with changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0):
-        yield
+    return changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0)
 
 
 @contextmanager
@@ -104,7 +111,7 @@ def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, floa
 
 def by_depth(subject: Subject, measure: Callable[[Network], Sequence[Sequence[tuple[float, ...]]]]) -> ByDepth:
     """What `measure` finds in each stack, for the trained and the untrained network, with and without connections."""
-    measured: ByDepth = {kind: {} for kind in stack_kinds(subject.network)}
+    measured: ByDepth = {kind: {} for kind in stacks_of(subject.network)}
     for name, network in subject.networks().items():
         with_skips = measure(network)
         with without_skips(network):
@@ -125,10 +132,8 @@ def depth_table(subject: Subject, measured: ByDepth, *columns: str) -> Table:
     ]
 
 
-def depth_charts(
-    measured: ByDepth, index: int, name: str, title: str, ylabel: str, yscale: str = "log"
-) -> dict[str, Figure]:
-    """A chart over depth for each stack, of the value with an index, by the name of its file."""
+def depth_charts(measured: ByDepth, charts: Mapping[str, tuple[str, str, str]]) -> dict[str, Figure]:
+    """Charts over depth for each stack, one for each value, given their names, titles, y labels and y scales."""
     return {
         "_".join([*kind, name]): lines(
             {
@@ -141,6 +146,7 @@ def depth_charts(
             yscale,
         )
         for kind, of_kind in measured.items()
+        for index, (name, (title, ylabel, yscale)) in enumerate(charts.items())
     }
 
 
@@ -152,15 +158,10 @@ class ResidualSurgery:
 
     Without residual connections and feed-forward networks, the output of attention converges to rank 1, the same vector
     for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
-
-    Args:
-        num_windows: see `Analysis`.
-        num_resamples: number of bootstrap resamples of the windows.
     """
 
     num_windows: int = 32
-    num_resamples: int = 1000
-
+    num_resamples: int = 1000  # bootstrap resamples of the windows
     needs_gradient = False
 
     def __post_init__(self) -> None:
@@ -169,7 +170,7 @@ class ResidualSurgery:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         base, changes = subject.losses(), dict[tuple[Any, ...], Change]()
-        for kind, stack in zip(stack_kinds(subject.network), subject.network.stacks(), strict=True):
+        for kind, stack in stacks_of(subject.network).items():
             for depth, layer in enumerate(stack.layers):
                 for (name, residual), part in itertools.product(residuals_of(layer).items(), PART_NAMES):
                     with changed([residual], **{part: 0.0}):
@@ -202,21 +203,7 @@ class ResidualSurgery:
             },
             figures={
                 "residual": _change_figure({at: change.mean for at, change in changes.items()}, subject.task.unit),
-                **depth_charts(
-                    ranks,
-                    0,
-                    "rank",
-                    "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
-                    "relative distance to rank 1",
-                ),
-                **depth_charts(
-                    ranks,
-                    1,
-                    "token_cosine",
-                    "Mean cosine similarity of the tokens of a sequence",
-                    "mean cosine similarity",
-                    "linear",
-                ),
+                **depth_charts(ranks, RANK_CHARTS),
             },
         )
 
@@ -233,9 +220,10 @@ def _mean_ranks(subject: Subject, network: Network) -> list[list[tuple[float, ..
     return [list(map(tuple, of_stack.tolist())) for of_stack in means]
 
 
-def stack_kinds(network: Network) -> list[tuple[str, ...]]:
-    """The kind of each stack: ("encoder",) and ("decoder",), or () where there is one stack."""
-    return [("encoder",), ("decoder",)] if isinstance(network, EncoderDecoder) else [()]
+def stacks_of(network: Network) -> dict[tuple[str, ...], Encoder]:
+    """The stacks of layers by kind: ("encoder",) and ("decoder",), or () where there is one stack."""
+    kinds = [("encoder",), ("decoder",)] if isinstance(network, EncoderDecoder) else [()]
+    return dict(zip(kinds, network.stacks(), strict=True))
 
 
 def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -41,90 +42,70 @@ SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e
 
 
 def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
-    """A line over a numeric setting: a dot for every seed, and the mean with an error bar of one standard deviation.
+    """The metric of every seed by a numeric setting, ascending: dots, and a line of means with standard deviations.
 
     The axis of the setting is logarithmic if its values are powers of two or span orders of magnitude.
-
-    Args:
-        numbers: values of the setting, ascending.
-        values: for each of them, the metric of every seed.
-        setting: name of the setting.
-        metric: name of the metric.
     """
-    figure, axes = _empty(WIDTH, HEIGHT, metric, f"by {setting}")
-    pairs = [(number, value) for number, seeds in zip(numbers, values, strict=True) for value in seeds]
-    _draw_seeds(axes, [x for x, _ in pairs], [y for _, y in pairs])
-    scored = [(number, seeds) for number, seeds in zip(numbers, values, strict=True) if seeds]
-    means, spreads = _means([seeds for _, seeds in scored])
-    _draw_means(axes, [x for x, _ in scored], means, yerr=spreads, linestyle="-")
+    figure, axes = _chart((WIDTH, HEIGHT), numbers, values, metric, setting, "y")
     base = _log_base(numbers)
     if base is not None:
         axes.set_xscale("log", base=base)
     axes.set_xlabel(_wrapped(setting), fontsize=POINTS + 1)
-    axes.set_ylabel(_with_unit(metric), fontsize=POINTS + 1)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=GRID_COLOUR, linewidth=0.8)
-    _finish(figure, axes, "y")
     _label_numbers(figure, axes, numbers)
     return figure
 
 
 def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
-    """A row for each setting, the first on top: a dot for every seed, and the mean with one standard deviation.
-
-    Args:
-        labels: the settings.
-        values: for each of them, the metric of every seed.
-        setting: name of the setting, or names of several.
-        metric: name of the metric.
-    """
+    """The metric of every seed, in a row for each label of a setting or several, with mean and standard deviation."""
     shown = [_wrapped(label) for label in labels]
     lines = [line for label in shown for line in label.splitlines()]
     most = max(label.count("\n") + 1 for label in shown)
     size = WIDTH + 0.08 * max(map(len, lines), default=0), MARGINS + ROW_HEIGHT * most * len(labels)
-    figure, axes = _empty(*size, metric, f"by {setting}" if setting else "")
-    pairs = [(value, row) for row, seeds in enumerate(values) for value in seeds]
-    _draw_seeds(axes, [x for x, _ in pairs], [y for _, y in pairs])
-    scored = [(row, seeds) for row, seeds in enumerate(values) if seeds]
-    means, spreads = _means([seeds for _, seeds in scored])
-    _draw_means(axes, means, [row for row, _ in scored], xerr=spreads, linestyle="none")
+    figure, axes = _chart(size, range(len(labels)), values, metric, setting, "x")
     for row, seeds in enumerate(values):
         if not seeds:
             at_left = axes.get_yaxis_transform()
             axes.text(0.01, row, "none", transform=at_left, va="center", fontsize=POINTS, color=NONE_COLOUR)
     axes.set_yticks(range(len(labels)), shown, family=list(FONTS), parse_math=False)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlabel(_with_unit(metric), fontsize=POINTS + 1)
     axes.grid(color=GRID_COLOUR, linewidth=0.8)
-    _finish(figure, axes, "x")
     return figure
 
 
-def _empty(width: float, height: float, metric: str, subtitle: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+def _chart(
+    size: tuple[float, float],
+    places: Sequence[float],
+    values: Sequence[Sequence[float]],
+    metric: str,
+    setting: str,
+    value_axis: Literal["x", "y"],
+) -> tuple[Figure, Axes]:
+    """A dot for every seed, and the mean of each place with one standard deviation, which a single seed lacks."""
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    lines = [_with_unit(metric), *textwrap.wrap(readable(subtitle, MAX_LABEL), int(width * 10))]
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS + 3, parse_math=False)
-    return figure, axes
-
-
-def _wrapped(label: str) -> str:
-    """A label, wrapped into lines."""
-    return "\n".join(textwrap.wrap(readable(label, MAX_LABEL), LABEL_WIDTH, break_on_hyphens=False))
-
-
-def _draw_seeds(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
-    axes.scatter(x, y, s=26, facecolors="none", edgecolors=SEED_COLOUR, linewidths=1.3, zorder=3, label="single runs")
-
-
-def _draw_means(axes: Axes, x: Sequence[float], y: Sequence[float], **style: Any) -> None:
+    subtitle = readable(f"by {setting}" if setting else "", MAX_LABEL)
+    title = [_with_unit(metric), *textwrap.wrap(subtitle, int(size[0] * 10))]
+    figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=POINTS + 3, parse_math=False)
+    dots = [(place, value) for place, seeds in zip(places, values, strict=True) for value in seeds]
+    scored = [(place, seeds) for place, seeds in zip(places, values, strict=True) if seeds]
+    means = [(place, statistics.fmean(seeds)) for place, seeds in scored]
+    spreads = [statistics.stdev(seeds) if len(seeds) > 1 else math.nan for _, seeds in scored]
+    (x, y), (mean_x, mean_y) = (
+        np.array(points).reshape(-1, 2).T[:: 1 if value_axis == "y" else -1] for points in (dots, means)
+    )
+    style: dict[str, Any] = {"s": 26, "facecolors": "none", "edgecolors": SEED_COLOUR, "linewidths": 1.3, "zorder": 3}
+    axes.scatter(x, y, **style, label="single runs")
     axes.errorbar(
-        x,
-        y,
-        **style,
+        mean_x,
+        mean_y,
+        xerr=spreads if value_axis == "x" else None,
+        yerr=spreads if value_axis == "y" else None,
+        linestyle="-" if value_axis == "y" else "none",
         color=MEAN_COLOUR,
         linewidth=1.2,
         marker="o",
@@ -133,18 +114,16 @@ def _draw_means(axes: Axes, x: Sequence[float], y: Sequence[float], **style: Any
         zorder=2,
         label="mean ± standard deviation",
     )
-
-
-def _means(values: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Mean and sample standard deviation of each setting; nan for a single seed."""
-    spreads = [statistics.stdev(seeds) if len(seeds) > 1 else math.nan for seeds in values]
-    return [statistics.fmean(seeds) for seeds in values], spreads
-
-
-def _finish(figure: Figure, axes: Axes, value_axis: Literal["x", "y"]) -> None:
+    set_label = axes.set_xlabel if value_axis == "x" else axes.set_ylabel
+    set_label(_with_unit(metric), fontsize=POINTS + 1)
     axes.tick_params(labelsize=POINTS)
     axes.ticklabel_format(axis=value_axis, style="plain", useOffset=False)
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=POINTS)
+    return figure, axes
+
+
+def _wrapped(label: str) -> str:
+    return "\n".join(textwrap.wrap(readable(label, MAX_LABEL), LABEL_WIDTH, break_on_hyphens=False))
 
 
 def _label_numbers(figure: Figure, axes: Axes, numbers: Sequence[float]) -> None:

@@ -1,8 +1,6 @@
 """Shapes of attention maps (Kovaleva et al. 2019, arXiv 1908.08593, section 4.1): one column, or blocks.
 
-Each takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value for each
-head: the mean over the batch, or nan if the measure is not defined for any sequence. Layers may be stacked in a
-dimension before the batch.
+A measure is a mean over the batch, or nan if it is not defined for any sequence. With a sink, rows sum to less than 1.
 """
 
 import math
@@ -21,13 +19,10 @@ MAX_BOUNDARIES = 32
 def vertical(
     weights: Float[Tensor, "*layers batch heads rows k_seq"], left_out: int = 0
 ) -> Float[Tensor, "*layers heads"]:
-    """max_k mean_q w_qk: share of attention on the one key that receives most, apart from the first or the last.
+    """max_k mean_q w_qk: share of attention on the one key that receives most.
 
-    In BERT such keys are delimiters, which appear as vertical lines in the map.
-
-    Args:
-        weights: attention weights.
-        left_out: index of the key that does not count: 0, where sinks form, or -1, the end of a source.
+    In BERT such keys are delimiters, which appear as vertical lines in the map. The key with the index `left_out` does
+    not count: 0, where sinks form, or -1, the end of a source.
     """
     received = weights.mean(dim=-2)
     others = received[..., 1:] if left_out == 0 else received[..., :-1]
@@ -71,12 +66,9 @@ def _across(
     queries: Int[Tensor, "rows 1"],
     boundaries: Int[Tensor, "*#maps boundaries"],
 ) -> Float[Tensor, "*layers batch #heads rows boundaries"]:
-    """The sum of each query's values over the keys on the other side of each boundary.
+    """The sum of each query's values over the keys on the other side of each boundary, from their cumulative sums.
 
-    Args:
-        sums: cumulative sums of the values over keys.
-        queries: positions of the queries.
-        boundaries: the first key of the second side; the same for all maps, or `... 1 1` with one for each map.
+    A boundary is the first key of the second side; boundaries are the same for all maps, or `... 1 1`, one for each.
     """
     shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
     before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))

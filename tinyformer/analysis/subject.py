@@ -1,12 +1,13 @@
 """The interface of an analysis: the model and data that it is given, and the findings that it returns."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -37,8 +38,6 @@ Head: TypeAlias = tuple[int, int]
 Table: TypeAlias = tuple[list[str], list[list[Any]]]
 """Columns and rows."""
 
-Result = TypeVar("Result")
-
 
 @runtime_checkable
 class Trained(Protocol):
@@ -57,30 +56,17 @@ class Trained(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model and the data that it is analysed on.
+    """A trained model and the data that it is analysed on."""
 
-    Args:
-        network: the model, in evaluation mode.
-        batches: a random sample of the windows or pairs of the evaluated split, in batches of nearly equal size on the
-            network's device.
-        task: the task that the network was trained for.
-        tokenizer: the tokenizer of the batches.
-        precision: makes the context in which forward passes run.
-        untrained: makes the network with the weights that it had before its first training step.
-        save_pruned: writes a checkpoint of the network after heads were pruned.
-        row: what a row of a batch is, in the singular.
-        facts: what is analysed, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}; see `caption`.
-    """
-
-    network: Network
-    batches: Sequence[Batch]
+    network: Network  # in evaluation mode
+    batches: Sequence[Batch]  # a sample of the evaluated split, of nearly equal size, on the network's device
     task: Task
     tokenizer: TextTokenizer
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-    untrained: Callable[[], Network] | None = None
-    save_pruned: Callable[[Network, Path], None] | None = None
-    row: str = "window"
-    facts: Mapping[str, str] = field(default_factory=dict)
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
+    untrained: Callable[[], Network] | None = None  # with the weights before the first training step
+    save_pruned: Callable[[Network, Path], None] | None = None  # writes a checkpoint of a network with fewer heads
+    row: str = "window"  # what a row of a batch is, in the singular
+    facts: Mapping[str, str] = field(default_factory=dict)  # what is analysed, by name, see `caption`
 
     def sample(self, num_windows: int) -> "Subject":
         """The subject itself, whose data are a sample; see `Trained`."""
@@ -88,11 +74,7 @@ class Subject:
 
     @cached_property
     def layers(self) -> list[BaseAttention]:
-        """The attention of each layer.
-
-        Raises:
-            NoMapsError: see `attention_calls`.
-        """
+        """The attention of each layer; an error if one has no heads, see `attention_calls`."""
         batch = self.batches[0]
         inputs = (batch["source"], batch["inputs"]) if "source" in batch else (batch["inputs"], self.task.mask(batch))
         with self.precision():
@@ -100,16 +82,11 @@ class Subject:
 
     @cached_property
     def heads(self) -> list[Head]:
-        """All heads."""
         return [(index, head) for index, layer in enumerate(self.layers) for head in range(layer.num_heads)]
 
     @property
     def living_heads(self) -> list[Head]:
-        """The heads that are not ablated: the others have no effect that could be analysed.
-
-        Raises:
-            ArgumentError: all heads are ablated.
-        """
+        """The heads that are not ablated: the others have no effect that could be analysed."""
         ablated = [layer.ablated() for layer in self.layers]
         if living := [(layer, head) for layer, head in self.heads if not ablated[layer][head]]:
             return living
@@ -155,11 +132,7 @@ class Subject:
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
     def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
-        """The tokens of a text, as the model reads it, or without the special tokens around it.
-
-        Raises:
-            ArgumentError: the model does not read as many texts in a row, or see `TextTokenizer.read`.
-        """
+        """The tokens of a text, as the model reads it, or without the special tokens around it."""
         if not text:
             raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
         row: Any = text if isinstance(text, str) else tuple(text)
@@ -185,16 +158,12 @@ class Subject:
         ablated = [self.layers[layer].ablated()[head] for layer, head in values]
         return naming_ablated([*self.address_columns, "head", *columns], rows, ablated)
 
-    def head_grid(self, values: Sequence[float], title: str, label: str, diverging: bool = False) -> Figure:
-        """The values of `heads` in a grid, see `charts.head_grid`; ablated heads are hatched."""
+    def head_grid(self, values: Mapping[Head, float], title: str, label: str, diverging: bool = False) -> Figure:
+        """The values of living heads in a grid, see `charts.head_grid`; ablated heads are hatched."""
         names = [[str(head) for head in layer.head_map.ids] for layer in self.layers]
         ablated = [layer.ablated() for layer in self.layers]
-        return head_grid(self.by_layer(values), names, title, diverging, self.addresses, label, ablated)
-
-    def by_layer(self, values: Sequence[float]) -> list[list[float]]:
-        """The values of `heads` as one list for each layer."""
-        remaining = iter(values)
-        return [[next(remaining) for _ in range(layer.num_heads)] for layer in self.layers]
+        grid = [[values.get((at, head), math.nan) for head in range(len(of_at))] for at, of_at in enumerate(names)]
+        return head_grid(grid, names, title, diverging, self.addresses, label, ablated)
 
     def losses(self, changed: Callable[[Batch], AbstractContextManager[Any]] = lambda batch: nullcontext()) -> "Losses":
         """The loss of each window; `changed` makes the context, for a batch, in which the network differs."""
@@ -229,16 +198,14 @@ def refuse_target(target: str | None) -> None:
 @contextmanager
 def changed(parts: Sequence[Any], **values: Any) -> Iterator[None]:
     """Set attributes of several objects inside the block."""
-    before = [{name: getattr(part, name) for name in values} for part in parts]
+    before = [(part, name, getattr(part, name)) for part in parts for name in values]
     try:
-        for part in parts:
-            for name, value in values.items():
-                setattr(part, name, value)
+        for part, name, _ in before:
+            setattr(part, name, values[name])
         yield
     finally:
-        for part, own in zip(parts, before, strict=True):
-            for name, value in own.items():
-                setattr(part, name, value)
+        for part, name, value in before:
+            setattr(part, name, value)
 
 
 def caption(facts: Mapping[str, str]) -> str:
@@ -289,23 +256,14 @@ class Change:
 
 @dataclass
 class Findings:
-    """The results of an analysis.
+    """The results of an analysis."""
 
-    Args:
-        scalars: numbers for `results.json`.
-        lines: lines of the summary, by heading.
-        tables: each `NAME.csv`.
-        figures: each `NAME.png`.
-        files: files that the analysis has written.
-        facts: what the figures show, by name, if it is not the subject's sample; see `Subject.facts_of_text`.
-    """
-
-    scalars: dict[str, float | int | None] = field(default_factory=dict)
-    lines: dict[str, str] = field(default_factory=dict)
-    tables: dict[str, Table] = field(default_factory=dict)
-    figures: dict[str, Figure | Picture] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
-    facts: Mapping[str, str] | None = None
+    scalars: dict[str, float | int | None] = field(default_factory=dict)  # for `results.json`
+    lines: dict[str, str] = field(default_factory=dict)  # of the summary, by heading
+    tables: dict[str, Table] = field(default_factory=dict)  # each NAME.csv
+    figures: dict[str, Figure | Picture] = field(default_factory=dict)  # each NAME.png
+    files: list[Path] = field(default_factory=list)  # that the analysis itself has written
+    facts: Mapping[str, str] | None = None  # of the figures, if they do not show the subject's sample
 
 
 @runtime_checkable
@@ -315,11 +273,8 @@ class Analysis(Protocol):
     The analyses of this package also take a model, as in `HeadAblation(mode="mean")(model)`; see `Trained`.
     """
 
-    num_windows: int
-    """Number of windows, examples or pairs of the evaluated split."""
-
-    needs_gradient: bool
-    """Whether the analysis runs a backward pass."""
+    num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split
+    needs_gradient: bool  # whether the analysis runs a backward pass
 
     def __call__(self, subject: Subject, folder: Path) -> Findings:
         """Analyse a model; files are written to the folder."""

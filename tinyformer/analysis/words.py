@@ -10,6 +10,7 @@ from jaxtyping import Float
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from tinyformer.data import TextTokenizer
 
@@ -19,15 +20,10 @@ WORD = r"\p{Han}|[[\p{L}\p{M}\p{N}_]&&\P{Han}]+(?:['’][\p{L}\p{M}]+)*|\X"
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a token sequence.
-
-    Attributes:
-        names: the words; one can occur several times.
-        of_tokens: the index of the word that each token belongs to, ascending from 0.
-    """
+    """The words of a token sequence."""
 
     names: tuple[str, ...]
-    of_tokens: tuple[int, ...]
+    of_tokens: tuple[int, ...]  # the index of the word that each token belongs to, ascending from 0
 
     def tokens(self, word: int) -> range:
         """The positions of the tokens of a word."""
@@ -64,15 +60,11 @@ def merge_words(
     The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens, so that the sums
     of rows are preserved.
     """
-    to_words = _membership(keys, weights)
-    from_words = _membership(queries, weights)
+    from_words, to_words = (  # `tokens words`: 1 where a token belongs to a word
+        one_hot(torch.tensor(words.of_tokens, device=weights.device), len(words.names)).to(weights.dtype)
+        for words in (queries, keys)
+    )
     return (from_words / from_words.sum(dim=0)).mT @ weights @ to_words
-
-
-def _membership(words: Words, like: Tensor) -> Float[Tensor, "tokens words"]:
-    """1 where a token belongs to a word."""
-    index = torch.tensor(words.of_tokens, device=like.device)
-    return torch.nn.functional.one_hot(index, len(words.names)).to(like.dtype)
 
 
 def _pieces(ids: Sequence[int], tokenizer: TextTokenizer) -> list[str]:
@@ -83,14 +75,16 @@ def _pieces(ids: Sequence[int], tokenizer: TextTokenizer) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(accumulate(ends, max, initial=0))]
 
 
-def _num_shared(one: str, other: str) -> int:
+def _num_shared(text: str, other: str) -> int:
     """The number of characters that two texts have in common at their beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
 
 
 def _words_of_pieces(pieces: Sequence[str]) -> list[int]:
     """The index of the word that each piece of a text belongs to; words that share a piece are one."""
-    starts = _word_starts("".join(pieces))
+    split = Split(Regex(WORD), "isolated").pre_tokenize_str("".join(pieces))
+    ends = [end for word, (_, end) in split if word.strip()]
+    starts = [0, *ends[:-1]]  # a word includes the white space before it
     words: list[int] = []
     begin, reached = 0, -1
     for piece in pieces:
@@ -100,10 +94,3 @@ def _words_of_pieces(pieces: Sequence[str]) -> list[int]:
         words.append((words[-1] if words else -1) + (first > reached))
         begin, reached = begin + len(piece), max(reached, last)
     return words
-
-
-def _word_starts(text: str) -> list[int]:
-    """The index at which each word of a text begins, including the white space before it."""
-    pieces = Split(Regex(WORD), "isolated").pre_tokenize_str(text)
-    ends = [end for piece, (_, end) in pieces if piece.strip()]
-    return [0, *ends[:-1]]
