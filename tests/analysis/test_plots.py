@@ -6,9 +6,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from tinyformer.analysis import CROSS_MEANINGS, MEANINGS, head_maps, measure_maps, save_png
+from tinyformer.analysis import ALL_MEASURES, head_maps, measure_maps, save_png
 from tinyformer.analysis.pictures.picture import COLOURS, HATCH, WHITE
-from tinyformer.analysis.scales import EXPLANATIONS, LIMITS
 
 
 def uniform(layers, heads, seq):
@@ -77,7 +76,7 @@ def test_an_ablated_head_is_hatched_and_named():
     area = picture.pixels[caption.bottom + 3 : caption.bottom + 103, caption.left : caption.left + 100]
     assert set(np.unique(area)) == set(HATCH)
     names = [["0", "1", "2"]] * 2
-    picture = measure_maps({"self": [[0.25, 0.5, 0.75], [0.1] * 3]}, {"self": "b"}, names, "title", ablated=ablated)
+    picture = measure_maps({"self": [[0.25, 0.5, 0.75], [0.1] * 3]}, names, "title", ablated=ablated)
     assert not labelled(picture, "0.50")  # the measure of weights that have no effect
     (left,), (right,) = labelled(picture, "0.25"), labelled(picture, "0.75")
     assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
@@ -118,11 +117,6 @@ def names_of(layers, heads, letters=("",)):
     return [[f"{head:02d}{letter}" for head in range(heads) for letter in letters] for _ in range(layers)]
 
 
-def numbers(names, scale=1.0):
-    draw = torch.rand(len(MEANINGS), len(names), len(names[0]), generator=torch.Generator().manual_seed(0))
-    return dict(zip(MEANINGS, (scale * draw).tolist(), strict=True))
-
-
 def cell_of(picture, text):
     """The colours right and left of a number, and its label."""
     (label,) = labelled(picture, text)
@@ -142,7 +136,7 @@ def cell_of(picture, text):
 )
 def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
     values = [[1.0, 2.0], [3.0, 5.0]]
-    picture = measure_maps({measure: values}, {measure: "nats"}, names_of(2, 2), "title", num_keys=21)
+    picture = measure_maps({measure: values}, names_of(2, 2), "title", num_keys=21, meanings={measure: "nats"})
     labels = {}
     for value, share in shares.items():
         colours, labels[value] = cell_of(picture, value)
@@ -155,13 +149,13 @@ def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
 
 def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_colour():
     names = [["00", "02"], ["00", "01", "02"]]
-    picture = measure_maps({"a": [[1.0, 2.0], [float("nan"), 3.0, 4.0]]}, {"a": "b"}, names, "title")
+    picture = measure_maps({"a": [[1.0, 2.0], [float("nan"), 3.0, 4.0]]}, names, "title", meanings={"a": "b"})
     labels = {value: cell_of(picture, value)[1] for value in ("1.00", "2.00", "3.00", "4.00")}
     assert labels["2.00"].left == labels["4.00"].left
     assert picture.pixels[labels["1.00"].top + 5, labels["3.00"].left] == WHITE
     assert picture.pixels[labels["3.00"].top + 5, labels["1.00"].left] == WHITE
     for values, limits in (([[0.5], [0.5]], None), ([[0.5], [0.504]], (0.0, 1.0))):
-        picture = measure_maps({"a": values}, {"a": "b"}, names_of(2, 1), "title", limits=limits)
+        picture = measure_maps({"a": values}, names_of(2, 1), "title", limits=limits, meanings={"a": "b"})
         colours = {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")}
         assert max(colours) - min(colours) <= 1
         assert (min(colours) == 0) == (limits is None)
@@ -169,8 +163,7 @@ def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_c
 
 def test_all_measures_are_legible_and_explained():
     names = [["0", "1"], ["0", "1"]]
-    values = {name: [[0.5, 0.5]] * 2 for name in MEANINGS | CROSS_MEANINGS}
-    picture = measure_maps(values, MEANINGS | CROSS_MEANINGS, names, "title", num_keys=64)
+    values = {name: [[0.5, 0.5]] * 2 for name in ALL_MEASURES}
+    picture = measure_maps(values, names, "title", num_keys=64)
     require_readable(picture)
-    assert set(values) <= set(LIMITS) <= set(EXPLANATIONS)
-    assert all(low < high for low, high in (limits(2) for limits in LIMITS.values()))
+    assert all(low < high for low, high in (measure.limits(2) for measure in ALL_MEASURES.values()))

@@ -18,7 +18,7 @@ from tinyformer.analysis import (
     measure_heads,
     repeated_tokens,
 )
-from tinyformer.analysis.measures.measures import measure_layers
+from tinyformer.analysis.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, DifferentialAttention
 from tinyformer.tasks import CausalLM, MaskedLM
 

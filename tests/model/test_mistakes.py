@@ -38,14 +38,14 @@ MISTAKES = [
     (lambda: translator().attention("a", 3), f"targets=3: {KINDS}; targets=['A text', 'and another'] works."),
     (
         lambda: answerer().run("q", "logits"),
-        "contexts='logits': is the name of a point, given in place of a text; capture='logits' works.",
+        "capture='logits': is given in place of a text; capture='logits' works.",
     ),
-    (lambda: model().run("q", "logits"), "capture='logits': is the name of a point, given in place of a text;"),
+    (lambda: model().run("q", "logits"), "capture='logits': is given in place of a text;"),
     (lambda: model().generate("q", beams=2), "task='CausalLM': takes prompts, num_tokens, temperature, top_k"),
     (lambda: model().answer("q", "c"), "task='CausalLM': answers no questions; SpanExtraction does."),
     (lambda: model().analyse(), "origin=None: the model was not loaded from a checkpoint"),
-    (lambda: answerer().run("q", ["layers.*.keys"]), "contexts=['layers.*.keys']: is the name of a point"),
-    (lambda: translator().run("a", ["encoder.*"]), "targets=['encoder.*']: is the name of a point"),
+    (lambda: answerer().run("q", ["layers.*.keys"]), "capture=['layers.*.keys']: is given"),
+    (lambda: translator().run("a", ["encoder.*"]), "capture=['encoder.*']: is given"),
     (lambda: answerer().loss("q", "a cat", 3), "answers=3: must be a text; empty where the context has none."),
     (
         lambda: model().generate(3),

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from model.models import model, translator
 from tinyformer.analysis import Picture
 from tinyformer.errors import ArgumentError
-from tinyformer.model import Table, notebook
+from tinyformer.model import Table, showing
 
 TEXT = "The bank <b>&amp;</b>"
 READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
@@ -131,9 +131,9 @@ def test_a_notebook_holds_the_atlas_in_its_theme_and_in_a_sandbox(browser, tmp_p
         frame.get_by_role("button", name="All heads").click()
         expect(last).to_be_visible()
         box = page.locator("iframe").bounding_box()
-        assert (box["height"], box["width"] > 1200) == (notebook.HEIGHT, True)
+        assert (box["height"], box["width"] > 1200) == (showing.PAGE_HEIGHT, True)
 
 
 def test_a_page_that_is_too_large_is_not_put_into_a_notebook(monkeypatch):
-    monkeypatch.setattr(notebook, "LARGEST", 1000)
+    monkeypatch.setattr(showing, "LARGEST_PAGE", 1000)
     assert html.unescape(model().attention("a")._repr_html_()).startswith("<p>The page has ")

@@ -8,12 +8,11 @@ from analysis.subjects import TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
 
 from model.models import BYTES, answerer, model, transformer, translator
-from tinyformer.analysis import CROSS_MEASURES, MEASURES, PATTERNS, capture_attention
+from tinyformer.analysis import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.data import CharTokenizer, SpecialTokens
 from tinyformer.errors import ArgumentError
 from tinyformer.model import LayerMaps, Origin, TextMaps
 from tinyformer.model.model import Model
-from tinyformer.model.text_maps import TokenAxis
 from tinyformer.nn import AttentionMask, DifferentialAttention, prune_heads
 from tinyformer.tasks import CausalLM, MaskedLM, Seq2Seq
 
@@ -45,8 +44,8 @@ def layer_of(*heads, address=(0,), **changes):
 
 
 def maps_of(*layers, tokens="ab"):
-    axis = TokenAxis([*tokens.encode()], [*tokens])
-    return TextMaps(layers, {"": (axis, axis)}, BYTES)
+    ids = [*tokens.encode()]
+    return TextMaps(layers, {"": Axes([*tokens], [*tokens])}, {"": (ids, ids)}, BYTES)
 
 
 # The weights.

@@ -3,35 +3,23 @@ from .alignment import CrossAlignment
 from .circuit import HeadCircuit
 from .gradients import GradientFlow
 from .maps import HeadMaps
-from .measures.capture import CapturedMaps, capture_attention
-from .measures.cross_measures import CROSS_MEANINGS, CROSS_MEASURES
+from .measures.capture import CapturedMaps, capture_attention, capture_pair, capture_weights
 from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
-from .measures.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
+from .measures.inputs import Axes, TokenPair, axes_of_pair, decoded_pair, of_one_length, pairs_of, sides_of
+from .measures.measures import repeated_tokens
 from .measures.non_finite import first_non_finite
-from .measures.padding import of_one_length
-from .measures.pair_probe import (
-    Axes,
-    TokenPair,
-    axes_of_pair,
-    capture_pair,
-    decoded_pair,
-    measure_pairs,
-    pairs_of,
-    sides_of,
-)
 from .measures.probe import (
     HeadMeasures,
     Probe,
     Probes,
     ablated_maps,
-    capture_weights,
     head_label,
-    layer_label,
     make_probes,
     map_names,
     measure_heads,
-    split_name,
+    measure_pairs,
 )
+from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .pictures.atlas import atlas_html, write_atlas
 from .pictures.picture import Picture, save_png
 from .pictures.plots import head_maps, measure_maps
@@ -44,9 +32,8 @@ from .subject import Analysis, Findings, Subject, Trained, caption
 from .words import Words, merge_words, words_of
 
 __all__ = [
-    "CROSS_MEANINGS",
+    "ALL_MEASURES",
     "CROSS_MEASURES",
-    "MEANINGS",
     "MEASURES",
     "PATTERNS",
     "TRAITS",
@@ -88,7 +75,6 @@ __all__ = [
     "head_labels",
     "head_maps",
     "head_traits",
-    "layer_label",
     "make_probes",
     "map_names",
     "measure_heads",
@@ -103,7 +89,6 @@ __all__ = [
     "seeds_by_number",
     "seeds_by_setting",
     "sides_of",
-    "split_name",
     "words_of",
     "write_atlas",
 ]

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from tinyformer.analysis.ablation import head_importance
+from tinyformer.analysis.measures.capture import capture_pair, capture_weights
 from tinyformer.analysis.measures.events import head_labels
-from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers
-from tinyformer.analysis.measures.padding import queries_by_kind, without_padding
-from tinyformer.analysis.measures.pair_probe import Axes, axes_of_pair, capture_pair, measure_pairs, pairs_of, sides_of
-from tinyformer.analysis.measures.probe import HeadMeasures, capture_weights, head_label, make_probes, measure_heads
+from tinyformer.analysis.measures.inputs import Axes, axes_of_pair, pairs_of, queries_by_kind, sides_of, without_padding
+from tinyformer.analysis.measures.probe import HeadMeasures, head_label, make_probes, measure_heads, measure_pairs
+from tinyformer.analysis.measures.table import MEASURES, PATTERNS, measure_layers
 from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import head_maps
-from tinyformer.analysis.scales import EXPLANATIONS
 from tinyformer.analysis.subject import Findings, Subject, Trained, refuse_target, require_positive
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
@@ -90,7 +89,6 @@ class HeadMaps:
             shown.axes[""].queries if "" in shown.axes else shown.axes,
             measures.values,
             names,
-            descriptions=EXPLANATIONS,
             addresses=subject.addresses,
             facts=shown_facts,
             labels=head_labels(measures.values),

@@ -13,8 +13,7 @@ from tinyformer.config.admission import admit_config
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.model import Origin
-from tinyformer.model.model import Model
+from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, SpanReadout
 from tinyformer.run.parts import make_network, require_known_tokens
 from tinyformer.run.scores import register_score

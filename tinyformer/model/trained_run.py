@@ -82,12 +82,14 @@ class TrainedRun:
 
     def _summary(self) -> dict[str, str]:
         """The folder, the size and the scores of the run, as names and values."""
-        shown = {"folder": self.folder, "steps": self.results.get("steps")}
-        shown |= {"parameters": self.results.get("num_parameters")}
+        shown = {"folder": relative_path(self.folder)}
+        for label, name in {"steps": "steps", "parameters": "num_parameters"}.items():
+            if (number := self.results.get(name)) is not None:
+                shown[label] = f"{number:,}"
         for name, value in self.results.items():
             if name.startswith(("val/", "test/")) and isinstance(value, float):
-                shown[name] = value
-        return {name: _format(value) for name, value in shown.items() if value is not None}
+                shown[name] = f"{value:.4g}"
+        return shown
 
 
 def train(overrides: Sequence[str] = ()) -> TrainedRun:
@@ -114,12 +116,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
 
 
 def _words(overrides: Sequence[str]) -> list[str]:
-    """The overrides, checked to be words.
-
-    Raises:
-        ArgumentError: they are not a list of words.
-        ConfigError: an option of the command line is among them.
-    """
+    """The overrides, which must be a list of words without options of the command line."""
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
     for word in overrides:
@@ -134,11 +131,7 @@ _ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `
 
 
 def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """The config of the run, with its `hydra` node, and the context in which Hydra runs it.
-
-    Raises:
-        ConfigError: an override has several values, or the folder contains links.
-    """
+    """The config of the run, with its `hydra` node, and the context in which Hydra runs it."""
     register_resolvers(config_dir(), PROGRAM)
     with hydra_parser(config_dir()) as parser:
         for override in parser.parse_overrides(list(words)):
@@ -165,29 +158,24 @@ def _unused(folder: Path) -> Path:
 
 
 def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
-    """Make the run as a job of Hydra, in this process.
-
-    Raises:
-        KeyboardInterrupt: see `train`.
-    """
+    """Make the run as a job of Hydra, in this process."""
     errors: list[Exception] = []
 
-    def job(own: DictConfig) -> TrainedRun | None:
+    def job(resolved: DictConfig) -> TrainedRun | None:
         node = HydraConfig.get()
         folder = Path(node.runtime.output_dir)
         invocation = Invocation(node.overrides.task, node.runtime.choices, command=PROGRAM, in_python=True)
         try:
-            with config_keys(own), warnings.catch_warnings():
+            with config_keys(resolved), warnings.catch_warnings():
                 importlib.invalidate_caches()  # a cell may just have written the file of a class
-                check_early(own, invocation.choices)
-                warnings.filterwarnings(
-                    "ignore", message="IProgress not found"
-                )  # tqdm's, of a notebook without widgets
+                check_early(resolved, invocation.choices)
+                # tqdm's, of a notebook without widgets
+                warnings.filterwarnings("ignore", message="IProgress not found")
                 import_matplotlib()
                 from tinyformer.run.training_run import train
 
                 with keep_process():
-                    return TrainedRun(folder, train(own, folder, invocation), tuple(_classes(own)))
+                    return TrainedRun(folder, train(resolved, folder, invocation), tuple(_classes(resolved)))
         except Exception as error:  # Hydra would print a line about it
             errors.append(error)
             if describe(error, config_dir(), "train") is not None:
@@ -210,11 +198,3 @@ def _classes(config: DictConfig) -> list[str]:
     values = leaves(OmegaConf.to_container(config, resolve=False))
     names = [value for key, value in values if key.endswith("_target_")]
     return list(filter(None, names + [OmegaConf.select(config, key) for key in SCORE_KEYS]))
-
-
-def _format(value: Any) -> str:
-    if isinstance(value, Path):
-        from tinyformer.files import relative_path
-
-        return relative_path(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)

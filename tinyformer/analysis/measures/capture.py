@@ -2,18 +2,29 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
+from tinyformer.analysis.measures.inputs import TokenPair
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
+from tinyformer.nn import (
+    AttentionCall,
+    AttentionMaps,
+    AttentionMask,
+    BaseAttention,
+    EncoderDecoder,
+    Network,
+    Scoring,
+    Transformer,
+)
 from tinyformer.nn.kernels.eager import attention_maps
 from tinyformer.nn.maps import NoMapsError, is_own
 
@@ -54,20 +65,8 @@ class CapturedMaps(list[Tensor]):
         self.rows = chosen + num_cached if num_cached else chosen
 
 
-@runtime_checkable
-class HasNetwork(Protocol):
-    """A trained model, as `tinyformer.load` returns it."""
-
-    @property
-    def network(self) -> Network:
-        """Its network."""
-        ...
-
-
 @contextmanager
-def capture_attention(
-    model: Network | HasNetwork, rows: int | Int[Tensor, " rows"] | None = None
-) -> Iterator[CapturedMaps]:
+def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
     """Collect the attention weights of each layer during the forward passes inside the block.
 
         with capture_attention(model) as maps, torch.no_grad():
@@ -93,8 +92,7 @@ def capture_attention(
         raise ArgumentError("rows", rows, reason, {"rows": None})
     places = {layer: place for place, layer in enumerate(network.require_heads())}
     maps = CapturedMaps()
-
-    calls: list[LayerCall] = []
+    calls: list[LayerCall] = []  # a class of one's own may run a layer several times
 
     def begin(*_: Any) -> None:
         calls.clear()  # left by a forward pass that failed
@@ -103,20 +101,35 @@ def capture_attention(
         calls.append((layer, call))
 
     def end(*_: Any) -> None:
-        maps.add(sorted(calls, key=lambda one: places[one[0]]), rows)
+        maps.add(sorted(calls, key=lambda call: places[call[0]]), rows)
         calls.clear()
 
     first, last = network.stacks()[0], network.stacks()[-1]
     hooks = [first.register_forward_pre_hook(begin), last.register_forward_hook(end)]
-    hooks += [
-        layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in network.attentions()
-    ]
-    try:
-        with running_hooks(network):
-            yield maps
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks += [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in places]
+    with running_hooks(network, hooks):
+        yield maps
+
+
+@torch.no_grad()
+def capture_weights(
+    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
+) -> CapturedMaps:
+    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
+    maps = CapturedMaps()
+    maps.add(attention_calls(network, tokens, mask), rows)
+    return maps
+
+
+@torch.no_grad()
+def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:
+    """The exact attention weights of each layer, by the kind of attention, in evaluation mode."""
+    calls = iter(attention_calls(network, pair.source, pair.target))
+    captured: dict[str, CapturedMaps] = {}
+    for kind, layers in network.attentions_by_kind().items():
+        captured[kind] = CapturedMaps()
+        captured[kind].add([next(calls) for _ in layers])
+    return captured
 
 
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
@@ -137,12 +150,10 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     was_training = model.training
     model.eval()
     try:
-        with running_hooks(model), torch.no_grad(), suppress(_PassIsComplete):
+        with running_hooks(model, hooks), torch.no_grad(), suppress(_PassIsComplete):
             functional_call(model, _autocast_weights(model), inputs, tie_weights=False)
     finally:
         model.train(was_training)
-        for hook in hooks:
-            hook.remove()
     if missing := [layer for layer in layers if layer not in calls]:
         raise NoMapsError(missing[0], "overrides `forward`, and what it computes there has no maps")
     if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
@@ -202,24 +213,23 @@ class _Plain(NamedTuple):
 
 def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list[AttentionMaps]:
     """The maps of each call; plain calls of one kind are computed together, with fewer kernel launches."""
-    found: dict[int, AttentionMaps] = {}
+    maps: dict[int, AttentionMaps] = {}
     alike: dict[Hashable, dict[int, _Plain]] = defaultdict(dict)
     for number, (layer, call) in enumerate(calls):
         if plain := _Plain.of(layer, call):
             alike[plain.kind][number] = plain
         else:
-            found[number] = layer.maps_of_call(call, rows)
+            maps[number] = layer.maps_of_call(call, rows)
     for group in alike.values():
         q, k, (mask, *_), (scale, *_) = zip(*group.values(), strict=True)
         stacked = attention_maps(torch.stack(q), torch.stack(k), mask, Scoring(scale), rows)
-        for number, weights, logits in zip(group, *stacked, strict=True):
-            found[number] = AttentionMaps(weights, logits)
-    return [found[number] for number in range(len(calls))]
+        maps |= {n: AttentionMaps(*parts) for n, *parts in zip(group, *stacked, strict=True)}
+    return [maps[number] for number in range(len(calls))]
 
 
 @contextmanager
-def running_hooks(model: Network) -> Iterator[None]:
-    """Make every forward pass inside the block run the hooks of each module exactly once."""
+def running_hooks(model: Network, hooks: Iterable[RemovableHandle] = ()) -> Iterator[None]:
+    """Make every forward pass inside the block run the hooks of each module exactly once; remove `hooks` at its end."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
     for stack in recomputing:
@@ -230,6 +240,8 @@ def running_hooks(model: Network) -> Iterator[None]:
     finally:
         for stack in recomputing:
             stack.checkpoint_activations = True
+        for hook in hooks:
+            hook.remove()
 
 
 def _rows(rows: int | Int[Tensor, " rows"] | None, q_seq: int) -> Int[Tensor, " rows"]:

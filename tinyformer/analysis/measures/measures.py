@@ -7,18 +7,10 @@ last of the `k_seq` positions.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-from tinyformer.analysis.measures.capture import CapturedMaps
-from tinyformer.analysis.shapes import block, vertical
-from tinyformer.nn import AttentionMaps
 
 REACH = 8
 """The largest distance in tokens between a query and a near key."""
@@ -156,6 +148,41 @@ def duplicate_token(
     return _share_on(weights, _same_token(tokens, q_idx) & (k_idx < q_idx))
 
 
+def diagonal_distance(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Σ_k w_k |k / (k_seq - 1) - q / (q_seq - 1)|: the mean distance from the diagonal, as a share of the source.
+
+    0 for attention that advances at an even pace, 1/3 for equal attention on a long source.
+    """
+    q_place, k_place = (torch.linspace(0, 1, size, device=weights.device) for size in weights.shape[-2:])
+    distance = (k_place - q_place.unsqueeze(-1)).abs()
+    return (weights * distance).sum(dim=-1).mean(dim=(-3, -1))
+
+
+def monotonicity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Kendall's τ between a query's position and the mean of the positions that it attends to, c_q = Σ_k k w_k.
+
+    1 if the mean advances with every token of the target, -1 if it goes back; nan for a single query (Kendall 1938).
+    """
+    q_seq, k_seq = weights.shape[-2:]
+    centres = weights @ torch.arange(k_seq, dtype=weights.dtype, device=weights.device)
+    signs = (centres.unsqueeze(-2) - centres.unsqueeze(-1)).sign()  # of each pair of an earlier and a later query
+    pairs = torch.ones(q_seq, q_seq, device=weights.device).triu(1)
+    return ((signs * pairs).sum(dim=(-2, -1)) / pairs.sum()).mean(dim=-2)
+
+
+def coverage(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """The mean over source tokens of min(1, Σ_q w_q): how much of the source is attended to.
+
+    Tu et al. 2016 (arXiv 1601.04811, §3).
+    """
+    return weights.sum(dim=-2).clamp(max=1).mean(dim=(-3, -1))
+
+
+def source_end(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+    """Share of attention on the last token of the source, `eos`, where heads with nothing to align often rest."""
+    return weights[..., -1].mean(dim=(-3, -1))
+
+
 def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
     """Random sequences, each repeated once; the tokens of a sequence are distinct as far as the vocabulary suffices.
 
@@ -169,116 +196,6 @@ def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int 
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
     once = torch.stack([draw.repeat(-(-period // vocab_size))[:period] for draw in draws])
     return once.repeat(1, 2)
-
-
-MEAN = partial(torch.nanmean, dim=0)
-"""The mean over the rows for which a measure is defined."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A measure of the heads of stacked layers.
-
-    Args:
-        compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
-        meaning: the meaning in a few words, with the unit.
-        combine: reduces the first dimension, over which the values of several inputs are stacked; by default `MEAN`.
-        is_costly: whether telemetry computes it only at validation, since it launches many kernels.
-    """
-
-    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]
-    meaning: str
-    combine: Callable[[Tensor], Tensor] = MEAN
-    is_costly: bool = False
-
-
-MEASURES: dict[str, Measure] = {
-    "entropy": Measure(lambda maps, rows, tokens: entropy(maps.weights), "entropy, nats"),
-    "entropy_share": Measure(
-        lambda maps, rows, tokens: entropy_share(maps.weights, maps.logits), "entropy, share of its maximum"
-    ),
-    "distance": Measure(lambda maps, rows, tokens: distance(maps.weights, rows), "mean distance, tokens"),
-    "first_token": Measure(lambda maps, rows, tokens: first_token(maps.weights), "share on the first token"),
-    "previous_token": Measure(
-        lambda maps, rows, tokens: previous_token(maps.weights, rows), "share on the previous token"
-    ),
-    "self": Measure(lambda maps, rows, tokens: self_attention(maps.weights, rows), "share on the token itself"),
-    "near": Measure(lambda maps, rows, tokens: near(maps.weights, rows), f"share within {REACH} tokens"),
-    "vertical": Measure(
-        lambda maps, rows, tokens: vertical(maps.weights), "largest share on one token", is_costly=True
-    ),
-    "block": Measure(lambda maps, rows, tokens: block(*maps, rows), "overlap with two blocks", is_costly=True),
-    "largest_logit": Measure(
-        lambda maps, rows, tokens: largest_logit(maps.logits), "largest logit", partial(torch.amax, dim=0)
-    ),
-    "rank": Measure(lambda maps, rows, tokens: effective_rank(maps.weights), "effective rank of the map"),
-    "similarity": Measure(lambda maps, rows, tokens: nearest_head(maps.weights), "cosine with the most similar head"),
-    "mean_similarity": Measure(
-        lambda maps, rows, tokens: mean_similarity(maps.weights), "mean cosine with the other heads", is_costly=True
-    ),
-}
-"""The measures of any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
-
-PATTERNS: dict[str, Measure] = {
-    "induction": Measure(
-        lambda maps, rows, tokens: induction(maps.weights, tokens, rows),
-        "share on tokens that followed the same token before",
-    ),
-    "duplicate_token": Measure(
-        lambda maps, rows, tokens: duplicate_token(maps.weights, tokens, rows),
-        "share on earlier occurrences of the same token",
-    ),
-}
-"""The measures of `repeated_tokens`."""
-
-MEANINGS: dict[str, str] = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
-"""The meaning of each measure, by name."""
-
-
-def measure_layers(
-    measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
-) -> dict[str, list[list[float]]]:
-    """Measures of the maps of a forward pass on `tokens`: by name, a value for each map; nan for ablated heads."""
-    assert maps.rows is not None
-    if not measures:
-        return {}
-    alike: dict[torch.Size, list[int]] = defaultdict(list)
-    for number, layer in enumerate(maps.layers):
-        alike[layer.weights.shape].append(number)
-    values: dict[str, list[list[float]]] = {name: [[]] * len(maps.layers) for name in measures}
-    for numbers in alike.values():
-        # Layers of one shape are stacked and all values copied at once, since launches and copies are slow on a GPU.
-        weights, logits = (torch.stack(parts) for parts in zip(*(maps.layers[n] for n in numbers), strict=True))
-        stacked = AttentionMaps(weights, logits)
-        computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
-        for name, layers in zip(measures, computed, strict=True):
-            for number, heads in zip(numbers, layers, strict=True):
-                flags = zip(heads, maps.ablated[number] if maps.ablated else [False] * len(heads), strict=True)
-                values[name][number] = [math.nan if is_ablated else value for value, is_ablated in flags]
-    return values
-
-
-def combine_inputs(
-    measures: Mapping[str, Measure], found: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
-) -> dict[str, list[list[float]]]:
-    """One value of each measure for several inputs, such as sequences of different lengths.
-
-    Args:
-        measures: measures by name.
-        found: `measure_layers` of each input.
-        num_rows: the number of rows of each input, which weights its values.
-    """
-    if len(found) == 1:
-        return dict(found[0])
-    counts = torch.tensor(num_rows)
-
-    def combined(measure: Measure, of_inputs: tuple[list[float], ...]) -> list[float]:
-        return measure.combine(torch.tensor(of_inputs, dtype=torch.float64).repeat_interleave(counts, dim=0)).tolist()
-
-    return {
-        name: [combined(measure, layer) for layer in zip(*(values[name] for values in found), strict=True)]
-        for name, measure in measures.items()
-    }
 
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:

@@ -22,7 +22,8 @@ from jaxtyping import Float
 from matplotlib.colors import to_hex
 from torch import Tensor
 
-from tinyformer.analysis.measures.pair_probe import Axes
+from tinyformer.analysis.measures.inputs import Axes
+from tinyformer.analysis.measures.table import EXPLANATIONS
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.heads import Address
 
@@ -36,31 +37,9 @@ SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 """Visible signs for the empty token and for white space."""
 
 
-def write_atlas(
-    path: str | Path,
-    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
-    tokens: Sequence[str] | Mapping[str, Axes],
-    measures: Mapping[str, Sequence[Sequence[float | None]]],
-    names: Sequence[Sequence[str]] | None = None,
-    **options: Any,
-) -> Path:
-    """Write the page of `atlas_html` to a file, creating its folder.
-
-    Args:
-        path: the file.
-        maps: attention weights; see `atlas_html` for these and the other arguments.
-        tokens: the tokens of the maps.
-        measures: values by measure, then by layer and map.
-        names: names of each layer's maps.
-        options: further arguments of `atlas_html`.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: see `atlas_html`.
-    """
-    page, path = atlas_html(maps, tokens, measures, names, **options), Path(path)
+def write_atlas(path: str | Path, *arguments: Any, **options: Any) -> Path:
+    """Write the page of `atlas_html`, which takes the other arguments, to a file; its folder is created."""
+    page, path = atlas_html(*arguments, **options), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
@@ -95,7 +74,7 @@ def atlas_html(
         names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
             indices.
         title: title of the page.
-        descriptions: a sentence about each measure, with its unit.
+        descriptions: a sentence about each measure, with its unit; by default those of `EXPLANATIONS`.
         addresses: see `Network.layer_addresses`; by default the indices of the layers.
         facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
         labels: the label of each layer's maps, such as "previous token"; empty for none.
@@ -108,11 +87,11 @@ def atlas_html(
     labels = labels or [[""] * len(layer) for layer in maps]
     ablated = ablated or [[False] * len(layer) for layer in maps]
     addresses = addresses or [(index,) for index in range(len(maps))]
+    descriptions = EXPLANATIONS if descriptions is None else descriptions
     kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
     by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
     by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
     _require_fit(maps, kinds, by_layer, addresses)
-    _require_unique(names)
     heads = [
         {
             "kind": list(kinds).index(_kind(address)),
@@ -133,7 +112,7 @@ def atlas_html(
             {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
             for kind, axes in kinds.items()
         ],
-        "measures": [{"name": name, "description": (descriptions or {}).get(name, "")} for name in measures],
+        "measures": [{"name": name, "description": descriptions.get(name, "")} for name in measures],
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
         "heads": heads,
     }
@@ -142,24 +121,16 @@ def atlas_html(
 
 
 def _kind(address: Address) -> str:
-    """The kind of attention in an address; empty where there is only one."""
     return str(address[0]) if len(address) > 1 else ""
 
 
 def _page(title: str, data: dict[str, Any]) -> str:
-    """The page: the template with data, style and scripts filled in."""
     parts = files("tinyformer.analysis.pictures") / "atlas_page"
     style = (parts / "atlas.css").read_text(encoding="utf-8")
     script = "\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    policy = {
-        "default-src": "'none'",
-        "script-src": _hash(script),
-        "style-src": _hash(style),
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
+    policy = f"script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     return Template((parts / "template.html").read_text(encoding="utf-8")).substitute(
-        policy="; ".join(f"{name} {value}" for name, value in policy.items()),
+        policy=f"default-src 'none'; {policy}",
         title=html.escape(title),
         style=style,
         # "<" could end the element. In JSON it occurs only within strings, where an escape is allowed.
@@ -221,10 +192,6 @@ def _require_fit(
         sizes = [len(layer) for layer in entries]
         if sizes != counts:
             raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
-
-
-def _require_unique(names: Sequence[Sequence[str]]) -> None:
-    """Refuse two maps of a layer with one name, by which the page addresses them."""
-    for index, layer_names in enumerate(names):
-        if len(set(layer_names)) < len(layer_names):
-            raise ArgumentError(f"names[{index}]", list(layer_names), "must be unique within a layer")
+    for index, names in enumerate(by_layer["names"]):
+        if len(set(names)) < len(names):  # the page addresses heads by name
+            raise ArgumentError(f"names[{index}]", list(names), "must be unique within a layer")
