@@ -44,7 +44,6 @@ def events_of(trait, series, hysteresis=0.25):
         # nan is ignored.
         (HIGH, [0.1, math.nan, 0.5, math.nan, 0.1], [(2, "came"), (4, "went")]),
         (HIGH, [math.nan, 0.5, 0.1], [(2, "went")]),
-        (HIGH, [], []),
         # Traits of small values, lost above 0.0625.
         (LOW, [0.9, 0.06, 0.05], [(2, "came")]),
         (LOW, [0.9, 0.04, 0.06, 0.062], [(1, "came")]),
@@ -56,16 +55,17 @@ def test_traits_begin_at_the_threshold_and_end_behind_it(trait, series, events):
     assert events_of(trait, series) == events
 
 
-def two_layers(induction, first_token, entropy_share):
-    return {"induction": induction, "first_token": first_token, "entropy_share": entropy_share}
-
-
-def test_heads_layers_and_traits_are_independent():
+def test_heads_layers_traits_and_kinds_are_independent():
     detector = EventDetector(head_traits(), hysteresis=0.2)
     names = [["00a", "00b"], ["03"]]  # a differential layer, and a layer with one head left
-    calm = two_layers([[0.0, 0.0], [0.0]], [[0.1, 0.1], [0.1]], [[0.5, 0.5], [0.5]])
-    assert detector.observe(0, names, calm) == []
-    found = detector.observe(410, names, two_layers([[0.0, 0.5], [0.41]], [[0.1, 0.1], [0.6]], [[0.01, 0.5], [0.5]]))
+
+    def observe(step, *values):
+        measures = dict(zip(("induction", "first_token", "entropy_share"), values, strict=True))
+        return detector.observe(step, names, measures)
+
+    calm = [[0.0, 0.0], [0.0]], [[0.1, 0.1], [0.1]], [[0.5, 0.5], [0.5]]
+    assert observe(0, *calm) == []
+    found = observe(410, [[0.0, 0.5], [0.41]], [[0.1, 0.1], [0.6]], [[0.01, 0.5], [0.5]])
     assert sorted(map(str, found)) == [
         "layer 0 head 0a collapsed in entropy at step 410",
         "layer 0 head 0b became an induction head at step 410",
@@ -73,31 +73,24 @@ def test_heads_layers_and_traits_are_independent():
         "layer 1 head 3 became an induction head at step 410",
     ]
     assert Event(410, 1, "03", "became an induction head", "induction", 0.41) in found
-    after = detector.observe(500, names, calm)
+    after = observe(500, *calm)
     assert min(map(str, after)) == "layer 0 head 0a is no longer collapsed in entropy at step 500"
     assert len(after) == 4
     assert detector.events == found + after
-
-
-def test_kinds_of_attention_are_independent():
-    detector, places = EventDetector({"it": HIGH}, 0.2), [("encoder", 0), ("cross", 0)]
-    for step in (0, 1):
-        assert detector.observe(step, [["00"], ["00"]], {"induction": [[0.1], [0.9]]}, places) == []
-    (event,) = detector.observe(2, [["00"], ["00"]], {"induction": [[0.1], [0.2]]}, places)
-    assert str(event) == "cross layer 0 head 0 went at step 2"
+    detector, names = EventDetector({"it": HIGH}, 0.2), [["00"], ["00"]]
+    for step, value in enumerate((0.9, 0.9, 0.2)):
+        measures = {"induction": [[0.1], [value]]}
+        events = detector.observe(step, names, measures, [("encoder", 0), ("cross", 0)])
+        assert list(map(str, events)) == (["cross layer 0 head 0 went at step 2"] if step == 2 else [])
 
 
 def test_a_saved_state_continues():
-    whole, first = EventDetector({"it": HIGH}, 0.2), EventDetector({"it": HIGH}, 0.2)
-    series = [0.1, 0.5, 0.35, 0.1, 0.6]
-    for step, value in enumerate(series):
-        whole.observe(step, [["00"]], {"induction": [[value]]})
-        if step < 3:
-            first.observe(step, [["00"]], {"induction": [[value]]})
-    second = EventDetector({"it": HIGH}, 0.2)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for step, value in enumerate(series[3:], 3):
-        second.observe(step, [["00"]], {"induction": [[value]]})
+    whole, first, second = (EventDetector({"it": HIGH}, 0.2) for _ in range(3))
+    for step, value in enumerate([0.1, 0.5, 0.35, 0.1, 0.6]):
+        if step == 3:
+            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        for detector in (whole, first if step < 3 else second):
+            detector.observe(step, [["00"]], {"induction": [[value]]})
     assert second.events == whole.events
     assert [event.step for event in whole.events] == [1, 3, 4]
 

@@ -127,6 +127,7 @@ def test_a_notebook_holds_the_atlas_in_its_theme_and_in_a_sandbox(browser, tmp_p
         expect(last).to_be_visible()
         box = page.locator("iframe").bounding_box()
         assert (box["height"], box["width"] > 1200) == (showing.PAGE_HEIGHT, True)
+        assert page.evaluate("history.length") <= 2
 
 
 def test_a_page_that_is_too_large_is_not_put_into_a_notebook(monkeypatch):

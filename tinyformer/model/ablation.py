@@ -22,11 +22,7 @@ Head: TypeAlias = Sequence[int | str]
 
 @contextmanager
 def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterator[None]:
-    """Ablate heads inside the block, see `Model.ablated`; the subject has one batch, from which replacements come.
-
-    Raises:
-        ArgumentError: there is no such head or mode, or no batch.
-    """
+    """Ablate heads inside the block, see `Model.ablated`; the subject has one batch, from which replacements come."""
     require_choice("mode", mode, MODES)
     network = subject.network
     if not isinstance(heads, Sequence):

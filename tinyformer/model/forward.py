@@ -61,10 +61,7 @@ class Point:
 
 
 def points_of(network: Network) -> dict[str, Point]:
-    """The points of a network by name, in the order in which they are computed.
-
-    In an encoder–decoder, the names begin with `encoder.` or `decoder.`.
-    """
+    """The points of a network by name, in the order of computation; in an encoder–decoder with its stack in front."""
     points: dict[str, Point] = {}
     stacks = network.stacks()
     sides = [("", "seq")] if len(stacks) == 1 else [("encoder.", "source_seq"), ("decoder.", "seq")]
@@ -117,11 +114,7 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
 
 
 def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:
-    """The points that match the patterns in an argument, each with its pattern; `*` stands for any characters.
-
-    Raises:
-        ArgumentError: a pattern matches no point; or, to replace, a point that another pattern matches, too.
-    """
+    """The points that match the patterns in an argument, each with its pattern; `*` stands for any characters."""
     matched: dict[str, str] = {}
     for pattern in patterns:
         names = [name for name in points if fnmatchcase(name, pattern)]
@@ -161,10 +154,7 @@ def forward_pass(
         forward: runs it and returns its logits.
         lengths: the lengths of the rows.
         capture: names of points, in which `*` stands for any characters.
-        replace: for each point, the replacement.
-
-    Raises:
-        ArgumentError: there is no such point, or a replacement has another shape, dtype or device than the activation.
+        replace: the replacements, by such names.
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture
@@ -223,9 +213,6 @@ def _replacement(name: str, value: Tensor, replacement: Replacement, point: Poin
 
     A function is given the rows of each length without padding, so that a text is as if it were alone; or the whole
     batch, with zeros at padding, if its result does not fit.
-
-    Raises:
-        ArgumentError: the replacement does not fit.
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)

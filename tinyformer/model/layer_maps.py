@@ -67,10 +67,7 @@ class LayerMaps:
         """The map of a head, or, given a name such as "3a", that of one of its softmaxes.
 
         In differential attention the map of a head is softmax₁ - λ softmax₂, whose weights multiply the values. They
-        can be negative, and each row sums to 1 - λ.
-
-        Raises:
-            ArgumentError: the layer has no such head, or its class combines several softmaxes in a way that is unknown.
+        can be negative, and each row sums to 1 - λ. Another class with several softmaxes has maps by name only.
         """
         if head not in (*self.heads, *self.names):
             reason = f"{layer_title(self.address)} has heads {', '.join(map(str, self.heads))}"

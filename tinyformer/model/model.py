@@ -101,19 +101,11 @@ class Model:
     def points(self) -> Points:
         """The points that `run` captures and replaces, with their shapes.
 
-        In an encoder–decoder their names begin with `encoder` or `decoder`.
-
-        - `embedding`: the input of the first layer.
-        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any; with two
-          softmaxes per head, queries and keys have two entries per head. A decoder has those of `cross_attention`, too.
-        - `layers.0.attention.weights`: the output of the softmax, without dropout; one map for each softmax.
-        - `layers.0.attention.output_by_head`: the input of the output projection: weighted values after all gates, zero
-          for ablated heads.
-        - `layers.0.residual_mid`: the residual stream after attention; `residual_cross_mid`: after cross-attention. In
-          a post-norm block it is normalised, as the next sublayer reads it.
-        - `layers.0.residual_post`: the output of the layer.
-        - `final_norm`: the output of the encoder or decoder.
-        - `logits`: the output of the readout.
+        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any;
+          `.weights`: the output of the softmax, without dropout; `.output_by_head`: the input of the output projection.
+        - `layers.0.residual_mid`: the residual stream after attention, in a post-norm block normalised, as the next
+          sublayer reads it; `residual_cross_mid`: after cross-attention; `residual_post`: the output of the layer.
+        - `embedding`, the input of the first layer; `final_norm`, the output of the last; `logits`.
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
@@ -304,7 +296,6 @@ class Model:
 
         Raises:
             ConfigError: something in the overrides cannot work, or the analysis does not fit the model.
-            ArgumentError: the model was not loaded from a checkpoint.
         """
         words = [f"analysis={analysis}"] if isinstance(analysis, str) else []
         with self._evaluation([*words, *overrides], folder) as run:

@@ -54,8 +54,9 @@ class TextMaps:
         maps[1, 3]  # queries × keys, of layer 1, head 3; maps["cross", 1, 3] of an encoder–decoder
         maps.plot(1, 3)
 
-    A row of a map is a query, a column a key. Heads keep their numbers when others are pruned. An ablated head keeps
-    its weights, although its output is replaced. In a notebook the maps show as the atlas, see `write_atlas`.
+    A row of a map is a query, a column a key. Heads keep their numbers when others are pruned, and an ablated head its
+    weights, although its output is replaced. In a notebook the maps show as the atlas. A head or layer that does not
+    exist is an `ArgumentError`.
 
     Args:
         layers: the maps of each layer, in the order of `Network.attentions`.
@@ -85,19 +86,11 @@ class TextMaps:
         return [(*layer.address, head) for layer in self.layers for head in layer.heads]
 
     def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
-        """The map of a head; see `LayerMaps.of_head` for differential attention, which has two maps per head.
-
-        Raises:
-            ArgumentError: there is no such head.
-        """
+        """The map of a head; see `LayerMaps.of_head` for differential attention, which has two maps per head."""
         return self.layer_of(address).of_head(plain_address(address)[-1])
 
     def layer_of(self, address: HeadAddress) -> LayerMaps:
-        """The layer of a head.
-
-        Raises:
-            ArgumentError: there is no such head.
-        """
+        """The layer of a head."""
         parts = plain_address(address if isinstance(address, tuple) else (address,))
         is_plain = all(type(part) in (int, str) for part in parts)  # an array cannot be compared
         layer = next((layer for layer in self.layers if is_plain and layer.address == parts[:-1]), None)
@@ -119,9 +112,6 @@ class TextMaps:
         """The maps of words, see `words_of` and `merge_words`.
 
         The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens.
-
-        Raises:
-            ArgumentError: the model has no tokenizer.
         """
         if self.tokenizer is None:
             raise ArgumentError("tokenizer", None, "the model has no tokenizer, so its tokens have no words")
@@ -140,9 +130,6 @@ class TextMaps:
         Args:
             address: a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; a kind of attention,
                 `mean("cross")`, for the mean over all its heads; nothing for the mean over all heads of the model.
-
-        Raises:
-            ArgumentError: there is no such layer, its kind is missing, or all of its heads are ablated.
         """
         _require_parts("layer", "mean", address)
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
@@ -160,13 +147,8 @@ class TextMaps:
         A = A_L · … · A_1 with A_l = |branch| (mean of the heads of layer l) + |skip| I, whose rows are normalised to
         sum to 1. The identity stands for the residual connection; the scales are those of the model's `Residual`, 1 in
         the paper. Ablated heads are left out of the mean; in a layer of ablated heads alone, A_l = I. A row of the
-        result is a token of the last layer, a column a token of the input.
-
-        Args:
-            kind: None; for an encoder–decoder "encoder", whose layers read nothing but their own stack.
-
-        Raises:
-            ArgumentError: weights are negative, as in differential attention, and are no shares; or `kind` is another.
+        result is a token of the last layer, a column a token of the input. Negative weights, as in differential
+        attention, have none. The `kind` of an encoder–decoder is "encoder", whose layers read only their own stack.
         """
         stack = "encoder" if "encoder" in self.axes else None
         if kind != stack:
@@ -189,10 +171,7 @@ class TextMaps:
         """Every measure of every map: one row each, with the columns `layer`, `head` and one for each measure.
 
         With several kinds of attention, the first column is `kind`. The measures are `MEASURES`, `PATTERNS` (on this
-        text; None if no token repeats) and, for cross-attention, `CROSS_MEASURES`.
-
-        Raises:
-            ArgumentError: these are maps of words; measures are defined for tokens.
+        text; None if no token repeats) and, for cross-attention, `CROSS_MEASURES`; words have none.
         """
         if not self.ids:
             reason = "have no measures, which are defined for tokens; call measures() before words()"
@@ -228,12 +207,6 @@ class TextMaps:
         Args:
             address: the address of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
             axes: matplotlib axes to draw on; by default those of a new figure.
-
-        Returns:
-            The figure, which a notebook shows and its method `savefig` saves.
-
-        Raises:
-            ArgumentError: there is no such head, or `axes` are no axes.
         """
         _require_parts("head", "plot", address)
         if axes is not None and not isinstance(axes, matplotlib_axes.Axes):
@@ -249,11 +222,7 @@ class TextMaps:
         return Panel(self[address], title, signed=layer.is_signed and not isinstance(head, str))
 
     def save(self, path: str | Path) -> Path:
-        """Write the atlas of these maps, an HTML file that needs no server, see `write_atlas`; folders are created.
-
-        Raises:
-            ArgumentError: the path is a folder, or not a path.
-        """
+        """Write the atlas of these maps, an HTML file that needs no server; folders are created."""
         if not isinstance(path, str | os.PathLike):
             raise ArgumentError("path", path, "must be the path of a file", {"path": "atlas.html"})
         if Path(path).is_dir():
@@ -274,7 +243,6 @@ class TextMaps:
         )
 
     def _repr_html_(self) -> str:
-        """The atlas in a frame, for notebooks."""
         return framed(self._atlas())
 
     def __sub__(self, other: "TextMaps") -> "MapsDifference":
@@ -299,9 +267,6 @@ class MapsDifference:
         difference.plot(1, 3)  # both maps, and the difference
 
     It has the heads that both models have. In a notebook it shows the table of `distances`.
-
-    Raises:
-        ArgumentError: the tokens differ, or no head is in both models.
     """
 
     def __init__(self, first: TextMaps, second: TextMaps) -> None:
@@ -315,11 +280,7 @@ class MapsDifference:
             raise ArgumentError("maps.heads", second.heads, "must have a head that the other model has, too")
 
     def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
-        """The map of a head in the first model minus that in the second.
-
-        Raises:
-            ArgumentError: one of the models has no such head.
-        """
+        """The map of a head in the first model minus that in the second."""
         return self.first[address] - self.second[address]
 
     def distances(self) -> Table:

@@ -14,7 +14,7 @@ class Trait:
     """A property that a head has while a measure is at or beyond a threshold.
 
     Args:
-        measure: a name in `MEASURES`, `PATTERNS` or `CROSS_MEASURES`.
+        measure: a name in `ALL_MEASURES`.
         threshold: the threshold in the unit of the measure, greater than 0.
         begins: the event when a head acquires the trait, such as "became an induction head".
         ends: the event when a head loses the trait; None if that is no event.
@@ -87,11 +87,7 @@ of cross-attention.
 
 
 def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trait]:
-    """`TRAITS` with the given thresholds in place of the defaults.
-
-    Raises:
-        ArgumentError: a name is not in `TRAITS`, or a threshold is not between 0 and 1.
-    """
+    """`TRAITS` with the given thresholds, above 0 and below 1, in place of the defaults."""
     thresholds = thresholds or {}
     for name, threshold in thresholds.items():
         if name not in TRAITS:
@@ -107,9 +103,7 @@ def head_labels(
 ) -> list[list[str]]:
     """The label of each head of each layer: the traits that it has, such as "self + collapsed"; empty for none.
 
-    Args:
-        measures: by name, the value for each head of each layer; traits need a measure that is there and not nan.
-        traits: the traits by name.
+    `measures` are by name, then by layer and head; a trait needs a measure that is there and not nan.
     """
     measured = {name.replace("_", " "): trait for name, trait in traits.items() if trait.measure in measures}
 
@@ -148,11 +142,7 @@ class EventDetector:
     ) -> list[Event]:
         """Compare a measurement with the previous one and return the new events, which are also added to `events`.
 
-        Args:
-            step: number of optimizer steps before the measurement.
-            names: names of each layer's heads.
-            measures: by name, the value for each head of each layer; nan is ignored.
-            addresses: the address of each layer; by default its index.
+        `measures` are by name, then by layer and head; nan is ignored. The address of a layer is by default its index.
         """
         addresses, new = addresses or [(layer,) for layer in range(len(names))], []
         for trait_name, trait in self.traits.items():

@@ -89,6 +89,8 @@ def atlas_html(
     addresses = addresses or [(index,) for index in range(len(maps))]
     descriptions = EXPLANATIONS if descriptions is None else descriptions
     kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
+    shown = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
+    kinds = {kind: axes for kind, axes in kinds.items() if kind in shown}
     by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
     by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
     _require_fit(maps, kinds, by_layer, addresses)
@@ -168,18 +170,13 @@ def _require_fit(
     addresses: Sequence[Address],
 ) -> None:
     """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
+    if not kinds:
+        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
     if not all(tokens for axes in kinds.values() for tokens in axes):
         raise ArgumentError("tokens", [], "must hold at least one token")
-    if not any(len(layer) for layer in maps):
-        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
-    if len(addresses) != len(maps) or not all(_kind(address) in kinds for address in addresses):
-        reason = f"must be the addresses of {len(maps)} layers, whose kinds are keys of `tokens`"
-        raise ArgumentError("addresses", list(map(list, addresses)), reason)
-    with_heads = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
-    if len(with_heads) < len(kinds):
-        reason = f"must hold only kinds of attention with heads: {', '.join(sorted(with_heads))}"
-        raise ArgumentError("tokens", list(kinds), reason)
     for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
+        if not len(layer):
+            continue
         queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
         if list(layer.shape[1:]) != [queries, keys]:
             numbers = f"{queries} `tokens`" if queries == keys else f"{queries} and {keys} `tokens`"
