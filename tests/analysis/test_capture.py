@@ -1,16 +1,14 @@
 """Captured weights equal the definition, and capturing changes nothing else."""
 
-from functools import partial
-
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
-from nn.variants import documents, factory, gqa, mla, network
+from nn.variants import NAMES, documents, factory, network
 
 from tinyformer.analysis import capture_attention
 from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMask, Cache, LearnedPosition
+from tinyformer.nn import AttentionMask, Cache
 from tinyformer.programs.doctor.speed import peak_memory
 
 CAUSAL = AttentionMask(causal=True)
@@ -59,17 +57,7 @@ MASKS = {
     "padded": AttentionMask(True, torch.tensor([11, 4, 0])),
     "documents": AttentionMask(True, documents=documents()),
 }
-CHOSEN = (
-    *("mha", "gqa", "mqa", "mla", "differential", "additive", "rotary", "alibi", "t5", "relative", "window"),
-    *("local_gaussian", "softcap", "sink", "sink+window", "alibi+softcap", "mla+rotary", "mla+alibi"),
-    *("mla+relative_keys", "mla+additive", "differential+rotary", "differential+t5", "differential+sink+window"),
-    *("differential+softcap", "differential+local_gaussian"),
-)
-EVERY = {name: partial(network, factory(name)) for name in CHOSEN} | {
-    "learned": partial(network, gqa, partial(LearnedPosition, 16, 32)),
-    "learned+mla": partial(network, mla, partial(LearnedPosition, 16, 32)),
-}
-CELLS = [(name, mask) for i, name in enumerate(EVERY) for j, mask in enumerate(MASKS) if (i - j) % 4 == 0]
+CELLS = [(name, mask) for i, name in enumerate(NAMES) for j, mask in enumerate(MASKS) if (i - j) % 4 == 0]
 """Each variant with one of the masks."""
 
 
@@ -85,7 +73,7 @@ def assert_rows(some, whole, rows):
 @pytest.mark.parametrize(("name", "mask"), CELLS)
 @torch.no_grad()
 def test_captured_rows_are_those_of_the_whole_maps(name, mask):
-    model, tokens, mask = EVERY[name](), token_ids(3, 11), MASKS[mask]
+    model, tokens, mask = network(factory(name)), token_ids(3, 11), MASKS[mask]
     expected = model(tokens, mask)
     with capture_attention(model) as whole:
         assert torch.equal(model(tokens, mask), expected)
@@ -149,8 +137,7 @@ def test_rows_are_sampled_identically_without_the_global_generator():
         chosen.append(maps.rows.tolist())
     assert chosen[0] == chosen[1] == sorted(set(chosen[0]))
     assert len(chosen[0]) == 20
-    assert min(chosen[0]) < 50  # from the whole sequence
-    assert 150 < max(chosen[0]) < 200
+    assert max(chosen[0]) - min(chosen[0]) > 100  # from the whole sequence
 
 
 @pytest.mark.parametrize(

@@ -140,14 +140,6 @@ def test_replacements_act_in_the_order_of_the_forward_pass():
     assert torch.equal(changed["layers.1.residual_post"], whole["layers.1.residual_post"])
 
 
-def test_a_star_names_points_of_all_layers():
-    some, zeros = causal(), {"layers.*.residual_mid": torch.zeros_like}
-    found = some.run(TEXTS, capture="layers.*.residual_post", replace=zeros).activations
-    assert list(found) == ["layers.0.residual_post", "layers.1.residual_post"]
-    again = some.run(TEXTS, replace={f"layers.{i}.residual_mid": torch.zeros_like for i in (0, 1)}).logits
-    assert torch.equal(some.run(TEXTS, replace=zeros).logits, again)
-
-
 def test_training_mode_checkpointing_and_bf16():
     some = causal(dropout=0.5)
     expected = some.run(TEXTS, capture="*")
@@ -204,28 +196,20 @@ def test_what_a_class_of_yours_computes_otherwise_is_refused():
         silent.run(TEXTS, replace={POINT: torch.zeros_like})
 
 
-FUNCTIONS = {
-    "centred": lambda x: x - x.mean(dim=1, keepdim=True),
-    "last": lambda x: torch.cat([x[:, :-1], 2 * x[:, -1:]], dim=1),
-    "largest": lambda x: x * (x == x.amax(dim=(1, 2), keepdim=True)),
-}
-
-
-@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("make", [causal, masked, classifier])
-def test_a_function_does_not_let_padding_change_a_text(make, function):
+def test_a_function_does_not_let_padding_change_a_text(make):
     some = make()
-    for point in ("layers.0.residual_mid", "layers.1.residual_post"):
-        together, activations = some.run(TEXTS, capture=point, replace={point: function})
+    for function in (
+        lambda x: x - x.mean(dim=1, keepdim=True),
+        lambda x: torch.cat([x[:, :-1], 2 * x[:, -1:]], dim=1),
+        lambda x: x * (x == x.amax(dim=(1, 2), keepdim=True)),
+    ):
+        together, activations = some.run(TEXTS, capture=POINT, replace={POINT: function})
         for row, text in enumerate(TEXTS):
-            alone = some.run(text, replace={point: function}).logits[0]
+            alone = some.run(text, replace={POINT: function}).logits[0]
             torch.testing.assert_close(together[row][: len(alone)], alone, rtol=1e-4, atol=1e-4)
-        assert (activations[point][1, 2:] == 0).all()
-
-
-def test_a_function_that_takes_whole_batches_sees_zeros_at_padding():
-    some, seen = causal(), []
-    noise = torch.rand(3, 10, 32)
+        assert (activations[POINT][1, 2:] == 0).all()
+    seen, noise = [], torch.rand(3, 10, 32)  # a function of whole batches sees zeros at padding
     _, found = some.run(TEXTS, capture=POINT, replace={POINT: lambda x: seen.append(x) or x + noise})
     assert (seen[-1][1, 2:] == 0).all()
     assert (found[POINT][1, 2:] == 0).all()
