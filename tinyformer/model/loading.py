@@ -35,8 +35,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         trusted: further classes that the checkpoint may use, such as "mine.Block".
 
     Raises:
-        ArgumentError: the file cannot be read or names a class that is not trusted; the backend does not support the
-            model; the device does not exist.
+        ArgumentError: the file cannot be read, or the backend or the device does not exist or support the model.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})

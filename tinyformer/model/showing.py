@@ -44,14 +44,7 @@ LARGEST_PAGE = 24_000_000
 
 @dataclass(frozen=True)
 class Panel:
-    """A map to be drawn.
-
-    Attributes:
-        weights: the map.
-        title: the lines above it.
-        signed: whether weights can be negative; then the scale is linear around 0.
-        label: what the colour bar shows.
-    """
+    """A map to be drawn, with the lines above it; where weights can be negative, the scale is linear around 0."""
 
     weights: Float[Tensor, "queries keys"]
     title: str
@@ -62,14 +55,7 @@ class Panel:
 def chart_of_maps(
     panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], axes: Sequence[Axes] = ()
 ) -> Figure:
-    """Maps of the same tokens side by side.
-
-    Args:
-        panels: the maps.
-        queries: the tokens of the rows.
-        keys: the tokens of the columns.
-        axes: matplotlib axes to draw on, one for each map; by default, those of a new `Chart`.
-    """
+    """Maps of the same tokens side by side, on the given axes of matplotlib, one for each, or in a new `Chart`."""
     if not axes:
         cell = min(CELL, SIDE / max(len(queries), len(keys)))
         width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
@@ -116,11 +102,7 @@ def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str])
 class Table(list[dict[str, Any]]):
     """Rows as dictionaries with the same keys, which `pandas.DataFrame` accepts; None where a value is not defined.
 
-    It prints as a table in a terminal and shows as one in a notebook.
-
-    Args:
-        rows: the rows.
-        meanings: the meanings of columns, which a notebook shows as tooltips of their names.
+    It prints as a table in a terminal and shows as one in a notebook, with the meanings of columns as tooltips.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], meanings: Mapping[str, str] | None = None) -> None:

@@ -44,7 +44,7 @@ class TrainedRun:
     Args:
         folder: the folder of the run, an absolute path.
         results: the contents of its `results.json`: "val/loss", "num_parameters", "steps", ….
-        trusted: the classes that its config names; `model` may use them.
+        trusted: the classes that its config names, which `model` may use.
     """
 
     folder: Path
@@ -102,9 +102,6 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
     Args:
         overrides: the words of the command line, such as ["attention=gqa", "trainer.max_steps=200"] or
             ["resume=outputs/…"].
-
-    Returns:
-        The run, with its results and its checkpoint.
 
     Raises:
         ConfigError: something in the overrides cannot work; nothing was computed or written. With HYDRA_FULL_ERROR=1

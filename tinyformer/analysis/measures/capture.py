@@ -49,12 +49,7 @@ class CapturedMaps(list[Tensor]):
         self.rows: Int[Tensor, " rows"] | None = None
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
-        """Append the maps of the layers in one forward pass.
-
-        Args:
-            calls: one call for each layer; with `rows`, all of them have the same number of queries.
-            rows: the queries to capture, see `capture_attention`.
-        """
+        """Append the maps of the layers in one forward pass, in which all have as many queries if `rows` are given."""
         q = calls[0][1].qkv.q
         chosen = _rows(rows, q.shape[2]).to(q.device)
         layers = _maps(calls, None if rows is None else chosen)
@@ -80,9 +75,6 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
             None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
             Must be None for an encoder–decoder, whose layers have queries of two sequences.
-
-    Raises:
-        ArgumentError: `rows` is a number below 1, or an index is outside of the sequence.
     """
     if isinstance(rows, int):
         require_at_least(1, {"rows": 64}, rows=rows)
@@ -135,8 +127,7 @@ def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, Captured
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last of them.
 
-    Raises:
-        NoMapsError: a layer is no `BaseAttention`, or does not run as one.
+    A layer that is no `BaseAttention`, or does not run as one, is a `NoMapsError`.
     """
     calls: dict[BaseAttention, AttentionCall] = {}
     *_, last = layers = model.require_heads()

@@ -7,30 +7,31 @@ last of the `k_seq` positions.
 """
 
 import math
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+Weights: TypeAlias = Float[Tensor, "*layers batch heads rows k_seq"]
+Heads: TypeAlias = Float[Tensor, "*layers heads"]
+Rows: TypeAlias = Int[Tensor, " rows"]
+Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
+
 REACH = 8
 """The largest distance in tokens between a query and a near key."""
 
 
-def entropy(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def entropy(weights: Weights) -> Heads:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
     return torch.special.entr(weights).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def entropy_share(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], logits: Float[Tensor, "*layers batch heads rows k_seq"]
-) -> Float[Tensor, "*layers heads"]:
+def entropy_share(weights: Weights, logits: Weights) -> Heads:
     """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them.
 
-    The weights are normalised to sum to 1 first, so that a sink does not count.
-
-    Args:
-        weights: attention weights.
-        logits: attention logits, -inf where the mask hides the key.
+    The weights are normalised to sum to 1 first, so that a sink does not count; logits are -inf where the mask hides
+    the key.
     """
     visible = (logits > -torch.inf).sum(dim=-1)
     normalised = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
@@ -38,50 +39,40 @@ def entropy_share(
     return _mean_where(shares, visible > 1)
 
 
-def distance(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*layers heads"]:
+def distance(weights: Weights, rows: Rows | None = None) -> Heads:
     """Σ_k w_k |q - k|: the mean distance of attention, in tokens."""
     q_idx, k_idx = _positions(weights, rows)
     return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def first_token(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def first_token(weights: Weights) -> Heads:
     """Share of attention on the first token, often an attention sink (Xiao et al. 2023, arXiv 2309.17453)."""
     return weights[..., 0].mean(dim=(-3, -1))
 
 
-def previous_token(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*layers heads"]:
+def previous_token(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on the previous token, over all queries but the first."""
     q_idx = _queries(weights, rows)
     return _mean_where(_weights_on(weights, (q_idx - 1).clamp(min=0)), q_idx > 0)
 
 
-def self_attention(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*layers heads"]:
+def self_attention(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on the query's own token."""
     return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
 
 
-def near(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"],
-    rows: Int[Tensor, " rows"] | None = None,
-    reach: int = REACH,
-) -> Float[Tensor, "*layers heads"]:
+def near(weights: Weights, rows: Rows | None = None, reach: int = REACH) -> Heads:
     """Share of attention on keys at most `reach` tokens from the query, its own token included."""
     q_idx, k_idx = _positions(weights, rows)
     return (weights * ((q_idx - k_idx).abs() <= reach)).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def largest_logit(logits: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def largest_logit(logits: Weights) -> Heads:
     """The largest logit of the batch; steady growth precedes divergence (Dehghani et al. 2023, arXiv 2302.05442)."""
     return logits.amax(dim=(-4, -2, -1))
 
 
-def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def effective_rank(weights: Weights) -> Heads:
     """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 for equal rows, n for n orthogonal rows of equal norm.
 
     The participation ratio as a measure of dimension (Gao et al. 2017, bioRxiv 214262) needs two matrix products and no
@@ -92,14 +83,14 @@ def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> 
     return (trace.square() / gram.square().sum(dim=(-2, -1))).nanmean(dim=-2)
 
 
-def similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads heads"]:
+def similarity(weights: Weights) -> Float[Tensor, "*layers heads heads"]:
     """Cosine similarity of the maps of each pair of heads, Σ w w' / √(Σ w² Σ w'²)."""
     flat = weights.flatten(-2)
     flat = flat / flat.norm(dim=-1, keepdim=True)
     return (flat @ flat.mT).nanmean(dim=-3)  # a map without a visible key has no direction
 
 
-def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def nearest_head(weights: Weights) -> Heads:
     """Similarity to the most similar other head of the layer; nan if the layer has one head."""
     others = similarity(weights)
     num_heads = others.shape[-1]
@@ -109,7 +100,7 @@ def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Fl
     return others.masked_fill(itself, -torch.inf).amax(dim=-1)
 
 
-def mean_similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def mean_similarity(weights: Weights) -> Heads:
     """Mean similarity to the other heads of the layer; nan if the layer has one head.
 
     Its mean over the heads is the mean over all pairs.
@@ -118,11 +109,7 @@ def mean_similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) ->
     return (of_pairs.sum(dim=-1) - of_pairs.diagonal(dim1=-2, dim2=-1)) / (of_pairs.shape[-1] - 1)
 
 
-def induction(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"],
-    tokens: Int[Tensor, "batch k_seq"],
-    rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, "*layers heads"]:
+def induction(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Heads:
     """Prefix matching: Σ w_k over k ≤ q with tokens[k - 1] = tokens[q].
 
     The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
@@ -135,11 +122,7 @@ def induction(
     return _share_on(weights, followed)
 
 
-def duplicate_token(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"],
-    tokens: Int[Tensor, "batch k_seq"],
-    rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, "*layers heads"]:
+def duplicate_token(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Heads:
     """Share of attention on earlier occurrences of the query's token: Σ w_k over k < q with tokens[k] = tokens[q].
 
     Over the queries whose token occurred before (Wang et al. 2022, arXiv 2211.00593).
@@ -148,7 +131,7 @@ def duplicate_token(
     return _share_on(weights, _same_token(tokens, q_idx) & (k_idx < q_idx))
 
 
-def diagonal_distance(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def diagonal_distance(weights: Weights) -> Heads:
     """Σ_k w_k |k / (k_seq - 1) - q / (q_seq - 1)|: the mean distance from the diagonal, as a share of the source.
 
     0 for attention that advances at an even pace, 1/3 for equal attention on a long source.
@@ -158,7 +141,7 @@ def diagonal_distance(weights: Float[Tensor, "*layers batch heads rows k_seq"]) 
     return (weights * distance).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def monotonicity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def monotonicity(weights: Weights) -> Heads:
     """Kendall's τ between a query's position and the mean of the positions that it attends to, c_q = Σ_k k w_k.
 
     1 if the mean advances with every token of the target, -1 if it goes back; nan for a single query (Kendall 1938).
@@ -170,7 +153,7 @@ def monotonicity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Fl
     return ((signs * pairs).sum(dim=(-2, -1)) / pairs.sum()).mean(dim=-2)
 
 
-def coverage(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def coverage(weights: Weights) -> Heads:
     """The mean over source tokens of min(1, Σ_q w_q): how much of the source is attended to.
 
     Tu et al. 2016 (arXiv 1601.04811, §3).
@@ -178,20 +161,13 @@ def coverage(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[
     return weights.sum(dim=-2).clamp(max=1).mean(dim=(-3, -1))
 
 
-def source_end(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def source_end(weights: Weights) -> Heads:
     """Share of attention on the last token of the source, `eos`, where heads with nothing to align often rest."""
     return weights[..., -1].mean(dim=(-3, -1))
 
 
 def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
-    """Random sequences, each repeated once; the tokens of a sequence are distinct as far as the vocabulary suffices.
-
-    Args:
-        vocab_size: number of tokens, drawn uniformly.
-        num_sequences: number of sequences.
-        period: number of tokens before they repeat, half of the result's length.
-        seed: seed of its own random generator.
-    """
+    """Random sequences, each repeated once after `period` tokens, which are distinct if the vocabulary suffices."""
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
     once = torch.stack([draw.repeat(-(-period // vocab_size))[:period] for draw in draws])
@@ -209,9 +185,7 @@ def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
     return torch.arange(k_seq - num_rows, k_seq, device=weights.device) if rows is None else rows
 
 
-def _weights_on(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Int[Tensor, " rows"]
-) -> Float[Tensor, "*layers batch heads rows"]:
+def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "*layers batch heads rows"]:
     """The weight of each query on its key."""
     return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
 
@@ -221,16 +195,12 @@ def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "b
     return (tokens[:, q_idx] == tokens.unsqueeze(1)).unsqueeze(1)
 
 
-def _share_on(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Bool[Tensor, "batch 1 rows k_seq"]
-) -> Float[Tensor, "*layers heads"]:
+def _share_on(weights: Weights, keys: Bool[Tensor, "batch 1 rows k_seq"]) -> Heads:
     """Share of attention on the chosen keys, over the queries that have any."""
     return _mean_where((weights * keys).sum(dim=-1), keys.any(dim=-1))
 
 
-def _mean_where(
-    values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]
-) -> Float[Tensor, "*layers heads"]:
+def _mean_where(values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]) -> Heads:
     """The mean over the counted queries of the batch."""
     counted = counted.expand(values.shape)
     return (values * counted).sum(dim=(-3, -1)) / counted.sum(dim=(-3, -1))

@@ -78,15 +78,9 @@ def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
 def make_probes(
     task: Task, windows: Sequence[Batch], vocab_size: int, max_seq_len: int, num_sequences: int, period: int
 ) -> Probes:
-    """The probes of a model: `MEASURES` on windows of its data, `PATTERNS` on repeated random tokens.
+    """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on repeated random tokens.
 
-    Args:
-        task: makes the attention masks.
-        windows: windows without padding, see `without_padding`; at least one.
-        vocab_size: number of tokens in the vocabulary.
-        max_seq_len: context length of the model; at 1 no sequence can repeat, and `PATTERNS` are left out.
-        num_sequences: number of random sequences.
-        period: number of random tokens that are repeated; at most half of the context length is used.
+    The period is at most half of the context length; in a context of one token no sequence can repeat.
     """
     probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
     period = min(period, max_seq_len // 2)
@@ -130,12 +124,9 @@ class HeadMeasures:
         }
 
     def table(self, traits: Mapping[str, Trait] = TRAITS) -> tuple[list[str], list[list[int | str | float | None]]]:
-        """Columns and rows, with one row for each head, one column for each measure, and the label of the head.
+        """Columns and rows: one row for each head, one column for each measure, and the label, see `head_labels`.
 
         The first column is the kind of attention, such as "cross", where there are several.
-
-        Args:
-            traits: the traits that labels are made of, see `head_labels`.
         """
         rows: list[list[int | str | float | None]] = []
         labels = head_labels(self.values, traits)
@@ -157,7 +148,7 @@ def measure_heads(
 
     Args:
         network: the model, in training or evaluation mode.
-        probes: inputs; the values of those with the same measures are combined, weighted by their numbers of rows.
+        probes: inputs; values of the same measures are combined, weighted by the numbers of rows.
         rows: number of queries that are measured, see `capture_attention`.
         precision: context of the forward pass; the measures are computed in the precision of the attention weights.
         costly: whether to include the costly measures, see `Measure`.

@@ -62,9 +62,8 @@ def atlas_html(
     The page opens on thumbnails of all heads, ordered by layer or by a measure; for an encoder–decoder, of one kind of
     attention at a time. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can
     stand beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the
-    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`.
-
-    The page works in a frame, too, as in a notebook: `<iframe srcdoc="…">` with the page escaped as HTML.
+    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in
+    a frame, too: `<iframe srcdoc="…">` with the page escaped as HTML.
 
     Args:
         maps: exact attention weights of each layer, queries down and keys across.
@@ -79,9 +78,6 @@ def atlas_html(
         facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
         labels: the label of each layer's maps, such as "previous token"; empty for none.
         ablated: whether the head of each layer's maps is ablated; by default, none is.
-
-    Raises:
-        ArgumentError: the sizes of the arguments differ, or `maps` holds numbers outside of 0 to 1.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     labels = labels or [[""] * len(layer) for layer in maps]

@@ -168,7 +168,7 @@ def lines(
         series: x and y of each line, by name.
         title: title of the chart.
         xlabel: label of the x axis, with the unit.
-        ylabel: label of the y axis, with the unit.
+        ylabel: the same of the y axis.
         yscale: `linear` or `log`.
         baselines: x and y of lines to compare with, by name, drawn in grey.
         marked: x and y of a point that is marked, and its label.

@@ -86,15 +86,9 @@ class Picture:
     def write(
         self, x: float, y: float, text: str, align: str = "lm", points: float = POINTS, upright: bool = False
     ) -> None:
-        """Write text on white.
+        """Write a line of text on white, from left to right or, upright, from bottom to top.
 
-        Args:
-            x: horizontal position of the anchor.
-            y: its vertical position.
-            text: one line.
-            align: the anchor of the text, horizontal (l, m, r) and vertical (t, m, b), such as "lt".
-            points: font size.
-            upright: whether the text runs from bottom to top.
+        `align` says where in the text x and y are: horizontally (l, m, r) and vertically (t, m, b), such as "lt".
         """
         ink = _ink(text, points, upright)
         # Antialiased: full coverage is black.
