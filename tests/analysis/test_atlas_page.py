@@ -23,6 +23,7 @@ from analysis.atlas_pages import (
     assert_accessible,
     assert_colours,
     assert_shown,
+    drawn_lines,
     random_maps,
     shown_labels,
     shown_rows,
@@ -223,22 +224,8 @@ def test_lines_join_queries_on_the_left_with_keys_on_the_right(atlas):
     atlas.keyboard.press("ArrowUp")
     query = len(TOKENS) - 2
     expect(atlas.locator("#target button").nth(query)).to_be_focused()
-    lines = atlas.locator("#lines line").evaluate_all("""all => all.map((line) => {
-        const box = document.getElementById("lines").getBoundingClientRect();
-        const at = (row, y) => [...document.querySelectorAll(`#${row} button`)].findIndex((one) => {
-            const place = one.getBoundingClientRect();
-            return Math.abs(place.top + place.height / 2 - box.top - y) < 1;
-        });
-        const { x1, y1, x2, y2 } = line;
-        const ends = [x1.baseVal.value, x2.baseVal.value - box.width];
-        return [...ends, at("target", y1.baseVal.value), at("source", y2.baseVal.value),
-            Number(line.getAttribute("stroke-opacity"))];
-    })""")
-    assert {tuple(line[:3]) for line in lines} == {(0, 0, query)}
-    found = {key: opacity for _, _, _, key, opacity in lines}
-    weights = HEADS[1][query]
-    expected = {key: float(weight) ** 0.5 for key, weight in enumerate(weights) if weight >= 1 / 255}
-    assert found == pytest.approx(expected, abs=1e-3)
+    expected = {(query, key): float(weight) ** 0.5 for key, weight in enumerate(HEADS[1][query]) if weight >= 1 / 255}
+    assert drawn_lines(atlas, vertical=True) == pytest.approx(expected, abs=1e-3)
     # The lines of a second head have another colour.
     atlas.get_by_label("Compare with").focus()
     atlas.get_by_label("Compare with").select_option("layer 0 head 0")

@@ -14,6 +14,7 @@ from analysis.atlas_pages import (
     ROUNDING,
     SOURCE,
     TARGET,
+    drawn_lines,
     shown_labels,
     shown_rows,
     token,
@@ -32,31 +33,6 @@ def open_cross_head(page, head=1):
     page.locator(".thumbnail").nth(head).click()
     page.mouse.move(2, 2)  # a token under the pointer would show its lines alone
     expect(page.locator("#head-title")).to_have_text(f"Cross layer 0 head {head}")
-
-
-def drawn_lines(page):
-    """The opacity of each visible line, by the target and the source token whose middles it joins."""
-    found = page.evaluate("""() => {
-        const middles = (row) => [...document.querySelectorAll(`#${row} button`)].map((one) => {
-            const box = one.getBoundingClientRect();
-            return box.left + box.width / 2;
-        });
-        const [source, target] = [middles("source"), middles("target")];
-        const nearest = (all, x) => {
-            const gaps = all.map((one) => Math.abs(one - x));
-            const best = gaps.indexOf(Math.min(...gaps));
-            return gaps[best] < 1 ? best : null;
-        };
-        const left = document.querySelector("#lines").getBoundingClientRect().left;
-        return [...document.querySelectorAll("#lines line")].map((line) => [
-            nearest(target, left + line.x2.baseVal.value),
-            nearest(source, left + line.x1.baseVal.value),
-            getComputedStyle(line).display === "none"
-                ? 0
-                : Number(getComputedStyle(line).strokeOpacity) * Number(getComputedStyle(line).opacity),
-        ]);
-    }""")
-    return {(target, source): opacity for target, source, opacity in found if opacity}
 
 
 def test_the_overview_shows_the_heads_of_the_chosen_kind_and_their_measures(pair):

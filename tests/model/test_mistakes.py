@@ -57,7 +57,6 @@ MISTAKES = [
     (MAPS.plot, f"head=(): {HEAD}"),
     (lambda: MAPS[True, 0], f"head=(True, 0): {HEAD}"),
     (lambda: MAPS[torch.tensor([0, 1]), 0], f"head=(tensor([0, 1]), 0): {HEAD}: there are layer 0, layer 1;"),
-    (lambda: MAPS[2, 0], f"head=(2, 0): {HEAD}: there are layer 0, layer 1; head=(0, 0) works."),
     (lambda: MAPS[1, 4], f"head=(1, 4): {HEAD}: layer 1 has heads 0, 1, 2, 3; head=(1, 0) works."),
     (lambda: MAPS["cross", 0, 0], f"head=('cross', 0, 0): {HEAD}: there are layer 0, layer 1; head=(0, 0) works."),
     (lambda: pruned().attention("a")[0, 0], f"head=(0, 0): {HEAD}: layer 0 has heads 1, 3; head=(0, 1) works."),
@@ -74,7 +73,6 @@ MISTAKES = [
     (lambda: model().tokenize(torch.zeros(0, 3, dtype=torch.long)), "texts.shape=[0, 3]: must be (batch, seq), with"),
     (lambda: model().tokenize(torch.zeros(2, 3)), "texts.dtype=torch.float32: token ids must be integers."),
     (lambda: model().tokenize(torch.tensor([[3, 257]])), "texts=257: token ids go from 0 to 256."),
-    (lambda: model().tokenize(torch.tensor([[-1, 5]])), "texts=-1: token ids go from 0 to 256."),
     (lambda: model(tokenizer=None).attention("a"), "tokenizer=None: the model has no tokenizer, so it takes a tensor"),
     (
         model(tokenizer=None).attention(torch.tensor([[3]]))[0].words,
@@ -85,7 +83,6 @@ MISTAKES = [
     # What other tasks read.
     (lambda: classifier().loss(TEXTS), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (lambda: classifier().loss(TEXTS, ["no", "yes", "so"]), "labels='so': must be one of no, yes, maybe, 0, 1, 2."),
-    (lambda: classifier().loss(TEXTS, [0, 1, 3]), "labels=3: must be one of"),
     (lambda: translator().loss(TEXTS), f"targets=(): {KINDS};"),
     (lambda: translator().loss("a", [[1.5]]), f"targets=[[1.5]]: {KINDS};"),
     (lambda: translator().attention("a", 3), f"targets=3: {KINDS}; targets=['A text', 'and another'] works."),
@@ -95,7 +92,6 @@ MISTAKES = [
         "len(targets[0])=17: must be 1 to 16 tokens, including the special",
     ),
     (lambda: translator().attention("a" * 16), "len(texts[0])=17: must be 1 to 16 tokens, including the special"),
-    (lambda: translator().attention(["a"], [[50]]), "targets=50: token ids go from 0 to 49."),
     (lambda: translator().attention("a", "b").rollout(), 'kind=None: must be "encoder": the decoder also reads the'),
     (
         lambda: translator().attention("a", "b").mean(),
@@ -110,10 +106,7 @@ MISTAKES = [
     (lambda: masked().generate("a"), "task='MaskedLM': cannot generate text; CausalLM can."),
     (lambda: model().generate("q", beams=2), "task='CausalLM': takes prompts, num_tokens, temperature, top_k"),
     (lambda: model().generate(3), "prompts=3: must be a text, or a list of texts; prompts=['A text', 'and another']"),
-    (lambda: translator().generate(3), "prompts=3: must be a text, or a list of texts; prompts=['A text'"),
     (lambda: model().generate(["a", None]), "prompts=['a', None]: must be a text, or a list of texts"),
-    (lambda: model().generate("a", num_tokens=None), "num_tokens=None: must be an integer; num_tokens=200 works."),
-    (lambda: model().generate("a", seed="x"), "seed='x': must be an integer; seed=0 works."),
     (lambda: model().generate("a", top_p="x"), "top_p='x': must be a number; top_p=0.9 works."),
     (lambda: model().generate("a", temperature=True), "temperature=True: must be a number; temperature=0.8 works."),
     # Points.
@@ -134,15 +127,12 @@ MISTAKES = [
     ),
     (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}"),  # nothing is broadcast
     (replaced(torch.zeros(3, 10, 32).double()), f"replace={{'{POINT}': 'torch.float64 (3, 10, 32) on cpu'}}"),
-    (replaced(torch.zeros(3, 10, 32, device="meta")), f"replace={{'{POINT}': 'torch.float32 (3, 10, 32) on meta'}}"),
     (replaced(lambda x: x[:, :1]), f"replace={{'{POINT}': 'torch.float32 (3, 1, 32) on cpu'}}"),
     (replaced(lambda x: None), f"replace={{'{POINT}': 'NoneType'}}: must be a tensor"),
     # Heads.
     (ablated(causal, 3), "heads=3: must be a list of heads; heads=[(0, 0)] works."),
     (ablated(causal, [(2, 0)]), "heads=[[2, 0]]: must hold [layer, head] pairs of a model with 2 layers of 4 heads"),
     (ablated(pruned, [(0, 2)]), "heads=[[0, 2]]: must hold [layer, head] pairs"),
-    (ablated(causal, [(0, True)]), "heads=[[0, True]]: must hold [layer, head] pairs"),
-    (ablated(causal, [("cross", 0, 0)]), "heads=[['cross', 0, 0]]: must hold [layer, head] pairs"),
     (ablated(translator, [(0, 1)]), "heads=[[0, 1]]: must hold [kind, layer, head] with a kind of encoder, decoder,"),
     (ablated(causal, [(0, 1)], "median"), "mode='median': must be one of zero, mean, resample."),
     (ablated(causal, [(0, 1)], "mean"), "texts=None: must be given for mode='mean'"),
