@@ -3,9 +3,16 @@ from .alignment import CrossAlignment
 from .circuit import HeadCircuit
 from .gradients import GradientFlow
 from .maps import HeadMaps
-from .measures.capture import CapturedMaps, capture_attention, capture_pair, capture_weights
+from .measures.capture import (
+    CapturedMaps,
+    capture_attention,
+    capture_pair,
+    capture_weights,
+    head_label,
+    map_names,
+)
 from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
-from .measures.inputs import Axes, TokenPair, axes_of_pair, decoded_pair, of_one_length, pairs_of, sides_of
+from .measures.inputs import Axes, TokenPair, axes_of, decoded_pair, of_one_length, pairs_of
 from .measures.measures import repeated_tokens
 from .measures.non_finite import first_non_finite
 from .measures.probe import (
@@ -13,16 +20,14 @@ from .measures.probe import (
     Probe,
     Probes,
     ablated_maps,
-    head_label,
     make_probes,
-    map_names,
     measure_heads,
     measure_pairs,
 )
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .pictures.atlas import atlas_html, write_atlas
 from .pictures.picture import Picture, save_png
-from .pictures.plots import head_maps, measure_maps
+from .pictures.plots import head_maps, maps_by_kind, measure_maps
 from .predictions import analyse_predictions
 from .pruning import HeadPruning
 from .relations import HeadRelations
@@ -64,7 +69,7 @@ __all__ = [
     "ablated_maps",
     "analyse_predictions",
     "atlas_html",
-    "axes_of_pair",
+    "axes_of",
     "caption",
     "capture_attention",
     "capture_pair",
@@ -77,6 +82,7 @@ __all__ = [
     "head_traits",
     "make_probes",
     "map_names",
+    "maps_by_kind",
     "measure_heads",
     "measure_layers",
     "measure_maps",
@@ -88,7 +94,6 @@ __all__ = [
     "save_png",
     "seeds_by_number",
     "seeds_by_setting",
-    "sides_of",
     "words_of",
     "write_atlas",
 ]

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.measures.capture import attention_calls, capture_pair
-from tinyformer.analysis.measures.probe import head_label, map_names
+from tinyformer.analysis.measures.capture import attention_calls, capture_pair, head_label, map_names
 from tinyformer.analysis.pictures.plots import measure_maps
 from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target
 from tinyformer.analysis.words import Words, merge_words, words_of

@@ -23,7 +23,7 @@ from tinyformer.analysis import (
     Axes,
     CapturedMaps,
     atlas_html,
-    axes_of_pair,
+    axes_of,
     capture_pair,
     capture_weights,
     measure_layers,
@@ -31,7 +31,6 @@ from tinyformer.analysis import (
     pairs_of,
     words_of,
 )
-from tinyformer.analysis.measures.inputs import strings_of
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
@@ -326,20 +325,18 @@ def maps_of_batch(
 
     Those of a source and its target are of each kind of attention. `model` is what the model is called in titles.
     """
-    found = []
+    captured: list[tuple[dict[str, CapturedMaps], dict[str, tuple[list[int], list[int]]]]] = []
     if isinstance(network, EncoderDecoder):
-        for pair in pairs_of(batch):
-            layers = _layers(network, capture_pair(network, pair).values())
-            found.append(TextMaps(layers, axes_of_pair(pair, tokenizer), pair.ids_by_kind(), tokenizer, model))
-        return found
-    for row, length in zip(batch["inputs"].split(1), batch["lengths"].tolist(), strict=True):
-        inputs = row[:, :length]
-        captured = capture_weights(cast(Transformer, network), inputs, task.mask({"inputs": inputs}))
-        ids = inputs[0].tolist()
-        strings = strings_of(ids, tokenizer)
-        axes = {"": Axes(strings, strings)}
-        found.append(TextMaps(_layers(network, [captured]), axes, {"": (ids, ids)}, tokenizer, model))
-    return found
+        captured = [(capture_pair(network, pair), pair.ids_by_kind()) for pair in pairs_of(batch)]
+    else:
+        for row, length in zip(batch["inputs"].split(1), batch["lengths"].tolist(), strict=True):
+            inputs, ids = row[:, :length], row[0, :length].tolist()
+            maps = capture_weights(cast(Transformer, network), inputs, task.mask({"inputs": inputs}))
+            captured.append(({"": maps}, {"": (ids, ids)}))
+    return [
+        TextMaps(_layers(network, maps.values()), axes_of(ids, tokenizer), ids, tokenizer, model)
+        for maps, ids in captured
+    ]
 
 
 def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMaps]:

@@ -37,6 +37,7 @@ class CapturedMaps(list[Tensor]):
 
     Attributes:
         layers: the same weights together with their logits.
+        names: the name of each map of each layer, for display.
         ablated: whether the head of each map of each layer is ablated; empty if none is.
         rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
             pass.
@@ -45,6 +46,7 @@ class CapturedMaps(list[Tensor]):
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[AttentionMaps] = []
+        self.names: list[list[str]] = []
         self.ablated: list[list[bool]] = []
         self.rows: Int[Tensor, " rows"] | None = None
 
@@ -56,8 +58,20 @@ class CapturedMaps(list[Tensor]):
         num_cached = layers[0].weights.shape[-1] - q.shape[2]
         self.extend(maps.weights for maps in layers)
         self.layers.extend(layers)
+        self.names += [list(map(head_label, map_names(layer))) for layer, _ in calls]
         self.ablated += [layer.ablated_maps() for layer, _ in calls]
         self.rows = chosen + num_cached if num_cached else chosen
+
+
+def map_names(layer: BaseAttention) -> list[str]:
+    """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
+    letters = "ab" if layer.num_softmaxes > 1 else [""]
+    return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
+
+
+def head_label(name: str) -> str:
+    """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
+    return name.removeprefix("0")
 
 
 @contextmanager

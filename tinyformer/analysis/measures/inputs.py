@@ -1,7 +1,7 @@
 """What is measured: rows of batches without their padding, and pairs of a source and a target."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -128,16 +128,7 @@ class Axes(NamedTuple):
     keys: Sequence[str]
 
 
-def strings_of(ids: Sequence[int], tokenizer: TextTokenizer | None) -> list[str]:
-    """The string of each token; without a tokenizer, its id."""
-    return tokenizer.token_strings(ids) if tokenizer else list(map(str, ids))
-
-
-def axes_of_pair(pair: TokenPair, tokenizer: TextTokenizer | None) -> dict[str, Axes]:
-    """The token strings of each kind of attention, see `TokenPair.ids_by_kind`."""
-    return {kind: Axes(*(strings_of(ids, tokenizer) for ids in sides)) for kind, sides in pair.ids_by_kind().items()}
-
-
-def sides_of(kind: str) -> tuple[str, str]:
-    """The titles of the axes of a map of queries and keys."""
-    return ("Queries (target)", "Keys (source)") if kind == "cross" else ("Queries", "Keys")
+def axes_of(ids: Mapping[str, tuple[Sequence[int], Sequence[int]]], tokenizer: TextTokenizer | None) -> dict[str, Axes]:
+    """The token strings of the queries and keys of each kind of attention; without a tokenizer, their ids."""
+    strings = tokenizer.token_strings if tokenizer else lambda side: list(map(str, side))
+    return {kind: Axes(strings(queries), strings(keys)) for kind, (queries, keys) in ids.items()}

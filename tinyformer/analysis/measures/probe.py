@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from tinyformer.analysis.measures.capture import CapturedMaps, LayerCall, attention_calls, capture_pair
+from tinyformer.analysis.measures.capture import CapturedMaps, LayerCall, attention_calls, capture_pair, map_names
 from tinyformer.analysis.measures.events import TRAITS, Trait, head_labels
 from tinyformer.analysis.measures.inputs import TokenPair
 from tinyformer.analysis.measures.measures import repeated_tokens
@@ -27,7 +27,7 @@ from tinyformer.analysis.measures.table import (
 )
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import document_starts
-from tinyformer.nn import QKV, AttentionCall, AttentionMask, BaseAttention, EncoderDecoder, Network, Transformer
+from tinyformer.nn import QKV, AttentionCall, AttentionMask, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import Address
 from tinyformer.tasks import Task
 
@@ -212,17 +212,6 @@ def measure_pairs(
 
 def _measures_of(kind: str) -> dict[str, Measure]:
     return CROSS_MEASURES if kind == "cross" else MEASURES
-
-
-def map_names(layer: BaseAttention) -> list[str]:
-    """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
-    letters = "ab" if layer.num_softmaxes > 1 else [""]
-    return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
-
-
-def head_label(name: str) -> str:
-    """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
-    return name.removeprefix("0")
 
 
 def ablated_maps(network: Network) -> list[list[bool]]:

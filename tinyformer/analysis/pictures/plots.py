@@ -7,6 +7,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from tinyformer.analysis.measures.capture import CapturedMaps
+from tinyformer.analysis.measures.inputs import Axes
 from tinyformer.analysis.measures.table import ALL_MEASURES
 from tinyformer.analysis.pictures.picture import POINTS, Picture, readable, text_width
 
@@ -89,6 +91,25 @@ def head_maps(
         for index, label in enumerate(across):
             picture.write(left + (index + 0.5) * cell, bottom, label, "mt", upright=True)
     return picture
+
+
+def maps_by_kind(
+    captured: Mapping[str, CapturedMaps], axes: Mapping[str, Axes], title: str, num_tokens: int | None = None
+) -> dict[str, Picture]:
+    """A picture of the maps of each kind of attention on a text or a pair, of at most `num_tokens` on each side."""
+    shown = slice(num_tokens)
+    return {
+        kind: head_maps(
+            [weights[0][:, shown, shown] for weights in maps],
+            axes[kind].queries[shown],
+            f"{kind} {title}".strip().capitalize(),
+            maps.names,
+            axes[kind].keys[shown],
+            ("Queries (target)", "Keys (source)") if kind == "cross" else ("Queries", "Keys"),
+            maps.ablated,
+        )
+        for kind, maps in captured.items()
+    }
 
 
 def measure_maps(
