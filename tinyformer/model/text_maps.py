@@ -91,8 +91,7 @@ class TextMaps:
     def layer_of(self, address: HeadAddress) -> LayerMaps:
         """The layer of a head."""
         parts = plain_address(address if isinstance(address, tuple) else (address,))
-        is_plain = all(type(part) in (int, str) for part in parts)  # an array cannot be compared
-        layer = next((layer for layer in self.layers if is_plain and layer.address == parts[:-1]), None)
+        layer = next((layer for layer in self.layers if layer.address == parts[:-1]), None)
         if layer is not None and parts[-1] in (*layer.heads, *layer.names):
             return layer
         form = "(layer, head)" if "" in self.axes else "(kind, layer, head)"
