@@ -21,6 +21,9 @@ Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 REACH = 8
 """The largest distance in tokens between a query and a near key."""
 
+MIN_BLOCK, MAX_BOUNDARIES = 4, 32
+"""The smallest number of tokens in a block, and the largest number of boundaries that are tried."""
+
 
 def entropy(weights: Weights) -> Heads:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
@@ -166,6 +169,46 @@ def source_end(weights: Weights) -> Heads:
     return weights[..., -1].mean(dim=(-3, -1))
 
 
+def vertical(weights: Weights, left_out: int = 0) -> Heads:
+    """max_k mean_q w_qk: share of attention on the one key that receives most.
+
+    In BERT such keys are delimiters, which appear as vertical lines (Kovaleva et al. 2019, arXiv 1908.08593, §4.1). The
+    key with the index `left_out` does not count: 0, where sinks form, or -1, the end of a source.
+    """
+    received = weights.mean(dim=-2)
+    others = received[..., 1:] if left_out == 0 else received[..., :-1]
+    if others.shape[-1] == 0:
+        return torch.full_like(received[..., 0].mean(dim=-2), math.nan)
+    return others.amax(dim=-1).mean(dim=-2)
+
+
+def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
+    """mean_q Σ_k min(w_qk, b_qk): overlap with a map of two blocks; 1 if attention is even within each block.
+
+    After Kovaleva et al. 2019 (arXiv 1908.08593, §4.1). The overlap is 1 minus the total variation distance between w
+    and b, where b is even attention on the visible keys on the query's side of a boundary. The boundary is the one that
+    the least attention crosses, out of at most `MAX_BOUNDARIES` with at least a quarter of the sequence, and
+    `MIN_BLOCK` tokens, on each side. Only queries count that see keys on both sides, so that a mask alone makes no
+    blocks.
+    """
+    k_seq = weights.shape[-1]
+    least = max(k_seq // 4, MIN_BLOCK)
+    if k_seq < 2 * least:
+        return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
+    step = -(-(k_seq - 2 * least + 1) // MAX_BOUNDARIES)
+    boundaries = torch.arange(least, k_seq - least + 1, step, device=weights.device)
+    queries, sums = rows.unsqueeze(-1), weights.cumsum(dim=-1)
+    visible = (logits[..., :1, :, :] > -torch.inf).float().cumsum(dim=-1)  # the mask is the same for all heads
+    sees_both = _across(visible, queries, boundaries) > 0
+    crossing = _mean_of_rows(_across(sums, queries, boundaries), sees_both)
+    boundary = boundaries[crossing.nan_to_num(torch.inf).argmin(dim=-1)][..., None, None]
+    num_across = _across(visible, queries, boundary)
+    even = 1 / (visible[..., -1:] - num_across).clamp(min=1)
+    is_own = (torch.arange(k_seq, device=weights.device) >= boundary) == (queries >= boundary)
+    overlap = (torch.minimum(weights, even) * is_own).sum(dim=-1, keepdim=True)
+    return _mean_of_rows(overlap, num_across > 0).squeeze(-1).nanmean(dim=-2)
+
+
 def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
     """Random sequences, each repeated once after `period` tokens, which are distinct if the vocabulary suffices."""
     generator = torch.Generator().manual_seed(seed)
@@ -204,3 +247,24 @@ def _mean_where(values: Float[Tensor, "*layers batch heads rows"], counted: Bool
     """The mean over the counted queries of the batch."""
     counted = counted.expand(values.shape)
     return (values * counted).sum(dim=(-3, -1)) / counted.sum(dim=(-3, -1))
+
+
+def _across(
+    sums: Float[Tensor, "*layers batch #heads rows k_seq"],
+    queries: Int[Tensor, "rows 1"],
+    boundaries: Int[Tensor, "*#maps boundaries"],
+) -> Float[Tensor, "*layers batch #heads rows boundaries"]:
+    """The sum of each query's values over the keys on the other side of each boundary, from their cumulative sums.
+
+    A boundary is the first key of the second side; boundaries are the same for all maps, or `... 1 1`, one for each.
+    """
+    shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
+    before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))
+    return torch.where(queries >= boundaries, before, sums[..., -1:] - before)
+
+
+def _mean_of_rows(
+    values: Float[Tensor, "*maps rows columns"], counted: Bool[Tensor, "*#maps rows columns"]
+) -> Float[Tensor, "*maps columns"]:
+    """The mean over the counted queries of each map; nan if there are none."""
+    return (values * counted).sum(dim=-2) / counted.sum(dim=-2)

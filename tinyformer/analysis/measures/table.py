@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tinyformer.analysis.measures import measures as formulas
 from tinyformer.analysis.measures.capture import CapturedMaps
-from tinyformer.analysis.shapes import block, vertical
 from tinyformer.nn import AttentionMaps
 
 MEAN = partial(torch.nanmean, dim=0)
@@ -79,13 +78,13 @@ MEASURES: dict[str, Measure] = {
         f"Share of attention on keys at most {formulas.REACH} tokens away from the query.",
     ),
     "vertical": Measure(
-        lambda maps, rows, tokens: vertical(maps.weights),
+        lambda maps, rows, tokens: formulas.vertical(maps.weights),
         "largest share on one token",
         "Share of attention on the one key, other than the first, that receives most of it.",
         is_costly=True,
     ),
     "block": Measure(
-        lambda maps, rows, tokens: block(*maps, rows),
+        lambda maps, rows, tokens: formulas.block(*maps, rows),
         "overlap with two blocks",
         "Overlap with a map of two blocks within each of which attention is even: 1 for such a map.",
         is_costly=True,
@@ -155,7 +154,7 @@ CROSS_MEASURES: dict[str, Measure] = {
         "share on the source's end",
         "Share of attention on the last token of the source.",
     ),
-    "vertical": replace(MEASURES["vertical"], compute=lambda maps, rows, tokens: vertical(maps.weights, -1)),
+    "vertical": replace(MEASURES["vertical"], compute=lambda maps, rows, tokens: formulas.vertical(maps.weights, -1)),
     "largest_logit": MEASURES["largest_logit"],
     "rank": MEASURES["rank"],
     "similarity": MEASURES["similarity"],
