@@ -105,64 +105,55 @@ def causal_maps(weigh, seq=32):
     return AttentionMaps(weights, torch.zeros_like(weights).masked_fill(hidden, -torch.inf))
 
 
-def label(maps, tokens=None, measures=MEASURES):
-    tokens = torch.arange(maps.weights.shape[-1]).unsqueeze(0) if tokens is None else tokens
-    rows = torch.arange(maps.weights.shape[-2])
-    return head_labels({name: [m.compute(maps, rows, tokens).tolist()] for name, m in measures.items()})[0][0]
-
-
-@pytest.mark.parametrize(
-    ("weigh", "expected"),
-    [
-        (lambda q, k: 1.1 * (k == q - 1) + (k == q - 2), "previous token"),
-        (lambda q, k: (k == q - 1) + 1.1 * (k == q - 2), ""),
-        (lambda q, k: 1.1 * (k == 0) + (k == q), "first token"),
-        (lambda q, k: (k == 0) + 1.3 * (k == q - 2), ""),
-        (lambda q, k: 1.1 * (k == q) + (k == q - 2), "self"),
-        (lambda q, k: (k == q) + 1.3 * (k == q - 2), ""),
-        # A third of the queries, and then most of them, are before the column.
-        (lambda q, k: (k == 10) + 0.2 * (k == q // 2), "vertical"),
-        (lambda q, k: (k == 20) + 0.2 * (k == q // 2) + 0.1 * (k == q), ""),
-        (lambda q, k: (k < 14) == (q < 14), "block"),
-        (lambda q, k: ((k < 14) == (q < 14)) * (1 + k % 2), "block"),
-        (lambda q, k: (k // 8) == (q // 8), ""),
-        (lambda q, k: q - k < 14, ""),
-        (lambda q, k: q >= 0, "uniform"),
-        (lambda q, k: 1 + (k < q / 3), "uniform"),
-        (lambda q, k: 1 + 8 * (k < q / 3), ""),
-        (lambda q, k: (k - q // 2).abs() < 1, "collapsed"),
-        (lambda q, k: k == q - 1, "previous token + collapsed"),
-    ],
-)
-def test_labels_of_maps_and_of_their_near_misses(weigh, expected):
-    weights = causal_maps(weigh)
-    assert label(weights) == expected
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.45, "induction"), (0.3, "")])
-def test_the_label_of_an_induction_head(share, expected):
-    tokens = repeated_tokens(40, 1, 16)
-    maps = causal_maps(lambda q, k: share * (k == q - 15) + (1 - share) * (k == q // 2))
-    assert label(maps, tokens, PATTERNS) == expected
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        (torch.eye(8, 12).roll(2, 1), "collapsed"),  # two tokens ahead
-        (torch.eye(12) + 0.5 * torch.eye(12).roll(1, 1), "diagonal"),
-        (torch.ones(8, 12) / 12, "uniform"),
-        (torch.eye(12)[11:].expand(8, 12) + 0.5 * torch.eye(12)[:8], "source end"),
-        (torch.eye(12)[3:4].expand(8, 12) + 0.5 * torch.eye(12)[:8].flip(0), "vertical"),
-    ],
-)
-def test_labels_of_cross_attention(weights, expected):
+def cross_maps(weights):
     weights = (weights / weights.sum(dim=-1, keepdim=True)).expand(1, 1, -1, -1)
-    assert label(AttentionMaps(weights, weights.clamp(min=1e-9).log()), measures=CROSS_MEASURES) == expected
+    return AttentionMaps(weights, weights.clamp(min=1e-9).log())
+
+
+TOKENS = repeated_tokens(40, 1, 16)
+CAUSAL = [
+    (lambda q, k: 1.1 * (k == q - 1) + (k == q - 2), "previous token"),
+    (lambda q, k: (k == q - 1) + 1.1 * (k == q - 2), ""),
+    (lambda q, k: 1.1 * (k == 0) + (k == q), "first token"),
+    (lambda q, k: (k == 0) + 1.3 * (k == q - 2), ""),
+    (lambda q, k: 1.1 * (k == q) + (k == q - 2), "self"),
+    (lambda q, k: (k == q) + 1.3 * (k == q - 2), ""),
+    # A third of the queries, and then most of them, are before the column.
+    (lambda q, k: (k == 10) + 0.2 * (k == q // 2), "vertical"),
+    (lambda q, k: (k == 20) + 0.2 * (k == q // 2) + 0.1 * (k == q), ""),
+    (lambda q, k: (k < 14) == (q < 14), "block"),
+    (lambda q, k: ((k < 14) == (q < 14)) * (1 + k % 2), "block"),
+    (lambda q, k: (k // 8) == (q // 8), ""),
+    (lambda q, k: q - k < 14, ""),
+    (lambda q, k: q >= 0, "uniform"),
+    (lambda q, k: 1 + (k < q / 3), "uniform"),
+    (lambda q, k: 1 + 8 * (k < q / 3), ""),
+    (lambda q, k: (k - q // 2).abs() < 1, "collapsed"),
+    (lambda q, k: k == q - 1, "previous token + collapsed"),
+]
+CROSS = [
+    (torch.eye(8, 12).roll(2, 1), "collapsed"),  # two tokens ahead
+    (torch.eye(12) + 0.5 * torch.eye(12).roll(1, 1), "diagonal"),
+    (torch.ones(8, 12) / 12, "uniform"),
+    (torch.eye(12)[11:].expand(8, 12) + 0.5 * torch.eye(12)[:8], "source end"),
+    (torch.eye(12)[3:4].expand(8, 12) + 0.5 * torch.eye(12)[:8].flip(0), "vertical"),
+]
+CASES = [(causal_maps(weigh), MEASURES, label) for weigh, label in CAUSAL]
+CASES += [(cross_maps(weights), CROSS_MEASURES, label) for weights, label in CROSS]
+CASES += [
+    (causal_maps(lambda q, k, share=share: share * (k == q - 15) + (1 - share) * (k == q // 2)), PATTERNS, label)
+    for share, label in ((0.45, "induction"), (0.3, ""))
+]
+
+
+@pytest.mark.parametrize(("maps", "measures", "label"), CASES, ids=[label for *_, label in CASES])
+def test_labels_of_maps_and_of_their_near_misses(maps, measures, label):
+    rows = torch.arange(maps.weights.shape[-2])
+    values = {name: [measure.compute(maps, rows, TOKENS).tolist()] for name, measure in measures.items()}
+    assert head_labels(values) == [[label]]
 
 
 def test_a_threshold_of_its_own_changes_the_label():
     values = {"block": [[0.7, 0.5]], "entropy_share": [[0.99, math.nan]]}
     assert head_labels(values) == [["uniform", ""]]
-    assert head_labels(values, head_traits({"block": 0.6})) == [["block + uniform", ""]]
-    assert head_labels(values, head_traits({"uniform": 0.995})) == [["", ""]]
+    assert head_labels(values, head_traits({"block": 0.6, "uniform": 0.995})) == [["block", ""]]
