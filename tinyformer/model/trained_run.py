@@ -128,7 +128,11 @@ _ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `
 
 
 def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """The config of the run, with its `hydra` node, and the context in which Hydra runs it."""
+    """The config of the run, with its `hydra` node, and the context in which Hydra runs it.
+
+    Raises:
+        ConfigError: an override has several values, or the folder contains links.
+    """
     register_resolvers(config_dir(), PROGRAM)
     with hydra_parser(config_dir()) as parser:
         for override in parser.parse_overrides(list(words)):
@@ -158,21 +162,22 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
     """Make the run as a job of Hydra, in this process."""
     errors: list[Exception] = []
 
-    def job(resolved: DictConfig) -> TrainedRun | None:
+    def job(own: DictConfig) -> TrainedRun | None:
         node = HydraConfig.get()
         folder = Path(node.runtime.output_dir)
         invocation = Invocation(node.overrides.task, node.runtime.choices, command=PROGRAM, in_python=True)
         try:
-            with config_keys(resolved), warnings.catch_warnings():
+            with config_keys(own), warnings.catch_warnings():
                 importlib.invalidate_caches()  # a cell may just have written the file of a class
-                check_early(resolved, invocation.choices)
-                # tqdm's, of a notebook without widgets
-                warnings.filterwarnings("ignore", message="IProgress not found")
+                check_early(own, invocation.choices)
+                warnings.filterwarnings(
+                    "ignore", message="IProgress not found"
+                )  # tqdm's, of a notebook without widgets
                 import_matplotlib()
                 from tinyformer.run.training_run import train
 
                 with keep_process():
-                    return TrainedRun(folder, train(resolved, folder, invocation), tuple(_classes(resolved)))
+                    return TrainedRun(folder, train(own, folder, invocation), tuple(_classes(own)))
         except Exception as error:  # Hydra would print a line about it
             errors.append(error)
             if describe(error, config_dir(), "train") is not None:
