@@ -283,7 +283,7 @@ BREAKS = (
     ),
     Break(
         "padding_in_mean_outputs",
-        "analysis/measures/padding.py",
+        "analysis/measures/inputs.py",
         "device=tokens.device) < lengths.unsqueeze(1)",
         "device=tokens.device) <= lengths.unsqueeze(1)",
         ("tests/analysis/test_padding.py",),

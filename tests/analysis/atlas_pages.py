@@ -92,6 +92,36 @@ def assert_shown(page, weights, title, other_axis):
     assert bars == pytest.approx((weights / weights.max()).tolist(), abs=1e-3)
 
 
+def drawn_lines(page, vertical=False):
+    """The opacity of each visible line, by the target and the source token whose middles it joins.
+
+    The lines of a text run between two columns of its tokens, those of a pair between two rows.
+    """
+    found = page.evaluate(
+        """(vertical) => {
+        const middle = (box) => (vertical ? box.top + box.height / 2 : box.left + box.width / 2);
+        const middles = (side) =>
+            [...document.querySelectorAll(`#${side} button`)].map((one) => middle(one.getBoundingClientRect()));
+        const [source, target] = [middles("source"), middles("target")];
+        const nearest = (all, place) => {
+            const gaps = all.map((one) => Math.abs(one - place));
+            const best = gaps.indexOf(Math.min(...gaps));
+            return gaps[best] < 1 ? best : null;
+        };
+        const box = document.querySelector("#lines").getBoundingClientRect();
+        const [origin, from, to] = vertical ? [box.top, "y1", "y2"] : [box.left, "x2", "x1"];
+        return [...document.querySelectorAll("#lines line")].map((line) => {
+            const style = getComputedStyle(line);
+            const opacity = style.display === "none" ? 0 : Number(style.strokeOpacity) * Number(style.opacity);
+            const [begin, end] = [from, to].map((name) => origin + line[name].baseVal.value);
+            return [nearest(target, begin), nearest(source, end), opacity];
+        });
+    }""",
+        vertical,
+    )
+    return {(target, source): opacity for target, source, opacity in found if opacity}
+
+
 def assert_accessible(page):
     found = Axe().run(page).response
     assert len(found["passes"]) > 15

@@ -1,26 +1,18 @@
 """The file of an atlas: its data, and the arguments that it refuses."""
 
-import base64
 import math
 
-import numpy as np
 import pytest
-import torch
 
-from analysis.atlas_pages import HALF_STEP, HEADS, MAPS, MEASURES, NAMES, TOKENS, random_maps, stored
+from analysis.atlas_pages import MAPS, NAMES, TOKENS, random_maps, stored
 from tinyformer.analysis import Axes, write_atlas
 from tinyformer.errors import ArgumentError
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_are_stored_as_16_bit_integers(tmp_path, dtype):
-    maps = [layer.to(dtype) for layer in MAPS]
-    path = write_atlas(tmp_path / "new" / "folder" / "atlas.html", maps, TOKENS, MEASURES, NAMES)
-    heads = stored(path)["heads"]
-    assert [(head["layer"], head["name"]) for head in heads] == [(i, n) for i, row in enumerate(NAMES) for n in row]
-    for head, weights in zip(heads, HEADS, strict=True):
-        levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
-        assert np.abs(levels / 65535 - weights.to(dtype).double().numpy()).max() <= HALF_STEP * 1.01
+def test_a_kind_of_attention_without_heads_is_left_out(tmp_path):
+    kinds, addresses = dict.fromkeys(["encoder", "cross"], Axes(TOKENS, TOKENS)), [("encoder", 0), ("cross", 0)]
+    path = write_atlas(tmp_path / "atlas.html", [MAPS[0], MAPS[1][:0]], kinds, {}, addresses=addresses)
+    assert [kind["name"] for kind in stored(path)["kinds"]] == ["encoder"]
 
 
 def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
@@ -29,25 +21,13 @@ def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
     assert data["kinds"][0]["keys"] == ["␣", "⏎", "⇥", "a␣b", r"\x00", r"\u202e", r"\ud800", "∅", "é", "漢", "🙂", "·⏎"]
 
 
-AXES = Axes(TOKENS, TOKENS)
 WRONG = {
     "no token": ({"maps": MAPS, "tokens": []}, "tokens=[]: must hold at least one token."),
     "too few tokens": ({"tokens": TOKENS[1:]}, "maps[0]=[2, 19, 19]: must be maps of [18, 18] for 18 tokens."),
     "scores": ({"maps": [MAPS[0], MAPS[1] * 3, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "nan": ({"maps": [MAPS[0], MAPS[1] * math.nan, MAPS[2]]}, "maps[1]=[3, 19, 19]: must hold attention weights"),
     "heads": ({"measures": {"m": [[1.0], [1.0] * 3, [1.0]]}}, "measures['m']=[1, 3, 1]: must have as many entries"),
-    "a kind without a layer": (
-        {"maps": [MAPS[0]], "tokens": dict.fromkeys(["encoder", "cross"], AXES), "addresses": [("encoder", 0)]},
-        "tokens=['encoder', 'cross']: must hold only kinds of attention with heads: encoder.",
-    ),
-    "a kind without a head": (
-        {
-            "maps": [MAPS[0], MAPS[1][:0]],
-            "tokens": dict.fromkeys(["encoder", "cross"], AXES),
-            "addresses": [("encoder", 0), ("cross", 0)],
-        },
-        "tokens=['encoder', 'cross']: must hold only kinds of attention with heads: encoder.",
-    ),
+    "no head": ({"maps": [MAPS[0][:0]]}, "maps=[[0, 19, 19]]: must hold the map of at least one head."),
     "names": ({"names": NAMES[:2]}, "names=[2, 3]: must have as many entries per layer as maps, [2, 3, 1]."),
     "equal names": ({"names": [["0", "0"], *NAMES[1:]]}, "names[0]=['0', '0']: must be unique within a layer."),
 }

@@ -8,9 +8,7 @@ import torch
 from nn.test_encoder_decoder import SOURCE, TARGET, make
 
 from tinyformer.analysis import CROSS_MEASURES, MEASURES, TokenPair, capture_pair, measure_pairs
-from tinyformer.analysis.measures.cross_measures import coverage, diagonal_distance, monotonicity, source_end
-from tinyformer.analysis.measures.measures import entropy
-from tinyformer.analysis.measures.probe import layer_label
+from tinyformer.analysis.measures.measures import coverage, diagonal_distance, entropy, monotonicity, source_end
 
 DIAGONAL = torch.eye(3)
 BACKWARD = torch.eye(3).flip(0)
@@ -46,7 +44,7 @@ def test_each_kind_has_its_measures_on_every_pair_alone():
     pairs = [TokenPair(SOURCE[:1], TARGET[:1], TARGET[:1]), TokenPair(SOURCE[1:, :5], TARGET[1:, :3], TARGET[1:, :3])]
     measures = measure_pairs(network, pairs, nullcontext())
     assert network.training
-    assert list(measures.layers) == [f"{kind}/layer_0{n}" for kind in ("encoder", "decoder", "cross") for n in (0, 1)]
+    assert measures.addresses == [(kind, n) for kind in ("encoder", "decoder", "cross") for n in (0, 1)]
     kinds = network.attentions_by_kind()
     captured = [capture_pair(network, pair) for pair in pairs]
     assert captured[1]["cross"][1].shape == (1, 4, 3, 5)
@@ -67,4 +65,3 @@ def test_each_kind_has_its_measures_on_every_pair_alone():
     assert columns[:3] == ["kind", "layer", "head"]
     assert [row[:3] for row in rows[:2] + rows[-1:]] == [["encoder", 0, "00"], ["encoder", 0, "01"], ["cross", 1, "03"]]
     assert "attention/cross/layer_01/head_03/coverage" in measures.scalars()
-    assert list(map(layer_label, measures.layers))[-1] == "cross 1"

@@ -2,16 +2,15 @@
 
 import base64
 import itertools
-import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from analysis.atlas_pages import stored
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, TOKENIZER, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import (
@@ -36,11 +35,6 @@ def captured(network, tokens, rows=None):
     return maps
 
 
-def page_of(folder: Path):
-    text = (folder / "atlas.html").read_text(encoding="utf-8")
-    return json.loads(re.search(r'id="atlas-data">(.*?)</script>', text, re.DOTALL)[1])
-
-
 @pytest.mark.parametrize("rows", [256, 2], ids=["all", "sampled"])
 def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     network = loud_transformer()
@@ -60,7 +54,7 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
         assert table[name] == pytest.approx([None if value != value else value for value in values], rel=1e-4), name  # noqa: PLR0124
     assert table["importance"] == tuple(head_importance(subject))
     assert table["label"] == tuple(itertools.chain(*head_labels(expected)))
-    data = page_of(tmp_path)
+    data = stored(tmp_path / "atlas.html")
     assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
     assert all(measure["description"] for measure in data["measures"])
 
@@ -69,7 +63,7 @@ def test_page_and_picture_show_the_checkpoint_and_the_ablated_heads(tmp_path):
     network = loud_transformer(ablated_heads=[[1, 2]])
     subject = replace(make_subject(network), facts={"checkpoint": "a/last.ckpt", "step": "7"})
     found = HeadMaps(num_windows=2)(subject, tmp_path)
-    data = page_of(tmp_path)
+    data = stored(tmp_path / "atlas.html")
     assert [head["ablated"] for head in data["heads"]] == [False] * 6 + [True, False]
     loss = f"{subject.losses().mean:.4f} nats per token, over 6 windows"
     assert data["facts"] == {"checkpoint": "a/last.ckpt", "step": "7", "loss": loss}
@@ -84,8 +78,8 @@ def test_both_maps_of_a_differential_head_have_its_importance(tmp_path):
     subject = make_subject(network)
     table = columns_of(HeadMaps()(subject, tmp_path).tables["maps"])
     assert table["head"][4:] == ("00a", "00b", "01a", "01b")
-    importance = head_importance(subject)
-    assert table["importance"] == (*importance[:4], importance[4], importance[4], importance[5], importance[5])
+    first, second = head_importance(subject)[4:]
+    assert table["importance"][4:] == (first, first, second, second)
     assert "importance" not in columns_of(HeadMaps(importance=False)(subject, tmp_path).tables["maps"])
 
 
@@ -104,7 +98,7 @@ def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
     ids = subject.batches[0]["inputs"][0, : settings.get("num_tokens")].tolist()
     if shown:
         ids = [TOKENIZER.eos_id, *TOKENIZER.encode(shown)]
-    assert page_of(tmp_path)["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
+    assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
     assert found.lines["atlas"].startswith(line)
     captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
     assert captions == [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
@@ -118,7 +112,7 @@ def test_the_measures_of_a_text_are_its_own(tmp_path):
         assert table[name] == pytest.approx([row[name] for row in own], rel=1e-4), name
     assert max(table["entropy"]) <= math.log(9)
     assert "importance" not in table
-    assert page_of(tmp_path)["facts"] == {"text": '"abcabcab"'}
+    assert stored(tmp_path / "atlas.html")["facts"] == {"text": '"abcabcab"'}
 
 
 def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
@@ -126,7 +120,7 @@ def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
     found = HeadMaps(text=text)(make_subject(network), tmp_path)
     tokens = torch.tensor([[TOKENIZER.eos_id, *TOKENIZER.encode(text[:39])]])
     whole = torch.cat([layer[0] for layer in captured(network, tokens)])
-    for head, weights in zip(page_of(tmp_path)["heads"], whole, strict=True):
+    for head, weights in zip(stored(tmp_path / "atlas.html")["heads"], whole, strict=True):
         levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
         np.testing.assert_allclose(levels / 65535, weights, atol=1e-4)
     picture = found.figures["maps"]
@@ -135,16 +129,11 @@ def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
     assert across[-96:] == ["<eos>", *text[:23]] * 4
 
 
-LEARNED = {
-    "t5": {"attention_position": lambda head_dim: T5Position(4)},
-    "relative": {"attention_position": ShawPosition},
-    "sink": {"sink": True},
-    "general": {"score": "general"},
-    "additive": {"score": "additive"},
-}
+LEARNED = [{"attention_position": lambda head_dim: T5Position(4)}, {"attention_position": ShawPosition}]
+LEARNED += [{"sink": True}, {"score": "general"}, {"score": "additive"}]
 
 
-@pytest.mark.parametrize("options", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize("options", LEARNED, ids=["t5", "relative", "sink", "general", "additive"])
 def test_maps_of_scores_with_parameters_of_their_own(tmp_path, options):
     one_stack, pair = make_subject(loud_transformer(**options)), pair_subject(loud_encoder_decoder(**options))
     assert list(HeadMaps(num_windows=1)(one_stack, tmp_path).figures) == ["maps"]
@@ -152,20 +141,24 @@ def test_maps_of_scores_with_parameters_of_their_own(tmp_path, options):
     assert list(found.figures) == ["encoder_maps", "decoder_maps", "cross_maps"]
 
 
-def test_more_tokens_than_the_context_are_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^num_tokens=17: must be at most 16, .*; num_tokens=16 works\.$"):
-        HeadMaps(num_tokens=17)(make_subject(loud_transformer()), tmp_path)
+MISTAKES = [
+    (
+        make_subject,
+        loud_transformer,
+        {"num_tokens": 17},
+        "num_tokens=17: must be at most 16, the context length",
+    ),
+    (make_subject, loud_transformer, {"text": "a", "target": "b"}, "target='b': a model of one text has no target;"),
+    (pair_subject, loud_encoder_decoder, {"text": "a\ud800"}, r"text='a\ud800': holds half of a surrogate pair"),
+    (
+        *(pair_subject, loud_encoder_decoder, {"text": "ab", "target": "\udfffb"}),
+        r"target='\udfffb': holds half of a surrogate pair",
+    ),
+]
+
+
+@pytest.mark.parametrize(("subject_of", "make", "settings", "message"), MISTAKES)
+def test_mistakes_are_refused_before_anything_is_written(tmp_path, subject_of, make, settings, message):
+    with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
+        HeadMaps(**settings)(subject_of(make()), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("texts", [{"text": "a\ud800"}, {"text": "ab", "target": "\udfffb"}], ids=["text", "target"])
-def test_half_of_a_surrogate_pair_is_refused(tmp_path, texts):
-    argument, value = list(texts.items())[-1]
-    with pytest.raises(ArgumentError, match=re.escape(f"{argument}={value!r}: holds half of a surrogate pair")):
-        HeadMaps(**texts)(pair_subject(loud_encoder_decoder()), tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_target_is_refused_where_there_is_one_text(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^target='b': a model of one text has no target.* target=None works"):
-        HeadMaps(text="a", target="b")(make_subject(loud_transformer()), tmp_path)

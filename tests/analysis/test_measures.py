@@ -142,9 +142,8 @@ def test_heads_are_independent_and_the_batch_is_averaged(name):
     maps, tokens = random_maps(batch=3, heads=4)
     tokens, rows = tokens[:1].expand(3, -1), torch.arange(8)
     together = ALL[name].compute(maps, rows, tokens)
-    assert together.shape == (4,)
     for head in range(4):
-        parts = [AttentionMaps(*(x[b : b + 1, head : head + 1] for x in maps)) for b in range(3)]
+        parts = [AttentionMaps(*(x[row : row + 1, head : head + 1] for x in maps)) for row in range(3)]
         alone = torch.cat([ALL[name].compute(part, rows, tokens[:1]) for part in parts])
         torch.testing.assert_close(together[head], alone.max() if name == "largest_logit" else alone.mean())
 
@@ -153,9 +152,8 @@ def test_layers_are_measured_as_if_each_were_alone():
     """Layers of the same number of heads together, and a pruned one between them."""
     maps, (_, tokens) = CapturedMaps(), random_maps()
     maps.rows = torch.arange(8)
-    for seed, heads in ((1, 3), (2, 1), (3, 3)):
-        maps.layers.append(random_maps(seed, heads=heads)[0])
+    maps.layers = [random_maps(seed, heads=heads)[0] for seed, heads in ((1, 3), (2, 1), (3, 3))]
     for name, values in measure_layers(ALL, maps, tokens).items():
-        alone = [ALL[name].compute(layer, maps.rows, tokens).tolist() for layer in maps.layers]
-        for layer, expected in zip(values, alone, strict=True):
-            assert layer == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+        for layer, found in zip(maps.layers, values, strict=True):
+            expected = ALL[name].compute(layer, maps.rows, tokens).tolist()
+            assert found == pytest.approx(expected, rel=1e-12, nan_ok=True), name

@@ -21,7 +21,7 @@ from tinyformer.analysis import (
     measure_layers,
 )
 from tinyformer.analysis.ablation import MODES, losses_without, resampled_positions
-from tinyformer.analysis.measures.padding import of_one_length, without_padding
+from tinyformer.analysis.measures.inputs import of_one_length, without_padding
 from tinyformer.analysis.residual import rank_by_depth
 from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions
 from tinyformer.nn import AttentionMask, ClassReadout, SpanReadout, TokenReadout, Transformer

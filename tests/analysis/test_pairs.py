@@ -12,7 +12,8 @@ from analysis.pair_subjects import ADDRESSES, EOS, loud_encoder_decoder, pair_su
 from analysis.subjects import TOKENIZER
 from tinyformer.analysis import HeadMaps, pairs_of
 from tinyformer.analysis.ablation import head_importance
-from tinyformer.analysis.measures.pair_probe import capture_pair, measure_pairs
+from tinyformer.analysis.measures.capture import capture_pair
+from tinyformer.analysis.measures.probe import measure_pairs
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import beam_search

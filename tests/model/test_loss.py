@@ -8,8 +8,7 @@ import torch
 from commands import SMALL, Program, results_of
 
 import tinyformer
-from model.untrained import LABELS, TEXTS, causal, classifier, masked, reader, translator
-from tinyformer.errors import ArgumentError
+from model.models import TEXTS, answerer, causal, classifier, masked, translator
 
 
 def test_language_models_by_hand():
@@ -47,7 +46,7 @@ def test_the_other_tasks_by_hand():
         torch.testing.assert_close(found[row], -log_probs[0].gather(-1, torch.tensor(predicted)[:, None]).mean())
         by_ids = model.loss(torch.tensor([source]), [predicted[:-1]])
         torch.testing.assert_close(by_ids, found[row : row + 1])
-    model = reader()
+    model = answerer()
     # [eos, w, h, o, eos, a, space, c, a, t]
     scores = model.run("who", "a cat").logits[0].mT
     scores[:, 1:5] = -torch.inf
@@ -65,36 +64,8 @@ def test_the_other_tasks_by_hand():
     torch.testing.assert_close(model.loss("who", context, "cat"), -sum(both).view(1) / 2)
 
 
-MISTAKES = [
-    (causal, ([""],), "len(texts[0])=1: must be more tokens"),
-    (causal, (TEXTS, LABELS), "task='CausalLM': takes texts, and nothing else."),
-    (masked, (["a", ""],), "len(texts[1])=1: must be more tokens"),
-    (classifier, (TEXTS,), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
-    (classifier, (TEXTS, ["no", "yes", "perhaps"]), "labels='perhaps': must be one of no, yes, maybe, 0, 1, 2."),
-    (classifier, (TEXTS, [0, 1, 3]), "labels=3: must be one of"),
-    (translator, (TEXTS,), "targets=(): must be a text, a list of texts, or token ids;"),
-    (translator, (TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
-    (translator, ("a", "b" * 16), "len(targets[0])=17: must be 1 to 16 tokens, including the special"),
-    (reader, ("who", "a cat", "dog"), "answers[0]='dog': must be a part of its context."),
-    (reader, (["who", "who"], "a cat", "cat"), "answers='cat': must be 2 texts, one for each question;"),
-    (reader, ("who", "a cat", [["cat"]]), "answers=[['cat']]: must be a text; empty"),
-    (translator, ("a", [[1.5]]), "targets=[[1.5]]: must be a text, a list of texts, or token ids;"),
-]
-
-
-@pytest.mark.parametrize(("make", "arguments", "message"), MISTAKES)
-def test_mistakes(make, arguments, message):
-    with pytest.raises(ArgumentError) as caught:
-        make().loss(*arguments)
-    assert str(caught.value).startswith(message)
-
-
-def write(path: str, lines: list[str]) -> None:
-    Path(path).write_text("\n".join(lines))
-
-
-WORDS = [f"{n} {n * 7 % 10}" for n in range(60)]
 QUESTIONS = [(f"where is {n}?", f"he has {n}, and she has {n + 1} and more" * 2, str(n)) for n in range(10, 32)]
+ASKED = [("where is it?", "it is here", "here"), *QUESTIONS[20:]]
 
 
 def squad(questions: list[tuple[str, str, str]]) -> str:
@@ -109,67 +80,35 @@ def squad(questions: list[tuple[str, str, str]]) -> str:
     return json.dumps({"data": [{"paragraphs": paragraphs}]})
 
 
-def text_files() -> None:
-    Path("train.txt").write_text("the cat sees a bird.\n" * 200)
-    Path("other.txt").write_text("a bird sees the cat, naïve as it is")
-
-
-def labelled_files() -> None:
-    write("train.csv", ["text,label", *(f"{word},{index % 2}" for index, word in enumerate(WORDS))])
-    write("other.csv", ["text,label", "3 4,0", "5,1", "8 8 8,1"])
-
-
-def pair_files() -> None:
-    write("train.tsv", ["source\ttarget", *(f"{word}\t{word[::-1]}" for word in WORDS)])
-    write("other.tsv", ["source\ttarget", "3 4\t5", "7\t8 9 9", "1\t1"])
-
-
-def question_files() -> None:
-    Path("train.json").write_text(squad(QUESTIONS[:20]))  # contexts that a run has read are left out
-    Path("other.json").write_text(squad([("where is it?", "it is here", "here"), *QUESTIONS[20:]]))
-
-
+PAIRS = "\n".join(["source\ttarget", *(f"{n} {n * 7 % 10}\t{n % 10} {n}" for n in range(60))])
 RUNS = {
-    "causal": (text_files, "data=text data.files=train.txt", "other.txt", "loss"),
-    "masked": (text_files, "data=text data.files=train.txt task=masked_lm", "other.txt", "pseudo_perplexity"),
-    "classification": (
-        labelled_files,
-        "task=classification data=text data.files=train.csv data.label_column=label",
-        "other.csv",
-        "loss",
-    ),
-    "seq2seq": (pair_files, "task=seq2seq data=text data.files=train.tsv", "other.tsv", "loss"),
-    "span": (question_files, "task=span data=squad data.files=train.json", "other.json", "loss"),
+    "data=text": ("the cat sees a bird.\n" * 200, "a bird sees the cat, naïve as it is"),
+    "task=seq2seq data=text": (PAIRS, "source\ttarget\n3 4\t5\n7\t8 9 9\n1\t1"),
+    "task=span data=squad": (squad(QUESTIONS[:20]), squad(ASKED)),  # contexts that a run has read are left out
 }
-"""Files, a run on them, the file that it is evaluated on, and the measure."""
+"""The text of a run, and the text that it is evaluated on."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", RUNS)
-def test_the_loss_is_that_of_an_evaluation(kind: str, program: Program) -> None:
-    make_files, run, other, measure = RUNS[kind]
-    make_files()
-    ended = program("train.py", SMALL, run, "tokenizer=byte model.max_seq_len=48 hydra.run.dir=run")
+@pytest.mark.parametrize("task", RUNS)
+def test_the_loss_is_that_of_an_evaluation(task: str, program: Program) -> None:
+    suffix = {"data=text": "txt", "task=seq2seq data=text": "tsv"}.get(task, "json")
+    for name, text in zip(("train", "other"), RUNS[task], strict=True):
+        Path(f"{name}.{suffix}").write_text(text)
+    settings = "tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
+    ended = program("train.py", SMALL, task, f"data.files=train.{suffix}", settings)
     assert ended.code == 0, ended.err
-    ended = program(
-        "evaluate.py", f"checkpoint=run/checkpoints/last.ckpt data.files={other} split=all hydra.run.dir=evaluated"
-    )
+    checkpoint, data = "run/checkpoints/last.ckpt", f"data.files=other.{suffix} split=all hydra.run.dir=evaluated"
+    ended = program("evaluate.py", f"checkpoint={checkpoint}", data)
     assert ended.code == 0, ended.err
-    expected = results_of("evaluated")[f"val/{measure}"]
-    model = tinyformer.load("run/checkpoints/last.ckpt")
-    if kind in ("causal", "masked"):
-        found = model.loss(Path("other.txt").read_text())
-        found = found.exp() if kind == "masked" else found
-    elif kind == "classification":
-        found = model.loss(["3 4", "5", "8 8 8"], ["0", "1", "1"])
-    elif kind == "seq2seq":
-        targets = ["5", "8 9 9", "1"]
-        found, weights = model.loss(["3 4", "7", "1"], targets), torch.tensor([len(target) + 1 for target in targets])
-        found = (found * weights).sum() / weights.sum()
+    model = tinyformer.load(checkpoint)
+    if suffix == "txt":
+        losses, targets = model.loss(RUNS[task][1]), [1]
+    elif suffix == "tsv":
+        losses, targets = model.loss(["3 4", "7", "1"], ["5", "8 9 9", "1"]), [2, 6, 2]
     else:
-        asked = [("where is it?", "it is here", "here"), *QUESTIONS[20:]]
-        windows = [len(model.run(question, context).logits) for question, context, _ in asked]
-        assert max(windows) > 1
-        found, weights = model.loss(*map(list, zip(*asked, strict=True))), torch.tensor(windows)
-        found = (found * weights).sum() / weights.sum()
-    assert float(found.mean()) == pytest.approx(expected, abs=1e-5)
+        losses = model.loss(*map(list, zip(*ASKED, strict=True)))
+        targets = [len(model.run(question, context).logits) for question, context, _ in ASKED]  # windows
+        assert max(targets) > 1
+    mean = (losses * torch.tensor(targets)).sum() / sum(targets)
+    assert mean.item() == pytest.approx(results_of("evaluated")["val/loss"], abs=1e-5)

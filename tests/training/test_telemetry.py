@@ -77,7 +77,7 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
     assert sorted((tmp_path / "attention").iterdir()) == sorted([*maps, *measures, heads])
     assert maps == telemetry.paths
     assert all(imread(path).ndim == 3 for path in maps + measures)
-    assert telemetry.probing.labels == ["<eos>", "A", "·", "c", "a"]
+    assert telemetry.probing.axes[""].keys == ["<eos>", "A", "·", "c", "a"]
     rows = table(heads)
     assert [(row["layer"], row["head"]) for row in rows] == [(str(n), f"{m:02d}") for n in range(2) for m in range(4)]
     for row in rows:

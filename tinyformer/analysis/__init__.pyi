@@ -3,38 +3,31 @@ from .alignment import CrossAlignment
 from .circuit import HeadCircuit
 from .gradients import GradientFlow
 from .maps import HeadMaps
-from .measures.capture import CapturedMaps, capture_attention
-from .measures.cross_measures import CROSS_MEANINGS, CROSS_MEASURES
-from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
-from .measures.measures import MEANINGS, MEASURES, PATTERNS, measure_layers, repeated_tokens
-from .measures.non_finite import first_non_finite
-from .measures.padding import of_one_length
-from .measures.pair_probe import (
-    Axes,
-    TokenPair,
-    axes_of_pair,
+from .measures.capture import (
+    CapturedMaps,
+    capture_attention,
     capture_pair,
-    decoded_pair,
-    measure_pairs,
-    pairs_of,
-    sides_of,
+    capture_weights,
+    head_label,
+    map_names,
 )
+from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
+from .measures.inputs import Axes, TokenPair, axes_of, decoded_pair, of_one_length, pairs_of
+from .measures.measures import repeated_tokens
+from .measures.non_finite import first_non_finite
 from .measures.probe import (
     HeadMeasures,
     Probe,
     Probes,
     ablated_maps,
-    capture_weights,
-    head_label,
-    layer_label,
     make_probes,
-    map_names,
     measure_heads,
-    split_name,
+    measure_pairs,
 )
+from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .pictures.atlas import atlas_html, write_atlas
 from .pictures.picture import Picture, save_png
-from .pictures.plots import head_maps, measure_maps
+from .pictures.plots import head_maps, maps_by_kind, measure_maps
 from .predictions import analyse_predictions
 from .pruning import HeadPruning
 from .relations import HeadRelations
@@ -44,9 +37,8 @@ from .subject import Analysis, Findings, Subject, Trained, caption
 from .words import Words, merge_words, words_of
 
 __all__ = [
-    "CROSS_MEANINGS",
+    "ALL_MEASURES",
     "CROSS_MEASURES",
-    "MEANINGS",
     "MEASURES",
     "PATTERNS",
     "TRAITS",
@@ -77,7 +69,7 @@ __all__ = [
     "ablated_maps",
     "analyse_predictions",
     "atlas_html",
-    "axes_of_pair",
+    "axes_of",
     "caption",
     "capture_attention",
     "capture_pair",
@@ -88,9 +80,9 @@ __all__ = [
     "head_labels",
     "head_maps",
     "head_traits",
-    "layer_label",
     "make_probes",
     "map_names",
+    "maps_by_kind",
     "measure_heads",
     "measure_layers",
     "measure_maps",
@@ -102,8 +94,6 @@ __all__ = [
     "save_png",
     "seeds_by_number",
     "seeds_by_setting",
-    "sides_of",
-    "split_name",
     "words_of",
     "write_atlas",
 ]

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.measures.capture import running_hooks
-from tinyformer.analysis.measures.padding import queries_by_kind
+from tinyformer.analysis.measures.inputs import queries_by_kind
 from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,
     Change,

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.analysis.measures.pair_probe import TokenPair, capture_pair, pairs_of
-from tinyformer.analysis.measures.probe import head_label, map_names
+from tinyformer.analysis.measures.capture import capture_pair, head_label, map_names
+from tinyformer.analysis.measures.inputs import TokenPair, pairs_of
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.subject import Findings, Subject, Trained, naming_ablated, require_positive
 from tinyformer.analysis.words import words_of

@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 
 from tinyformer.analysis.ablation import MODES, ReplacementOf, gated
-from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers, repeated_tokens
-from tinyformer.analysis.measures.probe import capture_weights
+from tinyformer.analysis.measures.capture import capture_weights
+from tinyformer.analysis.measures.measures import repeated_tokens
+from tinyformer.analysis.measures.table import MEASURES, PATTERNS, measure_layers
 from tinyformer.analysis.subject import Findings, Head, Subject, Trained, require_positive
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.measures.capture import attention_calls, running_hooks
-from tinyformer.analysis.measures.probe import ablated_maps, head_label, map_names
+from tinyformer.analysis.measures.capture import attention_calls, head_label, map_names, running_hooks
+from tinyformer.analysis.measures.probe import ablated_maps
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.residual import (
     by_depth,

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from tinyformer.analysis.ablation import head_importance
+from tinyformer.analysis.measures.capture import CapturedMaps, capture_pair, capture_weights, head_label
 from tinyformer.analysis.measures.events import head_labels
-from tinyformer.analysis.measures.measures import MEASURES, PATTERNS, measure_layers
-from tinyformer.analysis.measures.padding import queries_by_kind, without_padding
-from tinyformer.analysis.measures.pair_probe import Axes, axes_of_pair, capture_pair, measure_pairs, pairs_of, sides_of
-from tinyformer.analysis.measures.probe import HeadMeasures, capture_weights, head_label, make_probes, measure_heads
+from tinyformer.analysis.measures.inputs import Axes, axes_of, pairs_of, queries_by_kind, without_padding
+from tinyformer.analysis.measures.probe import HeadMeasures, make_probes, measure_heads, measure_pairs
+from tinyformer.analysis.measures.table import MEASURES, PATTERNS, measure_layers
 from tinyformer.analysis.pictures.atlas import write_atlas
-from tinyformer.analysis.pictures.plots import head_maps
-from tinyformer.analysis.scales import EXPLANATIONS
+from tinyformer.analysis.pictures.plots import maps_by_kind
 from tinyformer.analysis.subject import Findings, Subject, Trained, refuse_target, require_positive
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
@@ -36,8 +34,8 @@ NUM_SEQUENCES, PERIOD = 8, 32
 class Shown(NamedTuple):
     """What is shown, and what is measured."""
 
-    maps: list[Tensor]  # the weights of each layer
-    axes: Mapping[str, Axes]  # the tokens, by the kind of attention; the kind is "" where there is only one
+    captured: Mapping[str, CapturedMaps]  # the weights of each layer, by the kind of attention
+    axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one
     measures: HeadMeasures
     extent: str  # the number of tokens that are shown, in words
 
@@ -86,33 +84,22 @@ class HeadMaps:
             facts, shown_facts = None, {**subject.facts, "loss": f"{loss}, over {subject.num_windows} {subject.row}s"}
         atlas = write_atlas(
             folder / "atlas.html",
-            shown.maps,
-            shown.axes[""].queries if "" in shown.axes else shown.axes,
+            [weights[0] for maps in shown.captured.values() for weights in maps],
+            shown.axes,
             measures.values,
             names,
-            descriptions=EXPLANATIONS,
             addresses=subject.addresses,
             facts=shown_facts,
             labels=head_labels(measures.values),
             ablated=measures.ablated,
         )
         plural = "s" * (shown.extent != "1")
-        table, first, pictures = measures.table(), slice(0, PICTURE_TOKENS), {}
-        for kind, axes in shown.axes.items():
-            of_kind = [index for index, address in enumerate(subject.addresses) if kind in ("", address[0])]
-            pictures[f"{kind}_maps".removeprefix("_")] = head_maps(
-                [shown.maps[index][:, first, first] for index in of_kind],
-                axes.queries[first],
-                f"{kind} attention maps".strip().capitalize(),
-                [names[index] for index in of_kind],
-                axes.keys[first],
-                sides_of(kind),
-                [measures.ablated[index] for index in of_kind],
-            )
+        table = measures.table()
+        pictures = maps_by_kind(shown.captured, shown.axes, "attention maps", PICTURE_TOKENS)
         return Findings(
             lines={"atlas": f"{len(table[1])} maps of {shown.extent} token{plural}; open {atlas.name} in a browser"},
             tables={"maps": table},
-            figures={**pictures},
+            figures={f"{kind}_maps".removeprefix("_"): picture for kind, picture in pictures.items()},
             files=[atlas],
             facts=facts,
         )
@@ -127,15 +114,14 @@ class HeadMaps:
         network = cast(Transformer, subject.network)
         with subject.precision():
             captured = capture_weights(network, shown, subject.task.mask({"inputs": shown}))
-        strings = subject.tokenizer.token_strings(tokens)
         if text is not None:
             measures = HeadMeasures.of(network, measure_layers(MEASURES | PATTERNS, captured, shown))
         else:
             windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
             probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
             measures = measure_heads(network, probes, self.rows, subject.precision())
-        maps = [weights[0] for weights in captured]
-        return Shown(maps, {"": Axes(strings, strings)}, measures, _extent(tokens, text))
+        axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
+        return Shown({"": captured}, axes, measures, _extent(tokens, text))
 
     def _pair(self, subject: Subject) -> Shown:
         """The maps of a source and its target."""
@@ -154,15 +140,13 @@ class HeadMaps:
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
         with subject.precision():
             captured = capture_pair(network, pair)
-        maps = [weights[0] for of_kind in captured.values() for weights in of_kind]
         measures = measure_pairs(network, pairs or [pair], subject.precision())
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.predicted(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         )
-        axes = axes_of_pair(pair, subject.tokenizer)
-        extent = f"{of_source} source and {of_target} target"
-        return Shown(maps, {kind: axes[kind] for kind in captured}, measures, extent)
+        axes = axes_of(pair.ids_by_kind(), subject.tokenizer)
+        return Shown(captured, axes, measures, f"{of_source} source and {of_target} target")
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show."""

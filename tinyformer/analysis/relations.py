@@ -12,9 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.measures.pair_probe import capture_pair
-from tinyformer.analysis.measures.probe import head_label, map_names
+from tinyformer.analysis.measures.capture import attention_calls, capture_pair, head_label, map_names
 from tinyformer.analysis.pictures.plots import measure_maps
 from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target
 from tinyformer.analysis.words import Words, merge_words, words_of
@@ -108,12 +106,12 @@ class HeadRelations:
             lines |= {heading: sentence for _, heading, sentence in largest}
         picture = measure_maps(
             weights,
-            meanings,
             [list(map(head_label, layer)) for layer in names],
             "Attention from word to word",
             [layer_title(address) for address in read.addresses],
             ablated=ablated,
             limits=(0.0, 1.0),
+            meanings=meanings,
         )
         columns = ["query", "key", *subject.address_columns, "head", "weight", "rank", "num_words", "uniform"]
         return Findings(

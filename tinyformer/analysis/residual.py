@@ -14,8 +14,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.measures.padding import without_padding
-from tinyformer.analysis.measures.pair_probe import pairs_of
+from tinyformer.analysis.measures.inputs import pairs_of, without_padding
 from tinyformer.analysis.pictures.charts import change_grid, lines
 from tinyformer.analysis.subject import (
     CHANGE_COLUMNS,

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.measures.pair_probe import TokenPair, decoded_pair
+from tinyformer.analysis.measures.inputs import TokenPair, decoded_pair
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.pictures.picture import Picture
 from tinyformer.batch import Batch

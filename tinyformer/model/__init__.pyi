@@ -1,8 +1,6 @@
-from .description import Origin, describe
-from .difference import MapsDifference
 from .layer_maps import LayerMaps
-from .maps import maps_of_batch
-from .table import Table
-from .text_maps import TextMaps
+from .model import Origin, describe
+from .showing import Table
+from .text_maps import MapsDifference, TextMaps, maps_of_batch
 
 __all__ = ["LayerMaps", "MapsDifference", "Origin", "Table", "TextMaps", "describe", "maps_of_batch"]

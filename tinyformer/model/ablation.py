@@ -1,15 +1,16 @@
 """Ablation of the heads of a trained model, in all that it computes inside a block."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tinyformer.analysis import Subject
-from tinyformer.analysis.ablation import MODES, Outputs, Replacement, gated, outputs_by_head, resampled_positions
+from tinyformer.analysis.ablation import MODES, Replacement, gated, outputs_by_head, resampled_positions
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn.cache import Cache
@@ -21,11 +22,7 @@ Head: TypeAlias = Sequence[int | str]
 
 @contextmanager
 def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterator[None]:
-    """Ablate heads inside the block, see `Model.ablated`; the subject has one batch, from which replacements come.
-
-    Raises:
-        ArgumentError: there is no such head or mode, or no batch.
-    """
+    """Ablate heads inside the block, see `Model.ablated`; the subject has one batch, from which replacements come."""
     require_choice("mode", mode, MODES)
     network = subject.network
     if not isinstance(heads, Sequence):
@@ -34,49 +31,39 @@ def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterato
     if mode != "zero" and not subject.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
         raise ArgumentError("texts", None, reason, {"texts": SOME_TEXTS})
-    with ExitStack() as blocks:
-        if mode == "resample":
-            replacement_of: Any = blocks.enter_context(_resampling(subject)).__getitem__
-        else:
-            replacement_of = partial(MODES[mode](subject), cast(Any, None))  # the others are the same for any batch
-        blocks.enter_context(running_hooks(network))  # or each set of heads would be compiled
-        blocks.enter_context(gated(network, pairs, replacement_of))
+    if mode == "resample":
+        replacement_of, hooks = _resampled(subject)
+    else:
+        replacement_of, hooks = partial(MODES[mode](subject), cast(Any, None)), []  # the same for any batch
+    # Hooks run uncompiled, or each set of heads would be compiled.
+    with running_hooks(network, hooks), gated(network, pairs, replacement_of):
         yield
 
 
-@contextmanager
-def _resampling(subject: Subject) -> Iterator[list[Replacement]]:
+def _resampled(subject: Subject) -> tuple[Callable[[int], Replacement | None], list[RemovableHandle]]:
     """The replacements in each layer by the outputs of one of the subject's rows, drawn at random with a fixed seed.
 
     All rows that the model reads have the same replacement, so that those of a text do not depend on the texts that it
-    is read with.
+    is read with. The hooks note the position at which a forward pass begins: behind the tokens of a cache.
     """
     (batch,) = subject.batches
     row = int(torch.randint(len(batch["inputs"]), (), generator=torch.Generator().manual_seed(0)))
+    outputs = outputs_by_head(subject, batch, lambda of_layer: (of_layer[0][row], of_layer[1][row].sum()))
     stacks, begins = subject.network.stacks(), dict[nn.Module, int]()
 
     def begin(stack: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Note the position at which a forward pass begins: behind the tokens of a cache."""
         caches = (given for given in (*args, *named.values()) if isinstance(given, Cache))
         begins[stack] = next((cache.length for cache in caches), 0)
 
-    def replacement(stack: nn.Module, of_layer: Outputs) -> Replacement:
-        outputs, length = of_layer[0][row], of_layer[1][row].sum()
+    def replacement_of(layer: int) -> Replacement:
+        stack = stacks[0 if subject.kinds[layer] == "encoder" else -1]
+        of_row, length = outputs[layer]
         positions = resampled_positions(length.view(1), subject.network.max_seq_len)[0]
 
         def at_positions(heads: Tensor) -> Tensor:
             first = begins[stack]
-            return outputs[:, positions[first : first + heads.shape[2]]].expand_as(heads)
+            return of_row[:, positions[first : first + heads.shape[2]]].expand_as(heads)
 
         return at_positions
 
-    kept = outputs_by_head(subject, batch, lambda of_layer: of_layer)
-    hooks = [stack.register_forward_pre_hook(begin, with_kwargs=True) for stack in stacks]
-    try:
-        yield [
-            replacement(stacks[0 if kind == "encoder" else -1], of_layer)
-            for kind, of_layer in zip(subject.kinds, kept, strict=True)
-        ]
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return replacement_of, [stack.register_forward_pre_hook(begin, with_kwargs=True) for stack in stacks]

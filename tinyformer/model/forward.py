@@ -1,6 +1,10 @@
-"""A forward pass whose activations are returned or replaced."""
+"""The points of a network, named activations, and a forward pass that returns or replaces some of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -10,12 +14,118 @@ from torch import Tensor, nn
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
-from tinyformer.model.points import Point, matching, points_of
-from tinyformer.nn import Network
+from tinyformer.nn import AttentionCall, BaseAttention, ClassReadout, Encoder, Network
 from tinyformer.nn.maps import NoMapsError
+
+Shape: TypeAlias = tuple[int | str, ...]
+"""The sizes of a tensor; dimensions of variable size have a name: "batch", "seq" or "source_seq"."""
+
+Lengths: TypeAlias = Mapping[str, Int[Tensor, " batch"]]
+"""The number of tokens of each row without padding, for "seq" and, in an encoder–decoder, "source_seq"."""
 
 Replacement: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 """What takes the place of an activation: a tensor, or a function of the activation that returns one."""
+
+
+class Points(dict[str, Shape]):
+    """The shape of each point of a model by name, in the order of computation; it prints as a table."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}  {_words(shape)}" for name, shape in self.items())
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><td>{escape(name)}</td><td>{_words(shape)}</td></tr>" for name, shape in self.items())
+        return f"<table><tr><th>point</th><th>shape</th></tr>{''.join(rows)}</table>"
+
+
+def _words(shape: Shape) -> str:
+    return " ".join(map(str, shape))
+
+
+@dataclass(frozen=True)
+class Point:
+    """An activation of a network.
+
+    Attributes:
+        module: the module whose output contains it.
+        shape: its shape.
+        get: takes it out of the module's output; by default, it is the output.
+        put: makes an output with another tensor in its place.
+    """
+
+    module: nn.Module
+    shape: Shape
+    get: Callable[[Any], Tensor] = lambda output: output
+    put: Callable[[Any, Tensor], Any] = lambda output, value: value
+
+
+def points_of(network: Network) -> dict[str, Point]:
+    """The points of a network by name, in the order of computation; in an encoder–decoder with its stack in front."""
+    points: dict[str, Point] = {}
+    stacks = network.stacks()
+    sides = [("", "seq")] if len(stacks) == 1 else [("encoder.", "source_seq"), ("decoder.", "seq")]
+    for stack, (prefix, seq) in zip(stacks, sides, strict=True):
+        points |= {prefix + name: point for name, point in _of_stack(stack, seq)}
+    readout: Any = network.readout
+    batch: Shape = ("batch",) if isinstance(readout, ClassReadout) else ("batch", "seq")
+    scores = readout.proj.out_features if hasattr(readout, "proj") else "scores"
+    points["logits"] = Point(readout, (*batch, scores))
+    return points
+
+
+def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
+    stream: Shape = ("batch", seq, stack.token_embedding.embedding_dim)
+    yield "embedding", Point(stack.dropout, stream)
+    for index, layer in enumerate(stack.layers):
+        modules = dict(layer.named_children())
+        for attention, keys_seq, mid in (("attention", seq, "mid"), ("cross_attention", "source_seq", "cross_mid")):
+            if isinstance(module := modules.get(attention), BaseAttention):
+                for name, point in _of_attention(module, seq, keys_seq):
+                    yield f"layers.{index}.{attention}.{name}", point
+            if f"{mid}_point" in modules:
+                yield f"layers.{index}.residual_{mid}", Point(modules[f"{mid}_point"], stream)
+        yield f"layers.{index}.residual_post", Point(layer, stream)
+    yield "final_norm", Point(stack.final_norm, stream)
+
+
+def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tuple[str, Point]]:
+    maps, keys = layer.num_heads * layer.num_softmaxes, layer.num_kv_heads * layer.num_softmaxes
+
+    def projected(part: str, shape: Shape) -> Point:
+        def put(call: AttentionCall, value: Tensor) -> AttentionCall:
+            return call._replace(qkv=call.qkv._replace(**{part: value}))
+
+        return Point(layer.call_point, shape, lambda call: getattr(call.qkv, part), put)
+
+    yield "queries", projected("q", ("batch", maps, seq, layer.head_dim))
+    yield "keys", projected("k", ("batch", keys, keys_seq, layer.head_dim))
+    yield "values", projected("v", ("batch", layer.num_kv_heads, keys_seq, layer.v_head_dim))
+    yield (
+        "weights",
+        Point(
+            layer.call_point,
+            ("batch", maps, seq, keys_seq),
+            lambda call: layer.maps_of_call(call).weights,
+            lambda call, value: call._replace(weights=value),
+        ),
+    )
+    yield "output_by_head", Point(layer.head_gate, ("batch", layer.num_heads, seq, layer.v_head_dim))
+
+
+def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:
+    """The points that match the patterns in an argument, each with its pattern; `*` stands for any characters."""
+    matched: dict[str, str] = {}
+    for pattern in patterns:
+        names = [name for name in points if fnmatchcase(name, pattern)]
+        if not names:
+            near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
+            reason = f"is no point of the model; it has {', '.join(near)} and others, see model.points"
+            raise ArgumentError(argument, pattern, reason)
+        if argument == "replace" and (twice := [name for name in names if name in matched]):
+            raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")
+        matched |= dict.fromkeys(names, pattern)
+    return matched
 
 
 class ForwardPass(NamedTuple):
@@ -33,7 +143,7 @@ class ForwardPass(NamedTuple):
 def forward_pass(
     network: Network,
     forward: Callable[[], Tensor],
-    lengths: Mapping[str, Int[Tensor, " batch"]],
+    lengths: Lengths,
     capture: str | Sequence[str] = (),
     replace: Mapping[str, Replacement] | None = None,
 ) -> ForwardPass:
@@ -42,12 +152,9 @@ def forward_pass(
     Args:
         network: the model; a compiled network runs uncompiled.
         forward: runs it and returns its logits.
-        lengths: the number of tokens of each row without padding, for "seq" and, in an encoder–decoder, "source_seq".
+        lengths: the lengths of the rows.
         capture: names of points, in which `*` stands for any characters.
-        replace: for each point, the replacement.
-
-    Raises:
-        ArgumentError: there is no such point, or a replacement has another shape, dtype or device than the activation.
+        replace: the replacements, by such names.
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture
@@ -91,32 +198,21 @@ def forward_pass(
     # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
     watched = {name: point for name, point in points.items() if name in replaced or name in captured}
     hooks = [point.module.register_forward_hook(hook_of(name, point)) for name, point in watched.items()]
-    try:
-        with running_hooks(network), torch.no_grad():
-            logits = forward()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with running_hooks(network, hooks), torch.no_grad():
+        logits = forward()
     for name in watched:
         if name not in activations:
             argument = "replace" if name in replaced else "capture"
             raise ArgumentError(argument, name, "is not computed in the forward pass of this network")
-    return ForwardPass(
-        _of_tokens(logits, points["logits"], lengths),
-        {name: activations[name] for name in watched if name in captured},
-    )
+    logits = _of_tokens(logits, points["logits"], lengths)
+    return ForwardPass(logits, {name: activations[name] for name in watched if name in captured})
 
 
-def _replacement(
-    name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Mapping[str, Int[Tensor, " batch"]]
-) -> Tensor:
+def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:
     """What replaces an activation, with zeros at padding.
 
     A function is given the rows of each length without padding, so that a text is as if it were alone; or the whole
     batch, with zeros at padding, if its result does not fit.
-
-    Raises:
-        ArgumentError: the replacement does not fit.
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)
@@ -138,11 +234,7 @@ def _replacement(
 
 
 def _fitting(name: str, new: Any, value: Tensor) -> Tensor:
-    """A replacement of the activation's kind.
-
-    Raises:
-        ArgumentError: it is of another.
-    """
+    """A replacement, which must be of the activation's kind."""
     if not isinstance(new, Tensor) or _kind(new) != _kind(value):
         given = _kind(new) if isinstance(new, Tensor) else type(new).__name__
         raise ArgumentError("replace", {name: given}, f"must be a tensor of the activation's kind, {_kind(value)}")
@@ -153,7 +245,7 @@ def _kind(value: Tensor) -> str:
     return f"{value.dtype} {tuple(value.shape)} on {value.device}"
 
 
-def _of_tokens(x: Tensor, point: Point, lengths: Mapping[str, Int[Tensor, " batch"]]) -> Tensor:
+def _of_tokens(x: Tensor, point: Point, lengths: Lengths) -> Tensor:
     """A copy of an activation with zeros at padding; for weights, at padded queries and keys."""
     x = x.clone()
     for dim, size in enumerate(point.shape):
@@ -167,8 +259,8 @@ def without_padding(x: Float[Tensor, "batch ..."], lengths: Int[Tensor, " batch"
     return x.masked_fill(is_padding.view(len(x), *(1,) * (dim - 1), -1, *(1,) * (x.ndim - dim - 1)), 0.0)
 
 
-def lengths_of(batch: Batch) -> dict[str, Int[Tensor, " batch"]]:
-    """The number of tokens of each row without padding, for "seq" and, if there is a source, for "source_seq"."""
+def lengths_of(batch: Batch) -> Lengths:
+    """The lengths of the rows of a batch."""
     if "source" in batch:
         return {"source_seq": batch["source_lengths"], "seq": (batch["targets"] != IGNORED).sum(dim=1)}
     return {"seq": batch["lengths"]}

@@ -1,12 +1,12 @@
 """The attention maps of one layer for one text."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.analysis import Words, map_names, merge_words
+from tinyformer.analysis import head_label, map_names
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention
 from tinyformer.nn.heads import Address, layer_title
@@ -41,12 +41,12 @@ class LayerMaps:
     @classmethod
     def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
         """The maps of a layer for one text, given as (1, maps, queries, keys), and its residual scales."""
-        names = [name.removeprefix("0") for name in map_names(layer)]  # for display: 3, not 03
+        heads = tuple(layer.head_map.ids)
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
-        ablated = frozenset(head for head, flag in zip(layer.head_map.ids, layer.ablated(), strict=True) if flag)
+        ablated = frozenset(head for head, flag in zip(heads, layer.ablated(), strict=True) if flag)
         weights, logits = (part[0].detach().cpu() for part in maps)
         scales = (getattr(residual, name, 1.0) for name in ("skip", "branch"))
-        return cls(address, tuple(layer.head_map.ids), tuple(names), weights, logits, factor, ablated, *scales)
+        return cls(address, heads, tuple(map(head_label, map_names(layer))), weights, logits, factor, ablated, *scales)
 
     @property
     def kind(self) -> str:
@@ -67,14 +67,7 @@ class LayerMaps:
         """The map of a head, or, given a name such as "3a", that of one of its softmaxes.
 
         In differential attention the map of a head is softmax₁ - λ softmax₂, whose weights multiply the values. They
-        can be negative, and each row sums to 1 - λ.
-
-        Args:
-            head: the number of the head, or the name of a map.
-
-        Raises:
-            ArgumentError: the layer has no such head, or it has several softmaxes that a user's class combines in a way
-                that is not known.
+        can be negative, and each row sums to 1 - λ. Another class with several softmaxes has maps by name only.
         """
         if head not in (*self.heads, *self.names):
             reason = f"{layer_title(self.address)} has heads {', '.join(map(str, self.heads))}"
@@ -82,20 +75,16 @@ class LayerMaps:
         if isinstance(head, str):
             return self.weights[self.names.index(head)]
         per_head = len(self.names) // len(self.heads)
-        maps = self.weights[per_head * self.heads.index(head) :][:per_head]
+        first = per_head * self.heads.index(head)
         if per_head == 1:
-            return maps[0]
+            return self.weights[first]
         if self.factor is None:
-            name = self.names[per_head * self.heads.index(head)]
             reason = f"has {per_head} maps, which are addressed by their names"
-            raise ArgumentError("head", (*self.address, head), reason, {"head": (*self.address, name)})
-        return maps[0] - self.factor * maps[1]
+            works = {"head": (*self.address, self.names[first])}
+            raise ArgumentError("head", (*self.address, head), reason, works)
+        return self.weights[first] - self.factor * self.weights[first + 1]
 
     def living_heads(self) -> Float[Tensor, "heads queries keys"]:
         """The map of each head that is not ablated, see `of_head`."""
         weights = self.weights[~torch.tensor(self.is_ablated)]
         return weights if self.factor is None else weights[0::2] - self.factor * weights[1::2]
-
-    def merged(self, queries: Words, keys: Words) -> "LayerMaps":
-        """The maps of words, see `merge_words`."""
-        return replace(self, weights=merge_words(self.weights, queries, keys), logits=None)

@@ -13,8 +13,7 @@ from tinyformer.config.admission import admit_config
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.model import Origin
-from tinyformer.model.model import Model
+from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, SpanReadout
 from tinyformer.run.parts import make_network, require_known_tokens
 from tinyformer.run.scores import register_score
@@ -36,8 +35,7 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         trusted: further classes that the checkpoint may use, such as "mine.Block".
 
     Raises:
-        ArgumentError: the file cannot be read or names a class that is not trusted; the backend does not support the
-            model; the device does not exist.
+        ArgumentError: the file cannot be read, or the backend or the device does not exist or support the model.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})

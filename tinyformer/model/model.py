@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +17,17 @@ from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.model.ablation import Head, ablated_heads
-from tinyformer.model.description import Origin, describe
-from tinyformer.model.forward import ForwardPass, Replacement, forward_pass, lengths_of, without_padding
-from tinyformer.model.maps import maps_of_batch
-from tinyformer.model.points import Points, points_of
-from tinyformer.model.text_maps import TextMaps
-from tinyformer.nn import EncoderDecoder, Network
+from tinyformer.model.forward import (
+    ForwardPass,
+    Points,
+    Replacement,
+    forward_pass,
+    lengths_of,
+    points_of,
+    without_padding,
+)
+from tinyformer.model.text_maps import TextMaps, maps_of_batch
+from tinyformer.nn import BaseAttention, EncoderDecoder, Network, RelativePosition
 from tinyformer.run.analysis_run import analyse, make_subject
 from tinyformer.run.evaluation_run import evaluation_in_python
 from tinyformer.run.run import Evaluation
@@ -31,6 +36,20 @@ from tinyformer.tasks.span import require_one_window
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
 
 Result = TypeVar("Result")
+
+
+class Origin(NamedTuple):
+    """Where the weights of a model come from: the checkpoint, its step, and the further classes that it may use."""
+
+    checkpoint: Path
+    step: int
+    trusted: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""
+        *folders, name = self.checkpoint.parts
+        run = [folder for folder in folders if folder != "checkpoints"][-1:]
+        return f"{'/'.join([*run, name])}, step {self.step:,}"
 
 
 class Model:
@@ -50,21 +69,14 @@ class Model:
     tokenizer adds: for an imported model those of `transformers`, for others, as in training, the token that starts a
     document. Special tokens can be spelled out in a text, such as `<mask>`; token ids are used as they are.
 
-    Targets may be token ids, without those that begin and end a target. Each window of a long context is a row.
+    Targets may be token ids, without those that begin and end a target. Each window of a long context is a row. A model
+    without a tokenizer, such as Marian's, takes only token ids. `origin` is the checkpoint of the weights.
 
-    Args:
-        network: the model.
-        tokenizer: its tokenizer; a model without one, such as Marian's, takes only token ids.
-        task: the task that it was trained for.
-        origin: the checkpoint of its weights.
+    Methods raise an `ArgumentError` if there is no text, one is too long, or a token id is unknown.
     """
 
     def __init__(
-        self,
-        network: Network,
-        tokenizer: TextTokenizer | None,
-        task: Task,
-        origin: Origin | None = None,
+        self, network: Network, tokenizer: TextTokenizer | None, task: Task, origin: Origin | None = None
     ) -> None:
         self.network, self.task, self.origin, self._tokenizer = network.eval(), task, origin, tokenizer
 
@@ -73,11 +85,7 @@ class Model:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ArgumentError: it has none.
-        """
+        """The model's tokenizer; an `ArgumentError` if it has none."""
         return self._reader.tokenizer
 
     @property
@@ -93,48 +101,28 @@ class Model:
     def points(self) -> Points:
         """The points that `run` captures and replaces, with their shapes.
 
-        In an encoder–decoder their names begin with `encoder` or `decoder`.
-
-        - `embedding`: the input of the first layer.
-        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any; with two
-          softmaxes per head, queries and keys have two entries per head. A decoder has those of `cross_attention`, too.
-        - `layers.0.attention.weights`: the output of the softmax, without dropout; one map for each softmax.
-        - `layers.0.attention.output_by_head`: the input of the output projection: weighted values after all gates, zero
-          for ablated heads.
-        - `layers.0.residual_mid`: the residual stream after attention; `residual_cross_mid`: after cross-attention. In
-          a post-norm block it is normalised, as the next sublayer reads it.
-        - `layers.0.residual_post`: the output of the layer.
-        - `final_norm`: the output of the encoder or decoder.
-        - `logits`: the output of the readout.
+        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any;
+          `.weights`: the output of the softmax, without dropout; `.output_by_head`: the input of the output projection.
+        - `layers.0.residual_mid`: the residual stream after attention, in a post-norm block normalised, as the next
+          sublayer reads it; `residual_cross_mid`: after cross-attention; `residual_post`: the output of the layer.
+        - `embedding`, the input of the first layer; `final_norm`, the output of the last; `logits`.
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
     def tokenize(self, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids that the encoder reads, padded on the right, and the length of each text in tokens.
-
-        Raises:
-            ArgumentError: there is no text, one is too long, or a token id is unknown.
-        """
+        """The token ids that the encoder reads, padded on the right, and the length of each text in tokens."""
         return self.task.tokenize(self._reader, texts)
 
     @torch.no_grad()
     def encode(self, texts: Texts) -> Float[Tensor, "batch seq d_model"]:
-        """The encoder's output for each token.
-
-        Raises:
-            ArgumentError: see `tokenize`.
-        """
+        """The encoder's output for each token."""
         tokens, lengths = self.tokenize(texts)
         mask = self.task.mask({"inputs": tokens, "lengths": lengths, "source_lengths": lengths})
         return without_padding(self.network.encoder(tokens, mask), lengths)
 
     @torch.no_grad()
     def logits(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, "batch *seq scores"]:
-        """The logits: of shape (batch, seq, vocab_size), or (batch, num_classes) from a classifier.
-
-        Raises:
-            ArgumentError: see `tokenize`.
-        """
+        """The logits: of shape (batch, seq, vocab_size), or (batch, num_classes) from a classifier."""
         batch = self._batch(texts, *others, **named)
         logits = self.task.forward(self.network, batch)
         return without_padding(logits, lengths_of(batch)["seq"]) if logits.ndim == 3 else logits
@@ -150,11 +138,8 @@ class Model:
     def attention(self, texts: Texts, *others: Any, **named: Any) -> TextMaps | list[TextMaps]:
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
 
-        An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`. For several
-        texts, or for token ids, the result is a list with the maps of each, without padding.
-
-        Raises:
-            ArgumentError: a context does not fit into one window, or see `tokenize`.
+        An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`. For several texts, or
+        for token ids, the result is a list with the maps of each, without padding. A context must fit into one window.
         """
         batch = self._batch(texts, *others, **named)
         require_one_window(batch)
@@ -179,21 +164,24 @@ class Model:
 
         Args:
             texts: the texts.
-            others: what the task reads beside them.
+            others: what else the task reads, as in the table above.
             capture: names of `points`, with `*` for any characters.
             replace: for points, named in the same way, a tensor of the activation's shape, dtype and device, or a
                 function of the activation that returns one. Functions may change their argument in place.
-            named: what the task reads beside the texts, by name.
-
-        Raises:
-            ArgumentError: there is no such point, a replacement does not fit, or see `tokenize`.
+            named: the same as `others`, by name.
         """
-        if not capture:
-            self._require_no_point(*others)
+        for names in () if capture else others:
+            several = [names] if isinstance(names, str) else names
+            if isinstance(several, Sequence) and several and all(map(self._is_point, several)):
+                raise ArgumentError("capture", names, "is given in place of a text", {"capture": names})
         batch = self._batch(texts, *others, **named)
         return forward_pass(
             self.network, lambda: self.task.forward(self.network, batch), lengths_of(batch), capture, replace
         )
+
+    def _is_point(self, name: Any) -> bool:
+        """Whether something names points, in which `*` stands for any characters."""
+        return isinstance(name, str) and any(fnmatchcase(point, name) for point in self.points)
 
     def ablated(
         self, heads: Sequence[Head], mode: str = "zero", texts: Texts | None = None, *others: Any, **named: Any
@@ -213,11 +201,8 @@ class Model:
                 (Chan et al. 2022, causal scrubbing): one of the texts, drawn at random with a fixed seed, and beyond
                 its end a random token of it. `HeadAblation` has the same modes.
             texts: the texts that the replacement is taken from, without padding; not needed for `zero`.
-            others: what the task reads beside them.
+            others: what else the task reads, as in the table above.
             named: the same, by name.
-
-        Raises:
-            ArgumentError: there is no such head or mode, or no text where one is needed.
         """
         batches = [] if texts is None else [self._batch(texts, *others, **named)]
         subject = Subject(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
@@ -232,9 +217,6 @@ class Model:
         has one target, the label, or its index. An encoder–decoder has the tokens of the target and the one that ends
         it. A model for questions has the first and the last token of the answer, whose loss is the mean over both, and
         over the windows of its context; the answer is empty if there is none.
-
-        Raises:
-            ArgumentError: a text has no target, one is missing or unknown, or see `tokenize`.
         """
         batch = self._reading(self.task.read_scored, texts, *others, **named)
         nats, targets = self.task.nats_of_texts(self._reader, batch)
@@ -246,14 +228,8 @@ class Model:
     def generate(self, prompts: str | Sequence[str], *others: Any, **settings: Any) -> list[str]:
         """Continue each prompt up to the end of its document; an encoder–decoder gives the target of each source.
 
-        Args:
-            prompts: the texts.
-            others: settings, see `tinyformer.tasks.CausalLM.generate`: `num_tokens`.
-            settings: the same, by name: `num_tokens`, `temperature`, `top_k`, `top_p`, `seed`; for an encoder–decoder
-                `beams`, `length_penalty`, `length_offset`, see `Beam`.
-
-        Raises:
-            ArgumentError: a setting is out of range, or the task generates no text, or the model has no tokenizer.
+        The settings, see `tinyformer.tasks.CausalLM.generate`, are `num_tokens`, `temperature`, `top_k`, `top_p` and
+        `seed`; for an encoder–decoder `beams`, `length_penalty` and `length_offset`, see `Beam`.
         """
         if not self.task.generates:
             raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
@@ -277,10 +253,6 @@ class Model:
             length_penalty: see `Beam`.
             length_offset: see `Beam`.
             max_tokens: maximum number of tokens of a target, see `beam_search`.
-
-        Raises:
-            ArgumentError: a setting is out of range, a source is longer than the context, an id is unknown, or the
-                model is no encoder–decoder.
         """
         task = self._task_of(Seq2Seq, "has no targets")
         require_token_ids("source", source, self.network.vocab_size)
@@ -301,10 +273,6 @@ class Model:
             questions: the questions; long ones are truncated, as in the model's run.
             contexts: the context of each question, of any length, or one context for all questions.
             stride: see `tinyformer.data.QuestionTexts.cut`; None for that of the model's run.
-
-        Raises:
-            ArgumentError: a text is empty or no text, there are not as many contexts as questions, the stride is no
-                positive integer, or the model answers no questions.
         """
         task = self._task_of(SpanExtraction, "answers no questions")
         asked = task.ask(self._reader, questions, contexts, None, stride, "questions")
@@ -328,7 +296,6 @@ class Model:
 
         Raises:
             ConfigError: something in the overrides cannot work, or the analysis does not fit the model.
-            ArgumentError: the model was not loaded from a checkpoint.
         """
         words = [f"analysis={analysis}"] if isinstance(analysis, str) else []
         with self._evaluation([*words, *overrides], folder) as run:
@@ -340,13 +307,7 @@ class Model:
     def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> Subject:
         """The model with a random sample of the validation data of its run, for analyses: `HeadAblation()(model)`.
 
-        Args:
-            num_windows: maximum number of windows, examples or pairs.
-            overrides: see `analyse`.
-
-        Raises:
-            ConfigError: something in the overrides cannot work.
-            ArgumentError: the model was not loaded from a checkpoint.
+        It has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides.
         """
         with self._evaluation(overrides) as run:
             return make_subject(run, num_windows)
@@ -361,11 +322,7 @@ class Model:
         return evaluation_in_python(path, self.network, overrides, folder, trusted)
 
     def _task_of(self, kind: type[Result], reason: str) -> Result:
-        """The task, which has to be of a class.
-
-        Raises:
-            ArgumentError: it is of another.
-        """
+        """The task, which has to be of a class."""
         if not isinstance(self.task, kind):
             raise ArgumentError("task", type(self.task).__name__, f"{reason}; {kind.__name__} does")
         return self.task
@@ -375,11 +332,7 @@ class Model:
         return self._reading(self.task.read, texts, *others, **named)
 
     def _reading(self, method: Callable[..., Result], *texts: Any, **named: Any) -> Result:
-        """What a method of the task makes of texts.
-
-        Raises:
-            ArgumentError: the method does not take as many, or none of this name.
-        """
+        """What a method of the task makes of texts, if it takes as many, and those that are named."""
         try:
             inspect.signature(method).bind(self._reader, *texts, **named)
         except TypeError as error:
@@ -387,17 +340,35 @@ class Model:
             raise ArgumentError("task", type(self.task).__name__, f"takes {takes}, and nothing else") from error
         return method(self._reader, *texts, **named)
 
-    def _require_no_point(self, *others: Any) -> None:
-        """Refuse the name of a point in place of a text, as in `run("a text", "logits")`.
 
-        Raises:
-            ArgumentError: one of the arguments names points.
-        """
-        points, arguments = self.points, [*inspect.signature(self.task.read).parameters][2:]
-        for argument, names in zip([*arguments, "capture"], others, strict=False):
-            several = [names] if isinstance(names, str) else names
-            if not isinstance(several, Sequence) or not several:
-                continue
-            if all(isinstance(name, str) and any(fnmatchcase(point, name) for point in points) for name in several):
-                reason = "is the name of a point, given in place of a text"
-                raise ArgumentError(argument, names, reason, {"capture": names})
+def describe(name: str, network: Network, task: Task, origin: Origin | None) -> str:
+    """The task, the sizes, the attention and the parameters of a model, and its checkpoint, if it has one."""
+    layers = [f"{len(stack.layers)} of width {stack.token_embedding.embedding_dim}" for stack in network.stacks()]
+    if len(layers) > 1:
+        layers = [f"encoder {layers[0]}", f"decoder {layers[1]}"]
+    kinds: dict[str, None] = {}
+    for layer, (*kind, _) in zip(network.attentions(), network.layer_addresses(), strict=True):
+        kinds.setdefault(" ".join([*map(str, kind), _attention(layer)]))
+    pruned = len(network.pruned_heads())
+    positions = {type(stack.position).__name__: None for stack in network.stacks() if stack.position}
+    lines = {
+        "task": type(task).__name__,
+        "layers": ", ".join(layers),
+        "attention": "; ".join(kinds),
+        "position": ", ".join(positions),
+        "pruned": f"{pruned} heads" if pruned else "",
+        "vocabulary": f"{network.vocab_size:,} tokens",
+        "context": f"{network.max_seq_len:,} tokens",
+        "parameters": f"{network.num_parameters():,}",
+        "checkpoint": str(origin or ""),
+    }
+    width = max(map(len, lines))
+    return "\n".join([name, *(f"  {name:{width}}  {text}" for name, text in lines.items() if text)])
+
+
+def _attention(layer: BaseAttention) -> str:
+    heads = layer.num_heads + len(layer.head_map.pruned)
+    shared = f" on {layer.num_kv_heads} key/value heads" if layer.num_kv_heads < layer.num_heads else ""
+    window = f", window {layer.window}" if layer.window else ""
+    position = f", {type(layer.position).__name__}" if type(layer.position) is not RelativePosition else ""
+    return f"{type(layer).__name__}, {heads} heads{shared}{window}{position}"

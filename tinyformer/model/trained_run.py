@@ -44,7 +44,7 @@ class TrainedRun:
     Args:
         folder: the folder of the run, an absolute path.
         results: the contents of its `results.json`: "val/loss", "num_parameters", "steps", ….
-        trusted: the classes that its config names; `model` may use them.
+        trusted: the classes that its config names, which `model` may use.
     """
 
     folder: Path
@@ -82,12 +82,14 @@ class TrainedRun:
 
     def _summary(self) -> dict[str, str]:
         """The folder, the size and the scores of the run, as names and values."""
-        shown = {"folder": self.folder, "steps": self.results.get("steps")}
-        shown |= {"parameters": self.results.get("num_parameters")}
+        shown = {"folder": relative_path(self.folder)}
+        for label, name in {"steps": "steps", "parameters": "num_parameters"}.items():
+            if (number := self.results.get(name)) is not None:
+                shown[label] = f"{number:,}"
         for name, value in self.results.items():
             if name.startswith(("val/", "test/")) and isinstance(value, float):
-                shown[name] = value
-        return {name: _format(value) for name, value in shown.items() if value is not None}
+                shown[name] = f"{value:.4g}"
+        return shown
 
 
 def train(overrides: Sequence[str] = ()) -> TrainedRun:
@@ -101,9 +103,6 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
         overrides: the words of the command line, such as ["attention=gqa", "trainer.max_steps=200"] or
             ["resume=outputs/…"].
 
-    Returns:
-        The run, with its results and its checkpoint.
-
     Raises:
         ConfigError: something in the overrides cannot work; nothing was computed or written. With HYDRA_FULL_ERROR=1
             in the environment, the error that caused it is shown, too.
@@ -114,12 +113,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
 
 
 def _words(overrides: Sequence[str]) -> list[str]:
-    """The overrides, checked to be words.
-
-    Raises:
-        ArgumentError: they are not a list of words.
-        ConfigError: an option of the command line is among them.
-    """
+    """The overrides, which must be a list of words without options of the command line."""
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
     for word in overrides:
@@ -165,11 +159,7 @@ def _unused(folder: Path) -> Path:
 
 
 def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
-    """Make the run as a job of Hydra, in this process.
-
-    Raises:
-        KeyboardInterrupt: see `train`.
-    """
+    """Make the run as a job of Hydra, in this process."""
     errors: list[Exception] = []
 
     def job(own: DictConfig) -> TrainedRun | None:
@@ -210,11 +200,3 @@ def _classes(config: DictConfig) -> list[str]:
     values = leaves(OmegaConf.to_container(config, resolve=False))
     names = [value for key, value in values if key.endswith("_target_")]
     return list(filter(None, names + [OmegaConf.select(config, key) for key in SCORE_KEYS]))
-
-
-def _format(value: Any) -> str:
-    if isinstance(value, Path):
-        from tinyformer.files import relative_path
-
-        return relative_path(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -2,18 +2,29 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
+from tinyformer.analysis.measures.inputs import TokenPair
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import AttentionCall, AttentionMaps, AttentionMask, BaseAttention, Network, Scoring
+from tinyformer.nn import (
+    AttentionCall,
+    AttentionMaps,
+    AttentionMask,
+    BaseAttention,
+    EncoderDecoder,
+    Network,
+    Scoring,
+    Transformer,
+)
 from tinyformer.nn.kernels.eager import attention_maps
 from tinyformer.nn.maps import NoMapsError, is_own
 
@@ -26,6 +37,7 @@ class CapturedMaps(list[Tensor]):
 
     Attributes:
         layers: the same weights together with their logits.
+        names: the name of each map of each layer, for display.
         ablated: whether the head of each map of each layer is ablated; empty if none is.
         rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
             pass.
@@ -34,40 +46,36 @@ class CapturedMaps(list[Tensor]):
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[AttentionMaps] = []
+        self.names: list[list[str]] = []
         self.ablated: list[list[bool]] = []
         self.rows: Int[Tensor, " rows"] | None = None
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
-        """Append the maps of the layers in one forward pass.
-
-        Args:
-            calls: one call for each layer; with `rows`, all of them have the same number of queries.
-            rows: the queries to capture, see `capture_attention`.
-        """
+        """Append the maps of the layers in one forward pass, in which all have as many queries if `rows` are given."""
         q = calls[0][1].qkv.q
         chosen = _rows(rows, q.shape[2]).to(q.device)
         layers = _maps(calls, None if rows is None else chosen)
         num_cached = layers[0].weights.shape[-1] - q.shape[2]
         self.extend(maps.weights for maps in layers)
         self.layers.extend(layers)
+        self.names += [list(map(head_label, map_names(layer))) for layer, _ in calls]
         self.ablated += [layer.ablated_maps() for layer, _ in calls]
         self.rows = chosen + num_cached if num_cached else chosen
 
 
-@runtime_checkable
-class HasNetwork(Protocol):
-    """A trained model, as `tinyformer.load` returns it."""
+def map_names(layer: BaseAttention) -> list[str]:
+    """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
+    letters = "ab" if layer.num_softmaxes > 1 else [""]
+    return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
 
-    @property
-    def network(self) -> Network:
-        """Its network."""
-        ...
+
+def head_label(name: str) -> str:
+    """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
+    return name.removeprefix("0")
 
 
 @contextmanager
-def capture_attention(
-    model: Network | HasNetwork, rows: int | Int[Tensor, " rows"] | None = None
-) -> Iterator[CapturedMaps]:
+def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
     """Collect the attention weights of each layer during the forward passes inside the block.
 
         with capture_attention(model) as maps, torch.no_grad():
@@ -81,9 +89,6 @@ def capture_attention(
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
             None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
             Must be None for an encoder–decoder, whose layers have queries of two sequences.
-
-    Raises:
-        ArgumentError: `rows` is a number below 1, or an index is outside of the sequence.
     """
     if isinstance(rows, int):
         require_at_least(1, {"rows": 64}, rows=rows)
@@ -93,8 +98,7 @@ def capture_attention(
         raise ArgumentError("rows", rows, reason, {"rows": None})
     places = {layer: place for place, layer in enumerate(network.require_heads())}
     maps = CapturedMaps()
-
-    calls: list[LayerCall] = []
+    calls: list[LayerCall] = []  # a class of one's own may run a layer several times
 
     def begin(*_: Any) -> None:
         calls.clear()  # left by a forward pass that failed
@@ -103,27 +107,41 @@ def capture_attention(
         calls.append((layer, call))
 
     def end(*_: Any) -> None:
-        maps.add(sorted(calls, key=lambda one: places[one[0]]), rows)
+        maps.add(sorted(calls, key=lambda call: places[call[0]]), rows)
         calls.clear()
 
     first, last = network.stacks()[0], network.stacks()[-1]
     hooks = [first.register_forward_pre_hook(begin), last.register_forward_hook(end)]
-    hooks += [
-        layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in network.attentions()
-    ]
-    try:
-        with running_hooks(network):
-            yield maps
-    finally:
-        for hook in hooks:
-            hook.remove()
+    hooks += [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in places]
+    with running_hooks(network, hooks):
+        yield maps
+
+
+@torch.no_grad()
+def capture_weights(
+    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
+) -> CapturedMaps:
+    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
+    maps = CapturedMaps()
+    maps.add(attention_calls(network, tokens, mask), rows)
+    return maps
+
+
+@torch.no_grad()
+def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, CapturedMaps]:
+    """The exact attention weights of each layer, by the kind of attention, in evaluation mode."""
+    calls = iter(attention_calls(network, pair.source, pair.target))
+    captured: dict[str, CapturedMaps] = {}
+    for kind, layers in network.attentions_by_kind().items():
+        captured[kind] = CapturedMaps()
+        captured[kind].add([next(calls) for _ in layers])
+    return captured
 
 
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last of them.
 
-    Raises:
-        NoMapsError: a layer is no `BaseAttention`, or does not run as one.
+    A layer that is no `BaseAttention`, or does not run as one, is a `NoMapsError`.
     """
     calls: dict[BaseAttention, AttentionCall] = {}
     *_, last = layers = model.require_heads()
@@ -137,12 +155,10 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     was_training = model.training
     model.eval()
     try:
-        with running_hooks(model), torch.no_grad(), suppress(_PassIsComplete):
+        with running_hooks(model, hooks), torch.no_grad(), suppress(_PassIsComplete):
             functional_call(model, _autocast_weights(model), inputs, tie_weights=False)
     finally:
         model.train(was_training)
-        for hook in hooks:
-            hook.remove()
     if missing := [layer for layer in layers if layer not in calls]:
         raise NoMapsError(missing[0], "overrides `forward`, and what it computes there has no maps")
     if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
@@ -202,24 +218,23 @@ class _Plain(NamedTuple):
 
 def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list[AttentionMaps]:
     """The maps of each call; plain calls of one kind are computed together, with fewer kernel launches."""
-    found: dict[int, AttentionMaps] = {}
+    maps: dict[int, AttentionMaps] = {}
     alike: dict[Hashable, dict[int, _Plain]] = defaultdict(dict)
     for number, (layer, call) in enumerate(calls):
         if plain := _Plain.of(layer, call):
             alike[plain.kind][number] = plain
         else:
-            found[number] = layer.maps_of_call(call, rows)
+            maps[number] = layer.maps_of_call(call, rows)
     for group in alike.values():
         q, k, (mask, *_), (scale, *_) = zip(*group.values(), strict=True)
         stacked = attention_maps(torch.stack(q), torch.stack(k), mask, Scoring(scale), rows)
-        for number, weights, logits in zip(group, *stacked, strict=True):
-            found[number] = AttentionMaps(weights, logits)
-    return [found[number] for number in range(len(calls))]
+        maps |= {n: AttentionMaps(*parts) for n, *parts in zip(group, *stacked, strict=True)}
+    return [maps[number] for number in range(len(calls))]
 
 
 @contextmanager
-def running_hooks(model: Network) -> Iterator[None]:
-    """Make every forward pass inside the block run the hooks of each module exactly once."""
+def running_hooks(model: Network, hooks: Iterable[RemovableHandle] = ()) -> Iterator[None]:
+    """Make every forward pass inside the block run the hooks of each module exactly once; remove `hooks` at its end."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
     for stack in recomputing:
@@ -230,6 +245,8 @@ def running_hooks(model: Network) -> Iterator[None]:
     finally:
         for stack in recomputing:
             stack.checkpoint_activations = True
+        for hook in hooks:
+            hook.remove()
 
 
 def _rows(rows: int | Int[Tensor, " rows"] | None, q_seq: int) -> Int[Tensor, " rows"]:

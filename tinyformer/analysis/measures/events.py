@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.heads import Address
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Trait:
     """A property that a head has while a measure is at or beyond a threshold.
 
     Args:
-        measure: a name in `MEASURES`, `PATTERNS` or `CROSS_MEASURES`.
+        measure: a name in `ALL_MEASURES`.
         threshold: the threshold in the unit of the measure, greater than 0.
         begins: the event when a head acquires the trait, such as "became an induction head".
         ends: the event when a head loses the trait; None if that is no event.
@@ -42,7 +43,7 @@ class Event:
         head: name of the head's map.
         event: the event in words.
         measure: the measure that crossed the threshold.
-        value: the value of the measure.
+        value: its value.
         kind: the kind of attention, where a network has several: "encoder", "decoder" or "cross".
     """
 
@@ -56,7 +57,7 @@ class Event:
 
     def __str__(self) -> str:
         """The event as a sentence."""
-        head = self.head[1:] if self.head.startswith("0") else self.head
+        head = self.head.removeprefix("0")
         return f"{self.kind} layer {self.layer} head {head} {self.event} at step {self.step}".strip()
 
 
@@ -86,11 +87,7 @@ of cross-attention.
 
 
 def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trait]:
-    """`TRAITS` with the given thresholds in place of the defaults.
-
-    Raises:
-        ArgumentError: a name is not in `TRAITS`, or a threshold is not between 0 and 1.
-    """
+    """`TRAITS` with the given thresholds, above 0 and below 1, in place of the defaults."""
     thresholds = thresholds or {}
     for name, threshold in thresholds.items():
         if name not in TRAITS:
@@ -106,22 +103,17 @@ def head_labels(
 ) -> list[list[str]]:
     """The label of each head of each layer: the traits that it has, such as "self + collapsed"; empty for none.
 
-    Args:
-        measures: by name, the value for each head of each layer; traits need a measure that is there and not nan.
-        traits: the traits by name.
+    `measures` are by name, then by layer and head; a trait needs a measure that is there and not nan.
     """
-    measured = {name: trait for name, trait in traits.items() if trait.measure in measures}
-    return [
-        [
-            " + ".join(
-                name.replace("_", " ")
-                for name, trait in measured.items()
-                if trait.is_met(measures[trait.measure][layer][head])
-            )
-            for head in range(len(values))
-        ]
-        for layer, values in enumerate(next(iter(measures.values())))
-    ]
+    measured = {name.replace("_", " "): trait for name, trait in traits.items() if trait.measure in measures}
+
+    def label(layer: int, head: int) -> str:
+        return " + ".join(
+            name for name, trait in measured.items() if trait.is_met(measures[trait.measure][layer][head])
+        )
+
+    layers = next(iter(measures.values()))
+    return [[label(layer, head) for head in range(len(values))] for layer, values in enumerate(layers)]
 
 
 class EventDetector:
@@ -146,20 +138,16 @@ class EventDetector:
         step: int,
         names: Sequence[Sequence[str]],
         measures: Mapping[str, Sequence[Sequence[float]]],
-        places: Sequence[tuple[str, int]] | None = None,
+        addresses: Sequence[Address] | None = None,
     ) -> list[Event]:
         """Compare a measurement with the previous one and return the new events, which are also added to `events`.
 
-        Args:
-            step: number of optimizer steps before the measurement.
-            names: names of each layer's heads.
-            measures: by name, the value for each head of each layer; nan is ignored.
-            places: kind and index of each layer, see `Event`; by default its index.
+        `measures` are by name, then by layer and head; nan is ignored. The address of a layer is by default its index.
         """
-        new = []
+        addresses, new = addresses or [(layer,) for layer in range(len(names))], []
         for trait_name, trait in self.traits.items():
             for layer, values in enumerate(measures.get(trait.measure, ())):
-                kind, index = places[layer] if places else ("", layer)
+                kind, index = "".join(map(str, addresses[layer][:-1])), int(addresses[layer][-1])
                 for head, value in zip(names[layer], values, strict=True):
                     key = f"{trait_name} {kind}{index} {head}"
                     if math.isnan(value):
@@ -173,7 +161,7 @@ class EventDetector:
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """The state from which a resumed run continues, as plain containers."""
+        """The state from which a resumed run continues."""
         return {"events": [asdict(event) for event in self.events], "has": dict(self._has)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -7,38 +7,34 @@ last of the `k_seq` positions.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.measures.capture import CapturedMaps
-from tinyformer.analysis.shapes import block, vertical
-from tinyformer.nn import AttentionMaps
+Weights: TypeAlias = Float[Tensor, "*layers batch heads rows k_seq"]
+Heads: TypeAlias = Float[Tensor, "*layers heads"]
+Rows: TypeAlias = Int[Tensor, " rows"]
+Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
 REACH = 8
 """The largest distance in tokens between a query and a near key."""
 
+MIN_BLOCK, MAX_BOUNDARIES = 4, 32
+"""The smallest number of tokens in a block, and the largest number of boundaries that are tried."""
 
-def entropy(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+
+def entropy(weights: Weights) -> Heads:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
     return torch.special.entr(weights).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def entropy_share(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], logits: Float[Tensor, "*layers batch heads rows k_seq"]
-) -> Float[Tensor, "*layers heads"]:
+def entropy_share(weights: Weights, logits: Weights) -> Heads:
     """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them.
 
-    The weights are normalised to sum to 1 first, so that a sink does not count.
-
-    Args:
-        weights: attention weights.
-        logits: attention logits, -inf where the mask hides the key.
+    The weights are normalised to sum to 1 first, so that a sink does not count; logits are -inf where the mask hides
+    the key.
     """
     visible = (logits > -torch.inf).sum(dim=-1)
     normalised = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
@@ -46,50 +42,40 @@ def entropy_share(
     return _mean_where(shares, visible > 1)
 
 
-def distance(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*layers heads"]:
+def distance(weights: Weights, rows: Rows | None = None) -> Heads:
     """Σ_k w_k |q - k|: the mean distance of attention, in tokens."""
     q_idx, k_idx = _positions(weights, rows)
     return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def first_token(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def first_token(weights: Weights) -> Heads:
     """Share of attention on the first token, often an attention sink (Xiao et al. 2023, arXiv 2309.17453)."""
     return weights[..., 0].mean(dim=(-3, -1))
 
 
-def previous_token(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*layers heads"]:
+def previous_token(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on the previous token, over all queries but the first."""
     q_idx = _queries(weights, rows)
     return _mean_where(_weights_on(weights, (q_idx - 1).clamp(min=0)), q_idx > 0)
 
 
-def self_attention(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], rows: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*layers heads"]:
+def self_attention(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on the query's own token."""
     return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
 
 
-def near(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"],
-    rows: Int[Tensor, " rows"] | None = None,
-    reach: int = REACH,
-) -> Float[Tensor, "*layers heads"]:
+def near(weights: Weights, rows: Rows | None = None, reach: int = REACH) -> Heads:
     """Share of attention on keys at most `reach` tokens from the query, its own token included."""
     q_idx, k_idx = _positions(weights, rows)
     return (weights * ((q_idx - k_idx).abs() <= reach)).sum(dim=-1).mean(dim=(-3, -1))
 
 
-def largest_logit(logits: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def largest_logit(logits: Weights) -> Heads:
     """The largest logit of the batch; steady growth precedes divergence (Dehghani et al. 2023, arXiv 2302.05442)."""
     return logits.amax(dim=(-4, -2, -1))
 
 
-def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def effective_rank(weights: Weights) -> Heads:
     """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 for equal rows, n for n orthogonal rows of equal norm.
 
     The participation ratio as a measure of dimension (Gao et al. 2017, bioRxiv 214262) needs two matrix products and no
@@ -100,14 +86,14 @@ def effective_rank(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> 
     return (trace.square() / gram.square().sum(dim=(-2, -1))).nanmean(dim=-2)
 
 
-def similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads heads"]:
+def similarity(weights: Weights) -> Float[Tensor, "*layers heads heads"]:
     """Cosine similarity of the maps of each pair of heads, Σ w w' / √(Σ w² Σ w'²)."""
     flat = weights.flatten(-2)
     flat = flat / flat.norm(dim=-1, keepdim=True)
     return (flat @ flat.mT).nanmean(dim=-3)  # a map without a visible key has no direction
 
 
-def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def nearest_head(weights: Weights) -> Heads:
     """Similarity to the most similar other head of the layer; nan if the layer has one head."""
     others = similarity(weights)
     num_heads = others.shape[-1]
@@ -117,7 +103,7 @@ def nearest_head(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Fl
     return others.masked_fill(itself, -torch.inf).amax(dim=-1)
 
 
-def mean_similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads"]:
+def mean_similarity(weights: Weights) -> Heads:
     """Mean similarity to the other heads of the layer; nan if the layer has one head.
 
     Its mean over the heads is the mean over all pairs.
@@ -126,11 +112,7 @@ def mean_similarity(weights: Float[Tensor, "*layers batch heads rows k_seq"]) ->
     return (of_pairs.sum(dim=-1) - of_pairs.diagonal(dim1=-2, dim2=-1)) / (of_pairs.shape[-1] - 1)
 
 
-def induction(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"],
-    tokens: Int[Tensor, "batch k_seq"],
-    rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, "*layers heads"]:
+def induction(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Heads:
     """Prefix matching: Σ w_k over k ≤ q with tokens[k - 1] = tokens[q].
 
     The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
@@ -143,11 +125,7 @@ def induction(
     return _share_on(weights, followed)
 
 
-def duplicate_token(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"],
-    tokens: Int[Tensor, "batch k_seq"],
-    rows: Int[Tensor, " rows"] | None = None,
-) -> Float[Tensor, "*layers heads"]:
+def duplicate_token(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Heads:
     """Share of attention on earlier occurrences of the query's token: Σ w_k over k < q with tokens[k] = tokens[q].
 
     Over the queries whose token occurred before (Wang et al. 2022, arXiv 2211.00593).
@@ -156,129 +134,87 @@ def duplicate_token(
     return _share_on(weights, _same_token(tokens, q_idx) & (k_idx < q_idx))
 
 
-def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
-    """Random sequences, each repeated once; the tokens of a sequence are distinct as far as the vocabulary suffices.
+def diagonal_distance(weights: Weights) -> Heads:
+    """Σ_k w_k |k / (k_seq - 1) - q / (q_seq - 1)|: the mean distance from the diagonal, as a share of the source.
 
-    Args:
-        vocab_size: number of tokens, drawn uniformly.
-        num_sequences: number of sequences.
-        period: number of tokens before they repeat, half of the result's length.
-        seed: seed of its own random generator.
+    0 for attention that advances at an even pace, 1/3 for equal attention on a long source.
     """
+    q_place, k_place = (torch.linspace(0, 1, size, device=weights.device) for size in weights.shape[-2:])
+    distance = (k_place - q_place.unsqueeze(-1)).abs()
+    return (weights * distance).sum(dim=-1).mean(dim=(-3, -1))
+
+
+def monotonicity(weights: Weights) -> Heads:
+    """Kendall's τ between a query's position and the mean of the positions that it attends to, c_q = Σ_k k w_k.
+
+    1 if the mean advances with every token of the target, -1 if it goes back; nan for a single query (Kendall 1938).
+    """
+    q_seq, k_seq = weights.shape[-2:]
+    centres = weights @ torch.arange(k_seq, dtype=weights.dtype, device=weights.device)
+    signs = (centres.unsqueeze(-2) - centres.unsqueeze(-1)).sign()  # of each pair of an earlier and a later query
+    pairs = torch.ones(q_seq, q_seq, device=weights.device).triu(1)
+    return ((signs * pairs).sum(dim=(-2, -1)) / pairs.sum()).mean(dim=-2)
+
+
+def coverage(weights: Weights) -> Heads:
+    """The mean over source tokens of min(1, Σ_q w_q): how much of the source is attended to.
+
+    Tu et al. 2016 (arXiv 1601.04811, §3).
+    """
+    return weights.sum(dim=-2).clamp(max=1).mean(dim=(-3, -1))
+
+
+def source_end(weights: Weights) -> Heads:
+    """Share of attention on the last token of the source, `eos`, where heads with nothing to align often rest."""
+    return weights[..., -1].mean(dim=(-3, -1))
+
+
+def vertical(weights: Weights, left_out: int = 0) -> Heads:
+    """max_k mean_q w_qk: share of attention on the one key that receives most.
+
+    In BERT such keys are delimiters, which appear as vertical lines (Kovaleva et al. 2019, arXiv 1908.08593, §4.1). The
+    key with the index `left_out` does not count: 0, where sinks form, or -1, the end of a source.
+    """
+    received = weights.mean(dim=-2)
+    others = received[..., 1:] if left_out == 0 else received[..., :-1]
+    if others.shape[-1] == 0:
+        return torch.full_like(received[..., 0].mean(dim=-2), math.nan)
+    return others.amax(dim=-1).mean(dim=-2)
+
+
+def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
+    """mean_q Σ_k min(w_qk, b_qk): overlap with a map of two blocks; 1 if attention is even within each block.
+
+    After Kovaleva et al. 2019 (arXiv 1908.08593, §4.1). The overlap is 1 minus the total variation distance between w
+    and b, where b is even attention on the visible keys on the query's side of a boundary. The boundary is the one that
+    the least attention crosses, out of at most `MAX_BOUNDARIES` with at least a quarter of the sequence, and
+    `MIN_BLOCK` tokens, on each side. Only queries count that see keys on both sides, so that a mask alone makes no
+    blocks.
+    """
+    k_seq = weights.shape[-1]
+    least = max(k_seq // 4, MIN_BLOCK)
+    if k_seq < 2 * least:
+        return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
+    step = -(-(k_seq - 2 * least + 1) // MAX_BOUNDARIES)
+    boundaries = torch.arange(least, k_seq - least + 1, step, device=weights.device)
+    queries, sums = rows.unsqueeze(-1), weights.cumsum(dim=-1)
+    visible = (logits[..., :1, :, :] > -torch.inf).float().cumsum(dim=-1)  # the mask is the same for all heads
+    sees_both = _across(visible, queries, boundaries) > 0
+    crossing = _mean_of_rows(_across(sums, queries, boundaries), sees_both)
+    boundary = boundaries[crossing.nan_to_num(torch.inf).argmin(dim=-1)][..., None, None]
+    num_across = _across(visible, queries, boundary)
+    even = 1 / (visible[..., -1:] - num_across).clamp(min=1)
+    is_own = (torch.arange(k_seq, device=weights.device) >= boundary) == (queries >= boundary)
+    overlap = (torch.minimum(weights, even) * is_own).sum(dim=-1, keepdim=True)
+    return _mean_of_rows(overlap, num_across > 0).squeeze(-1).nanmean(dim=-2)
+
+
+def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
+    """Random sequences, each repeated once after `period` tokens, which are distinct if the vocabulary suffices."""
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
     once = torch.stack([draw.repeat(-(-period // vocab_size))[:period] for draw in draws])
     return once.repeat(1, 2)
-
-
-MEAN = partial(torch.nanmean, dim=0)
-"""The mean over the rows for which a measure is defined."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A measure of the heads of stacked layers.
-
-    Args:
-        compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
-        meaning: the meaning in a few words, with the unit.
-        combine: reduces the first dimension, over which the values of several inputs are stacked; by default `MEAN`.
-        is_costly: whether telemetry computes it only at validation, since it launches many kernels.
-    """
-
-    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]
-    meaning: str
-    combine: Callable[[Tensor], Tensor] = MEAN
-    is_costly: bool = False
-
-
-MEASURES: dict[str, Measure] = {
-    "entropy": Measure(lambda maps, rows, tokens: entropy(maps.weights), "entropy, nats"),
-    "entropy_share": Measure(
-        lambda maps, rows, tokens: entropy_share(maps.weights, maps.logits), "entropy, share of its maximum"
-    ),
-    "distance": Measure(lambda maps, rows, tokens: distance(maps.weights, rows), "mean distance, tokens"),
-    "first_token": Measure(lambda maps, rows, tokens: first_token(maps.weights), "share on the first token"),
-    "previous_token": Measure(
-        lambda maps, rows, tokens: previous_token(maps.weights, rows), "share on the previous token"
-    ),
-    "self": Measure(lambda maps, rows, tokens: self_attention(maps.weights, rows), "share on the token itself"),
-    "near": Measure(lambda maps, rows, tokens: near(maps.weights, rows), f"share within {REACH} tokens"),
-    "vertical": Measure(
-        lambda maps, rows, tokens: vertical(maps.weights), "largest share on one token", is_costly=True
-    ),
-    "block": Measure(lambda maps, rows, tokens: block(*maps, rows), "overlap with two blocks", is_costly=True),
-    "largest_logit": Measure(
-        lambda maps, rows, tokens: largest_logit(maps.logits), "largest logit", partial(torch.amax, dim=0)
-    ),
-    "rank": Measure(lambda maps, rows, tokens: effective_rank(maps.weights), "effective rank of the map"),
-    "similarity": Measure(lambda maps, rows, tokens: nearest_head(maps.weights), "cosine with the most similar head"),
-    "mean_similarity": Measure(
-        lambda maps, rows, tokens: mean_similarity(maps.weights), "mean cosine with the other heads", is_costly=True
-    ),
-}
-"""The measures of any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
-
-PATTERNS: dict[str, Measure] = {
-    "induction": Measure(
-        lambda maps, rows, tokens: induction(maps.weights, tokens, rows),
-        "share on tokens that followed the same token before",
-    ),
-    "duplicate_token": Measure(
-        lambda maps, rows, tokens: duplicate_token(maps.weights, tokens, rows),
-        "share on earlier occurrences of the same token",
-    ),
-}
-"""The measures of `repeated_tokens`."""
-
-MEANINGS: dict[str, str] = {name: measure.meaning for name, measure in (MEASURES | PATTERNS).items()}
-"""The meaning of each measure, by name."""
-
-
-def measure_layers(
-    measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
-) -> dict[str, list[list[float]]]:
-    """Measures of the maps of a forward pass on `tokens`: by name, a value for each map; nan for ablated heads."""
-    assert maps.rows is not None
-    if not measures:
-        return {}
-    alike: dict[torch.Size, list[int]] = defaultdict(list)
-    for number, layer in enumerate(maps.layers):
-        alike[layer.weights.shape].append(number)
-    values: dict[str, list[list[float]]] = {name: [[]] * len(maps.layers) for name in measures}
-    for numbers in alike.values():
-        # Layers of one shape are stacked and all values copied at once, since launches and copies are slow on a GPU.
-        weights, logits = (torch.stack(parts) for parts in zip(*(maps.layers[n] for n in numbers), strict=True))
-        stacked = AttentionMaps(weights, logits)
-        computed = torch.stack([m.compute(stacked, maps.rows, tokens) for m in measures.values()]).tolist()
-        for name, layers in zip(measures, computed, strict=True):
-            for number, heads in zip(numbers, layers, strict=True):
-                flags = zip(heads, maps.ablated[number] if maps.ablated else [False] * len(heads), strict=True)
-                values[name][number] = [math.nan if is_ablated else value for value, is_ablated in flags]
-    return values
-
-
-def combine_inputs(
-    measures: Mapping[str, Measure], found: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
-) -> dict[str, list[list[float]]]:
-    """One value of each measure for several inputs, such as sequences of different lengths.
-
-    Args:
-        measures: measures by name.
-        found: `measure_layers` of each input.
-        num_rows: the number of rows of each input, which weights its values.
-    """
-    if len(found) == 1:
-        return dict(found[0])
-    counts = torch.tensor(num_rows)
-
-    def combined(measure: Measure, of_inputs: tuple[list[float], ...]) -> list[float]:
-        return measure.combine(torch.tensor(of_inputs, dtype=torch.float64).repeat_interleave(counts, dim=0)).tolist()
-
-    return {
-        name: [combined(measure, layer) for layer in zip(*(values[name] for values in found), strict=True)]
-        for name, measure in measures.items()
-    }
 
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:
@@ -292,9 +228,7 @@ def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
     return torch.arange(k_seq - num_rows, k_seq, device=weights.device) if rows is None else rows
 
 
-def _weights_on(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Int[Tensor, " rows"]
-) -> Float[Tensor, "*layers batch heads rows"]:
+def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "*layers batch heads rows"]:
     """The weight of each query on its key."""
     return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
 
@@ -304,16 +238,33 @@ def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "b
     return (tokens[:, q_idx] == tokens.unsqueeze(1)).unsqueeze(1)
 
 
-def _share_on(
-    weights: Float[Tensor, "*layers batch heads rows k_seq"], keys: Bool[Tensor, "batch 1 rows k_seq"]
-) -> Float[Tensor, "*layers heads"]:
+def _share_on(weights: Weights, keys: Bool[Tensor, "batch 1 rows k_seq"]) -> Heads:
     """Share of attention on the chosen keys, over the queries that have any."""
     return _mean_where((weights * keys).sum(dim=-1), keys.any(dim=-1))
 
 
-def _mean_where(
-    values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]
-) -> Float[Tensor, "*layers heads"]:
+def _mean_where(values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]) -> Heads:
     """The mean over the counted queries of the batch."""
     counted = counted.expand(values.shape)
     return (values * counted).sum(dim=(-3, -1)) / counted.sum(dim=(-3, -1))
+
+
+def _across(
+    sums: Float[Tensor, "*layers batch #heads rows k_seq"],
+    queries: Int[Tensor, "rows 1"],
+    boundaries: Int[Tensor, "*#maps boundaries"],
+) -> Float[Tensor, "*layers batch #heads rows boundaries"]:
+    """The sum of each query's values over the keys on the other side of each boundary, from their cumulative sums.
+
+    A boundary is the first key of the second side; boundaries are the same for all maps, or `... 1 1`, one for each.
+    """
+    shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
+    before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))
+    return torch.where(queries >= boundaries, before, sums[..., -1:] - before)
+
+
+def _mean_of_rows(
+    values: Float[Tensor, "*maps rows columns"], counted: Bool[Tensor, "*#maps rows columns"]
+) -> Float[Tensor, "*maps columns"]:
+    """The mean over the counted queries of each map; nan if there are none."""
+    return (values * counted).sum(dim=-2) / counted.sum(dim=-2)

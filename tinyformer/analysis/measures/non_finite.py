@@ -15,24 +15,17 @@ def first_non_finite(network: Network, compute_loss: Callable[[], Tensor]) -> st
 
     Weights come first, then the outputs of all modules in the order in which they are computed, the loss, the gradients
     of the outputs in the order of the backward pass, and the gradients of the weights. For this, the step is run again,
-    uncompiled; the `grad` of the weights does not change.
-
-    Args:
-        network: the model.
-        compute_loss: runs it on a batch and returns the loss.
-
-    Returns:
-        The place of the value, or None if all values are finite.
+    uncompiled by `compute_loss`; the `grad` of the weights does not change. None if all values are finite.
     """
     parameters = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     for name, parameter in network.named_parameters():
         if not parameter.isfinite().all():
             return f"the weight {name}"
-    found: list[str] = []
+    places: list[str] = []
 
     def record(value: Tensor, place: str) -> None:
-        if not found and not value.isfinite().all():
-            found.append(place)
+        if not places and not value.isfinite().all():
+            places.append(place)
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -45,17 +38,13 @@ def first_non_finite(network: Network, compute_loss: Callable[[], Tensor]) -> st
         return hook
 
     hooks = [module.register_forward_hook(watch(name)) for name, module in network.named_modules() if name]
-    try:
-        with running_hooks(network), torch.enable_grad():
-            loss = compute_loss()
-            record(loss, "the loss")
-            if not found:
-                # `backward` would add to `grad`, and run the hooks of DistributedDataParallel.
-                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-                for name, gradient in zip(parameters, gradients, strict=True):
-                    if gradient is not None:
-                        record(gradient, f"the gradient of {name}")
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found[0] if found else None
+    with running_hooks(network, hooks), torch.enable_grad():
+        loss = compute_loss()
+        record(loss, "the loss")
+        if not places:
+            # `backward` would add to `grad`, and run the hooks of DistributedDataParallel.
+            gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+            for name, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    record(gradient, f"the gradient of {name}")
+    return places[0] if places else None

@@ -7,63 +7,48 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from tinyformer.analysis.measures.capture import CapturedMaps, LayerCall, attention_calls
+from tinyformer.analysis.measures.capture import CapturedMaps, LayerCall, attention_calls, capture_pair, map_names
 from tinyformer.analysis.measures.events import TRAITS, Trait, head_labels
-from tinyformer.analysis.measures.measures import (
+from tinyformer.analysis.measures.inputs import TokenPair
+from tinyformer.analysis.measures.measures import repeated_tokens
+from tinyformer.analysis.measures.table import (
+    CROSS_MEASURES,
     MEASURES,
     PATTERNS,
     Measure,
     combine_inputs,
     measure_layers,
-    repeated_tokens,
 )
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import document_starts
-from tinyformer.nn import QKV, AttentionCall, AttentionMask, BaseAttention, Network, Transformer
+from tinyformer.nn import QKV, AttentionCall, AttentionMask, EncoderDecoder, Network, Transformer
+from tinyformer.nn.heads import Address
 from tinyformer.tasks import Task
 
 
 @dataclass(frozen=True)
 class Probe:
-    """An input, and the measures that are computed on it.
-
-    Args:
-        tokens: the input, on the network's device.
-        mask: its attention mask.
-        measures: measures by name.
-    """
+    """An input on the network's device, its attention mask, and the measures that are computed on it."""
 
     tokens: Int[Tensor, "batch seq"]
     mask: AttentionMask
     measures: Mapping[str, Measure]
 
 
-class Joined(NamedTuple):
-    """Several inputs as one batch, the shorter ones padded on the right."""
-
-    tokens: Int[Tensor, "batch seq"]
-    mask: AttentionMask
-
-
 @dataclass(frozen=True)
 class Probes:
-    """Inputs that are measured together.
-
-    Args:
-        each: the inputs; measures with the same name must be the same.
-    """
+    """Inputs that are measured together; measures with the same name must be the same."""
 
     each: Sequence[Probe]
 
     @functools.cached_property
-    def joined(self) -> Joined | None:
+    def joined(self) -> tuple[Int[Tensor, "batch seq"], AttentionMask] | None:
         """The inputs as one batch in which no token attends to padding; None if no single mask allows that.
 
         A forward pass launches hundreds of kernels, which take most of its time on a GPU, so all inputs share one.
@@ -77,10 +62,10 @@ class Probes:
         ((causal, window),) = kinds
         mask = AttentionMask(causal=causal, window=window)
         if causal and all(mask.documents is None for mask in masks):
-            return Joined(tokens, mask)  # padding comes after all keys that a token attends to
+            return tokens, mask  # padding comes after all keys that a token attends to
         documents = torch.cat([_documents(probe, longest) for probe in self.each])
         starts = torch.from_numpy(document_starts(documents.cpu().numpy(), most=longest)).to(tokens.device)
-        return Joined(tokens, replace(mask, documents=documents, document_starts=starts))
+        return tokens, replace(mask, documents=documents, document_starts=starts)
 
 
 def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
@@ -93,15 +78,9 @@ def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
 def make_probes(
     task: Task, windows: Sequence[Batch], vocab_size: int, max_seq_len: int, num_sequences: int, period: int
 ) -> Probes:
-    """The probes of a model: `MEASURES` on windows of its data, `PATTERNS` on repeated random tokens.
+    """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on repeated random tokens.
 
-    Args:
-        task: the task that the model was trained for; it makes the attention masks.
-        windows: windows without padding, see `without_padding`; at least one.
-        vocab_size: number of tokens in the vocabulary.
-        max_seq_len: context length of the model; at 1 no sequence can repeat, and `PATTERNS` are left out.
-        num_sequences: number of random sequences.
-        period: number of random tokens that are repeated; at most half of the context length is used.
+    The period is at most half of the context length; in a context of one token no sequence can repeat.
     """
     probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
     period = min(period, max_seq_len // 2)
@@ -118,65 +97,58 @@ class HeadMeasures:
     Args:
         names: name of each map of each layer, see `map_names`.
         values: by measure, the value for each map of each layer; nan where the measure is not defined.
-        layers: see `Network.layer_names`.
+        addresses: see `Network.layer_addresses`.
         ablated: see `ablated_maps`; the measures of such maps are not defined.
     """
 
     names: Sequence[Sequence[str]]
     values: Mapping[str, Sequence[Sequence[float]]]
-    layers: Sequence[str]
+    addresses: Sequence[Address]
     ablated: Sequence[Sequence[bool]]
 
     @classmethod
     def of(cls, network: Network, values: Mapping[str, Sequence[Sequence[float]]]) -> "HeadMeasures":
         """Measures of all maps of a network, see `values`."""
         names = [map_names(layer) for layer in network.attentions()]
-        return cls(names, values, network.layer_names(), ablated_maps(network))
+        return cls(names, values, network.layer_addresses(), ablated_maps(network))
 
     def scalars(self) -> dict[str, float]:
-        """The finite values by name, such as `attention/layer_00/head_00/entropy`."""
+        """The finite values by name, such as `attention/cross/layer_00/head_00/entropy`."""
+        layers = ["/".join([*map(str, kind), f"layer_{index:02d}"]) for *kind, index in self.addresses]
         return {
-            f"attention/{self.layers[layer]}/head_{head}/{name}": value
-            for name, layers in self.values.items()
-            for layer, values in enumerate(layers)
+            f"attention/{layers[layer]}/head_{head}/{measure}": value
+            for measure, by_layer in self.values.items()
+            for layer, values in enumerate(by_layer)
             for head, value in zip(self.names[layer], values, strict=True)
             if math.isfinite(value)
         }
 
     def table(self, traits: Mapping[str, Trait] = TRAITS) -> tuple[list[str], list[list[int | str | float | None]]]:
-        """Columns and rows, with one row for each head, one column for each measure, and the label of the head.
+        """Columns and rows: one row for each head, one column for each measure, and the label, see `head_labels`.
 
         The first column is the kind of attention, such as "cross", where there are several.
-
-        Args:
-            traits: the traits that labels are made of, see `head_labels`.
         """
         rows: list[list[int | str | float | None]] = []
         labels = head_labels(self.values, traits)
         for layer, heads in enumerate(self.names):
-            kind, number = split_name(self.layers[layer])
             for index, head in enumerate(heads):
-                values = (layers[layer][index] for layers in self.values.values())
+                values = (by_layer[layer][index] for by_layer in self.values.values())
                 numbers = [value if math.isfinite(value) else None for value in values]
                 label = "ablated" if self.ablated[layer][index] else labels[layer][index]
-                rows.append([*([kind] if kind else []), number, head, *numbers, label])
-        kinds = ["kind"] if any("/" in name for name in self.layers) else []
+                rows.append([*self.addresses[layer], head, *numbers, label])
+        kinds = ["kind"] if len(self.addresses[0]) > 1 else []
         return [*kinds, "layer", "head", *self.values, "label"], rows
 
 
 @torch.no_grad()
 def measure_heads(
-    network: Transformer,
-    probes: Probes,
-    rows: int,
-    precision: AbstractContextManager[object],
-    costly: bool = True,
+    network: Transformer, probes: Probes, rows: int, precision: AbstractContextManager[object], costly: bool = True
 ) -> HeadMeasures:
     """The measures of several probes.
 
     Args:
         network: the model, in training or evaluation mode.
-        probes: inputs; the values of those with the same measures are combined, weighted by their numbers of rows.
+        probes: inputs; values of the same measures are combined, weighted by the numbers of rows.
         rows: number of queries that are measured, see `capture_attention`.
         precision: context of the forward pass; the measures are computed in the precision of the attention weights.
         costly: whether to include the costly measures, see `Measure`.
@@ -192,21 +164,9 @@ def measure_heads(
     for numbers in alike.values():
         of_probe = probes.each[numbers[0]].measures
         measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
-        found = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
-        values |= combine_inputs(measures, found, [len(probes.each[number].tokens) for number in numbers])
+        of_inputs = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
+        values |= combine_inputs(measures, of_inputs, [len(probes.each[number].tokens) for number in numbers])
     return HeadMeasures.of(network, values)
-
-
-def layer_label(layer: str) -> str:
-    """A name of `Network.layer_names` for display: "layer 3", or "cross 3"."""
-    kind, index = split_name(layer)
-    return f"{kind or 'layer'} {index}"
-
-
-def split_name(layer: str) -> tuple[str, int]:
-    """The kind and the index in a name of `Network.layer_names`, such as ("cross", 3) for "cross/layer_03"."""
-    kind, _, name = layer.rpartition("/")
-    return kind, int(name.removeprefix("layer_"))
 
 
 def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
@@ -228,27 +188,32 @@ def _part(call: AttentionCall, first: int, probe: Probe) -> AttentionCall:
     return call._replace(qkv=qkv, mask=probe.mask.within(call.mask.window))
 
 
-def map_names(layer: BaseAttention) -> list[str]:
-    """The name of each attention map of a layer: `03` for head 3, `03a` and `03b` where a head has two softmaxes."""
-    letters = "ab" if layer.num_softmaxes > 1 else [""]
-    return [f"{head:02d}{letter}" for head in layer.head_map.ids for letter in letters]
+def measure_pairs(
+    network: EncoderDecoder, pairs: Sequence[TokenPair], precision: AbstractContextManager[object]
+) -> HeadMeasures:
+    """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
+
+    Each pair has a forward pass of its own, since the lengths differ and padding would be measured.
+    """
+    of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)
+    with precision:
+        for pair in pairs:
+            for kind, maps in capture_pair(network, pair).items():
+                tokens = pair.source if kind == "encoder" else pair.target
+                of_kinds[kind].append(measure_layers(_measures_of(kind), maps, tokens))
+    values = {name: [[math.nan] * len(maps) for maps in ablated_maps(network)] for name in MEASURES | CROSS_MEASURES}
+    first = 0
+    for kind, layers in network.attentions_by_kind().items():
+        for name, of_layers in combine_inputs(_measures_of(kind), of_kinds[kind], [1] * len(pairs)).items():
+            values[name][first : first + len(layers)] = of_layers
+        first += len(layers)
+    return HeadMeasures.of(network, values)
 
 
-def head_label(name: str) -> str:
-    """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
-    return name.removeprefix("0")
+def _measures_of(kind: str) -> dict[str, Measure]:
+    return CROSS_MEASURES if kind == "cross" else MEASURES
 
 
 def ablated_maps(network: Network) -> list[list[bool]]:
     """For each layer, whether the head of each of its maps is ablated."""
     return [layer.ablated_maps() for layer in network.attentions()]
-
-
-@torch.no_grad()
-def capture_weights(
-    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
-) -> CapturedMaps:
-    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
-    maps = CapturedMaps()
-    maps.add(attention_calls(network, tokens, mask), rows)
-    return maps

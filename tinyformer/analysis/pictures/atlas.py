@@ -22,7 +22,8 @@ from jaxtyping import Float
 from matplotlib.colors import to_hex
 from torch import Tensor
 
-from tinyformer.analysis.measures.pair_probe import Axes
+from tinyformer.analysis.measures.inputs import Axes
+from tinyformer.analysis.measures.table import EXPLANATIONS
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.heads import Address
 
@@ -36,31 +37,9 @@ SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 """Visible signs for the empty token and for white space."""
 
 
-def write_atlas(
-    path: str | Path,
-    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
-    tokens: Sequence[str] | Mapping[str, Axes],
-    measures: Mapping[str, Sequence[Sequence[float | None]]],
-    names: Sequence[Sequence[str]] | None = None,
-    **options: Any,
-) -> Path:
-    """Write the page of `atlas_html` to a file, creating its folder.
-
-    Args:
-        path: the file.
-        maps: attention weights; see `atlas_html` for these and the other arguments.
-        tokens: the tokens of the maps.
-        measures: values by measure, then by layer and map.
-        names: names of each layer's maps.
-        options: further arguments of `atlas_html`.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: see `atlas_html`.
-    """
-    page, path = atlas_html(maps, tokens, measures, names, **options), Path(path)
+def write_atlas(path: str | Path, *arguments: Any, **options: Any) -> Path:
+    """Write the page of `atlas_html`, which takes the other arguments, to a file; its folder is created."""
+    page, path = atlas_html(*arguments, **options), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path
@@ -83,9 +62,8 @@ def atlas_html(
     The page opens on thumbnails of all heads, ordered by layer or by a measure; for an encoder–decoder, of one kind of
     attention at a time. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can
     stand beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the
-    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`.
-
-    The page works in a frame, too, as in a notebook: `<iframe srcdoc="…">` with the page escaped as HTML.
+    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in
+    a frame, too: `<iframe srcdoc="…">` with the page escaped as HTML.
 
     Args:
         maps: exact attention weights of each layer, queries down and keys across.
@@ -95,24 +73,23 @@ def atlas_html(
         names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
             indices.
         title: title of the page.
-        descriptions: a sentence about each measure, with its unit.
+        descriptions: a sentence about each measure, with its unit; by default those of `EXPLANATIONS`.
         addresses: see `Network.layer_addresses`; by default the indices of the layers.
         facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
         labels: the label of each layer's maps, such as "previous token"; empty for none.
         ablated: whether the head of each layer's maps is ablated; by default, none is.
-
-    Raises:
-        ArgumentError: the sizes of the arguments differ, or `maps` holds numbers outside of 0 to 1.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     labels = labels or [[""] * len(layer) for layer in maps]
     ablated = ablated or [[False] * len(layer) for layer in maps]
     addresses = addresses or [(index,) for index in range(len(maps))]
+    descriptions = EXPLANATIONS if descriptions is None else descriptions
     kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
+    shown = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
+    kinds = {kind: axes for kind, axes in kinds.items() if kind in shown}
     by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
     by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
     _require_fit(maps, kinds, by_layer, addresses)
-    _require_unique(names)
     heads = [
         {
             "kind": list(kinds).index(_kind(address)),
@@ -133,7 +110,7 @@ def atlas_html(
             {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
             for kind, axes in kinds.items()
         ],
-        "measures": [{"name": name, "description": (descriptions or {}).get(name, "")} for name in measures],
+        "measures": [{"name": name, "description": descriptions.get(name, "")} for name in measures],
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
         "heads": heads,
     }
@@ -142,24 +119,16 @@ def atlas_html(
 
 
 def _kind(address: Address) -> str:
-    """The kind of attention in an address; empty where there is only one."""
     return str(address[0]) if len(address) > 1 else ""
 
 
 def _page(title: str, data: dict[str, Any]) -> str:
-    """The page: the template with data, style and scripts filled in."""
     parts = files("tinyformer.analysis.pictures") / "atlas_page"
     style = (parts / "atlas.css").read_text(encoding="utf-8")
     script = "\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    policy = {
-        "default-src": "'none'",
-        "script-src": _hash(script),
-        "style-src": _hash(style),
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
+    policy = f"script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     return Template((parts / "template.html").read_text(encoding="utf-8")).substitute(
-        policy="; ".join(f"{name} {value}" for name, value in policy.items()),
+        policy=f"default-src 'none'; {policy}",
         title=html.escape(title),
         style=style,
         # "<" could end the element. In JSON it occurs only within strings, where an escape is allowed.
@@ -197,18 +166,13 @@ def _require_fit(
     addresses: Sequence[Address],
 ) -> None:
     """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
+    if not kinds:
+        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
     if not all(tokens for axes in kinds.values() for tokens in axes):
         raise ArgumentError("tokens", [], "must hold at least one token")
-    if not any(len(layer) for layer in maps):
-        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
-    if len(addresses) != len(maps) or not all(_kind(address) in kinds for address in addresses):
-        reason = f"must be the addresses of {len(maps)} layers, whose kinds are keys of `tokens`"
-        raise ArgumentError("addresses", list(map(list, addresses)), reason)
-    with_heads = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
-    if len(with_heads) < len(kinds):
-        reason = f"must hold only kinds of attention with heads: {', '.join(sorted(with_heads))}"
-        raise ArgumentError("tokens", list(kinds), reason)
     for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
+        if not len(layer):
+            continue
         queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
         if list(layer.shape[1:]) != [queries, keys]:
             numbers = f"{queries} `tokens`" if queries == keys else f"{queries} and {keys} `tokens`"
@@ -221,10 +185,6 @@ def _require_fit(
         sizes = [len(layer) for layer in entries]
         if sizes != counts:
             raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
-
-
-def _require_unique(names: Sequence[Sequence[str]]) -> None:
-    """Refuse two maps of a layer with one name, by which the page addresses them."""
-    for index, layer_names in enumerate(names):
-        if len(set(layer_names)) < len(layer_names):
-            raise ArgumentError(f"names[{index}]", list(layer_names), "must be unique within a layer")
+    for index, names in enumerate(by_layer["names"]):
+        if len(set(names)) < len(names):  # the page addresses heads by name
+            raise ArgumentError(f"names[{index}]", list(names), "must be unique within a layer")

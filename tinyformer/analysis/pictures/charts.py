@@ -4,6 +4,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 import matplotlib as mpl
@@ -19,6 +20,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
 from tinyformer.analysis.pictures.picture import readable
+from tinyformer.analysis.pictures.plots import columns_of
 
 FONT_POINTS = 8
 MAX_DECIMALS = 5
@@ -28,8 +30,15 @@ MAX_FINE_DECADES = 3
 """Range of a logarithmic axis, in powers of ten, up to which its ticks include multiples of 2 and 5."""
 GREY = (0.9, 0.9, 0.9, 1.0)
 HATCH_COLOUR, BASELINE_COLOUR = "0.6", "0.5"
-LUMA = (0.299, 0.587, 0.114)
-"""Perceived brightness of red, green and blue (ITU-R BT.601)."""
+
+
+class Chart(Figure):
+    """A figure that a notebook shows, whether or not pyplot has been imported."""
+
+    def _repr_png_(self) -> bytes:
+        data = BytesIO()
+        self.savefig(data, format="png")
+        return data.getvalue()
 
 
 def head_grid(
@@ -52,21 +61,16 @@ def head_grid(
         label: label of the colour bar, with the unit; by default the title.
         ablated: whether each layer's heads are ablated; those are hatched and have no number. By default, none is.
     """
-    # Each head has the column of its name, so that pruned heads leave a gap.
-    columns = sorted({name for row in names for name in row}, key=lambda name: (len(name), name))
+    columns = columns_of(names)
     rows = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
-    cells = {
-        (layer, columns.index(name)): value
-        for layer, row in enumerate(values)
-        for name, value in zip(names[layer], row, strict=True)
-    }
-    without = {
-        (layer, columns.index(name))
-        for layer, row in enumerate(ablated or [])
-        for name, is_ablated in zip(names[layer], row, strict=True)
-        if is_ablated
-    }
-    figure, axes = _value_grid(cells, rows, columns, title, label or title, diverging, without)
+    cells: dict[tuple[int, int], float] = {}
+    hatched = []
+    for layer, heads in enumerate(names):
+        for head, name in enumerate(heads):
+            cells[layer, columns[name]] = values[layer][head]
+            if ablated and ablated[layer][head]:
+                hatched.append((layer, columns[name]))
+    figure, axes = _value_grid(cells, rows, list(columns), title, label or title, diverging, hatched)
     axes.set(xlabel="head", ylabel="layer")
     return figure
 
@@ -86,13 +90,13 @@ def _value_grid(
     title: str,
     label: str,
     diverging: bool,
-    ablated: Collection[tuple[int, int]] = (),
+    hatched: Collection[tuple[int, int]] = (),
 ) -> tuple[Figure, Axes]:
     """A grid of values with a colour bar; see `head_grid`."""
     margin = 0.075 * max(0, *(len(row) - 3 for row in rows))  # inches, for labels that name a kind of attention
     pitch = max(0.62, *(0.075 * len(line) for column in columns for line in column.splitlines()))
     figure, axes = _canvas(margin + max(5.6, 1.8 + pitch * len(columns)), 1.5 + 0.42 * len(rows))
-    shown = {place: value for place, value in cells.items() if place not in ablated}
+    shown = {place: value for place, value in cells.items() if place not in hatched}
     finite = [value for value in shown.values() if math.isfinite(value)] or [0.0]
     largest = max(map(abs, finite)) or 1.0
     norm = Normalize(-largest, largest) if diverging else Normalize(min(*finite, 0.0), max(finite) or 1.0)
@@ -101,10 +105,8 @@ def _value_grid(
     for (row, column), value in shown.items():
         colour = colours(norm(value)) if math.isfinite(value) else GREY
         axes.add_patch(Rectangle((column, row), 0.96, 0.94, color=colour))
-        is_dark = np.dot(colour[:3], LUMA) < 0.5
-        text = _number(value, largest)
-        axes.text(column + 0.48, row + 0.47, text, color="white" if is_dark else "black", **style)
-    for row, column in ablated:
+        axes.text(column + 0.48, row + 0.47, _number(value, largest), color=ink_on(colour), **style)
+    for row, column in hatched:
         axes.add_patch(Rectangle((column, row), 0.96, 0.94, facecolor=GREY, edgecolor=HATCH_COLOUR, hatch="////"))
         axes.text(column + 0.48, row + 0.47, "ablated", **style, bbox={"color": GREY, "pad": 1})
     axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
@@ -116,8 +118,12 @@ def _value_grid(
     return figure, axes
 
 
+def ink_on(colour: Sequence[float]) -> str:
+    """The colour of text on a cell, from the perceived brightness of red, green and blue (ITU-R BT.601)."""
+    return "white" if np.dot(colour[:3], (0.299, 0.587, 0.114)) < 0.5 else "black"
+
+
 def _add_colour_bar(figure: Figure, axes: Axes, values: ScalarMappable, label: str) -> None:
-    """Draw a colour bar beside the axes."""
     bar = figure.colorbar(values, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(textwrap.fill(label, 40), fontsize=FONT_POINTS)
     bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2)
@@ -162,7 +168,7 @@ def lines(
         series: x and y of each line, by name.
         title: title of the chart.
         xlabel: label of the x axis, with the unit.
-        ylabel: label of the y axis, with the unit.
+        ylabel: the same of the y axis.
         yscale: `linear` or `log`.
         baselines: x and y of lines to compare with, by name, drawn in grey.
         marked: x and y of a point that is marked, and its label.
@@ -203,7 +209,7 @@ def _number(value: float, largest: float) -> str:
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    figure = Chart(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot()
 

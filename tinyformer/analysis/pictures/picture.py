@@ -35,16 +35,7 @@ CHARACTERS_PER_INCH = 16
 
 
 class Label(NamedTuple):
-    """A text in a picture and its bounding box in pixels.
-
-    Args:
-        text: the text.
-        points: font size.
-        left: left edge.
-        top: top edge.
-        right: right edge.
-        bottom: bottom edge.
-    """
+    """A text in a picture, its font size in points, and its bounding box in pixels."""
 
     text: str
     points: float
@@ -55,27 +46,14 @@ class Label(NamedTuple):
 
 
 class Picture:
-    """A white image for tiles and text, with the origin in the top left corner.
-
-    Args:
-        width: width in pixels.
-        height: height in pixels.
-    """
+    """A white image for tiles and text; all sizes are in pixels, and the origin is in the top left corner."""
 
     def __init__(self, width: int, height: int) -> None:
         self.pixels = np.full((height, width), WHITE, np.uint8)
         self.labels: list[Label] = []
 
     def tile(self, x: int, y: int, values: Float[np.ndarray, "rows columns"], width: int, height: int) -> None:
-        """Draw a rectangular cell for each value from 0 to 1; nan stays white.
-
-        Args:
-            x: left edge.
-            y: top edge.
-            values: the values, first row at the top.
-            width: width of a cell in pixels.
-            height: height of a cell in pixels.
-        """
+        """Draw a cell of a width and a height for each value from 0 to 1, the first row at the top; nan stays white."""
         indices = np.where(np.isnan(values), WHITE, np.nan_to_num(values).clip(0, 1) * (COLOURS - 1) + 0.5)
         cells = indices.astype(np.uint8).repeat(height, axis=0).repeat(width, axis=1)
         self.pixels[y : y + cells.shape[0], x : x + cells.shape[1]] = cells
@@ -100,15 +78,7 @@ class Picture:
         return picture
 
     def colour_bar(self, x: int, y: int, width: int, ticks: Mapping[float, str], height: int = 8) -> None:
-        """Draw all colours from left to right, with labels below.
-
-        Args:
-            x: left edge.
-            y: top edge.
-            width: width in pixels.
-            ticks: labels by their place from 0 to 1.
-            height: height in pixels, without the labels.
-        """
+        """Draw all colours from left to right, with labels below, which `ticks` holds by their place from 0 to 1."""
         self.tile(x, y, np.linspace(0, 1, width)[None], 1, height)
         for place, label in ticks.items():
             self.write(x + place * width, y + height + 2, label, "mt", POINTS - 1)
@@ -116,15 +86,9 @@ class Picture:
     def write(
         self, x: float, y: float, text: str, align: str = "lm", points: float = POINTS, upright: bool = False
     ) -> None:
-        """Write text on white.
+        """Write a line of text on white, from left to right or, upright, from bottom to top.
 
-        Args:
-            x: horizontal position of the anchor.
-            y: vertical position of the anchor.
-            text: one line of text.
-            align: the anchor of the text, horizontal (l, m, r) and vertical (t, m, b), such as "lt".
-            points: font size.
-            upright: whether the text runs from bottom to top.
+        `align` says where in the text x and y are: horizontally (l, m, r) and vertically (t, m, b), such as "lt".
         """
         ink = _ink(text, points, upright)
         # Antialiased: full coverage is black.
@@ -147,12 +111,10 @@ class Picture:
         np.copyto(self.pixels[top : box.bottom, left : box.right], pixels, where=where)
 
     def savefig(self, path: Path) -> None:
-        """Write the picture to a file, like `matplotlib.figure.Figure.savefig`."""
         # The strongest compression takes twice the time and saves a third.
         self.image().save(path, compress_level=1)
 
     def _repr_png_(self) -> bytes:
-        """The picture in a notebook."""
         data = BytesIO()
         self.image().save(data, "png")
         return data.getvalue()
@@ -169,7 +131,7 @@ class Picture:
 
 
 def text_width(text: str, points: float = POINTS) -> int:
-    """The width of a text in pixels."""
+    """The width of a line of text in pixels."""
     return _ink(text, points).shape[1]
 
 
@@ -180,13 +142,7 @@ def readable(text: str, longest: int = MAX_LABEL) -> str:
 
 
 def save_png(picture: Picture | Figure, path: Path, caption: str = "") -> Path:
-    """Write a picture to a file, creating its folder.
-
-    Args:
-        picture: the picture.
-        path: the file.
-        caption: where the picture comes from, such as a checkpoint and its data, in a line above it.
-    """
+    """Write a picture to a file, creating its folder; the caption, in a line above it, says where it comes from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if caption and isinstance(picture, Picture):
         picture = picture.captioned(caption)

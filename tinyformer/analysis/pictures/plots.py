@@ -7,8 +7,10 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from tinyformer.analysis.measures.capture import CapturedMaps
+from tinyformer.analysis.measures.inputs import Axes
+from tinyformer.analysis.measures.table import ALL_MEASURES
 from tinyformer.analysis.pictures.picture import POINTS, Picture, readable, text_width
-from tinyformer.analysis.scales import LIMITS
 
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
@@ -49,19 +51,20 @@ def head_maps(
         sides: titles of the axes of rows and of columns.
         ablated: whether the head of each layer's maps is ablated, which are then hatched; by default, none is.
     """
-    labels = [readable(token) for token in tokens]
-    across = labels if keys is None else [readable(token) for token in keys]
+    down = [readable(token) for token in tokens]
+    across = down if keys is None else [readable(token) for token in keys]
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
-    columns = _columns(names)
-    cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // min(len(labels), len(across))))
-    margin, below = (20 + AXIS + max(text_width(label) for label in side) for side in (labels, across))
-    is_ablated = ablated or [[False] * len(heads) for heads in names]
-    captions = [
-        [f"layer {layer} head {name}{' ablated' * without}" for name, without in zip(heads, of_layer, strict=True)]
-        for layer, (heads, of_layer) in enumerate(zip(names, is_ablated, strict=True))
-    ]
-    pitch_x = max(cell * len(across), *(text_width(text, POINTS + 1) for texts in captions for text in texts)) + GAP
-    pitch_y = cell * len(labels) + GAP + CAPTION
+    columns, hatched = columns_of(names), set(_true(ablated or []))
+    captions = {
+        (layer, head): f"layer {layer} head {name}{' ablated' * ((layer, head) in hatched)}"
+        for layer, heads in enumerate(names)
+        for head, name in enumerate(heads)
+    }
+    cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // min(len(down), len(across))))
+    map_width, map_height = cell * len(across), cell * len(down)
+    margin, below = (20 + AXIS + max(text_width(label) for label in side) for side in (down, across))
+    pitch_x = max(map_width, *(text_width(text, POINTS + 1) for text in captions.values())) + GAP
+    pitch_y = map_height + GAP + CAPTION
     bar = 10 + text_width(BAR_LABEL) + GAP
     width = max(margin + len(columns) * pitch_x, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP)
     maps_top = HEADING + SCALE
@@ -71,61 +74,77 @@ def head_maps(
     picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {math.sqrt(weight): f"{weight:g}" for weight in WEIGHTS})
     for layer, heads in enumerate(maps):
         top = maps_top + CAPTION + layer * pitch_y
-        picture.write(2 + AXIS // 2, top + cell * len(labels) / 2, sides[0], "mm", POINTS + 1, upright=True)
-        for index, label in enumerate(labels):
+        picture.write(2 + AXIS // 2, top + map_height / 2, sides[0], "mm", POINTS + 1, upright=True)
+        for index, label in enumerate(down):
             picture.write(margin - 5, top + (index + 0.5) * cell, label, "rm")
-        drawn = zip(heads.float().cpu().numpy(), names[layer], captions[layer], is_ablated[layer], strict=True)
-        for weights, name, caption, without in drawn:
-            left = margin + columns[name] * pitch_x
-            if without:
-                picture.hatch(left, top, cell * len(across), cell * len(labels))
+        for head, weights in enumerate(heads.float().cpu().numpy()):
+            left = margin + columns[names[layer][head]] * pitch_x
+            if (layer, head) in hatched:
+                picture.hatch(left, top, map_width, map_height)
             else:
                 picture.tile(left, top, np.sqrt(weights), cell, cell)
-            picture.write(left, top - 3, caption, "lb", POINTS + 1)
+            picture.write(left, top - 3, captions[layer, head], "lb", POINTS + 1)
     bottom = maps_top + len(maps) * pitch_y - GAP + 5
     for column in columns.values():
-        middle = margin + column * pitch_x + cell * len(across) / 2
-        picture.write(middle, bottom + below - AXIS, sides[1], "mt", POINTS + 1)
+        left = margin + column * pitch_x
+        picture.write(left + map_width / 2, bottom + below - AXIS, sides[1], "mt", POINTS + 1)
         for index, label in enumerate(across):
-            picture.write(margin + column * pitch_x + (index + 0.5) * cell, bottom, label, "mt", upright=True)
+            picture.write(left + (index + 0.5) * cell, bottom, label, "mt", upright=True)
     return picture
+
+
+def maps_by_kind(
+    captured: Mapping[str, CapturedMaps], axes: Mapping[str, Axes], title: str, num_tokens: int | None = None
+) -> dict[str, Picture]:
+    """A picture of the maps of each kind of attention on a text or a pair, of at most `num_tokens` on each side."""
+    shown = slice(num_tokens)
+    return {
+        kind: head_maps(
+            [weights[0][:, shown, shown] for weights in maps],
+            axes[kind].queries[shown],
+            f"{kind} {title}".strip().capitalize(),
+            maps.names,
+            axes[kind].keys[shown],
+            ("Queries (target)", "Keys (source)") if kind == "cross" else ("Queries", "Keys"),
+            maps.ablated,
+        )
+        for kind, maps in captured.items()
+    }
 
 
 def measure_maps(
     measures: Mapping[str, Sequence[Sequence[float]]],
-    meanings: Mapping[str, str],
     names: Sequence[Sequence[str]],
     title: str,
-    layer_labels: Sequence[str] | None = None,
+    layers: Sequence[str] | None = None,
     num_keys: int = 64,
     ablated: Sequence[Sequence[bool]] | None = None,
     limits: tuple[float, float] | None = None,
+    meanings: Mapping[str, str] | None = None,
 ) -> Picture:
     """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
-    The cells show the values. The colours of a measure in `LIMITS` have fixed limits, so that heads that hardly differ
-    have the same colour and the pictures of all steps can be compared. For any other measure, they span its values.
+    The cells show the values. The colours of a measure in `ALL_MEASURES` have fixed limits, so that heads that hardly
+    differ have the same colour and the pictures of all steps can be compared. For any other, they span its values.
 
     Args:
         measures: by name, the value for each head of each layer, nan where it is not defined.
-        meanings: the meaning of each measure.
         names: names of each layer's heads.
         title: title of the picture.
-        layer_labels: label of each layer; by default "layer 0", "layer 1", and so on.
+        layers: label of each layer; by default "layer 0", "layer 1", and so on.
         num_keys: the largest number of keys of the measured maps, on which the limits of some measures depend.
         ablated: whether each layer's heads are ablated, which are then hatched; by default, none is.
         limits: limits of the colours for all measures, in place of their own.
+        meanings: the meaning of each measure, by default that in `ALL_MEASURES`.
     """
-    columns, num_layers = _columns(names), len(names)
-    title += "; those of ablated heads are hatched" * bool(_true(ablated or []))
-    captions = {name: (name, meanings[name]) for name in measures}
-    labels = layer_labels or [f"layer {layer}" for layer in range(num_layers)]
+    columns, hatched = columns_of(names), _true(ablated or [])
+    title += "; those of ablated heads are hatched" * bool(hatched)
+    meanings = meanings or {name: ALL_MEASURES[name].meaning for name in measures}
+    labels = layers or [f"layer {layer}" for layer in range(len(names))]
     margin = 12 + max(map(text_width, labels))
-    widest = max(
-        text_width(text, POINTS + size) for lines in captions.values() for size, text in enumerate(lines[::-1])
-    )
+    widest = max(max(text_width(name, POINTS + 1), text_width(meanings[name])) for name in measures)
     width = margin + max(max(len(columns), 2) * CELL_WIDTH, widest) + 2 * GAP
-    height = 2 * CAPTION + num_layers * CELL_HEIGHT + CAPTION + SCALE + GAP
+    height = 2 * CAPTION + len(names) * CELL_HEIGHT + CAPTION + SCALE + GAP
     across = min(
         range(1, len(measures) + 1),
         key=lambda n: abs(math.log(n * width / (HEADING + -(-len(measures) // n) * height) / LANDSCAPE)),
@@ -133,23 +152,23 @@ def measure_maps(
     down = -(-len(measures) // across)
     picture = Picture(max(across * width, text_width(title, POINTS + 3) + 20), HEADING + down * height)
     picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
-    for index, (name, layers) in enumerate(measures.items()):
-        x, y = index % across * width, HEADING + index // across * height
-        left, top = x + margin, y + 2 * CAPTION
-        for line, (text, points) in enumerate(zip(captions[name], (POINTS + 1, POINTS), strict=True)):
-            picture.write(left, y + (line + 0.5) * CAPTION, text, "lm", points)
-        grid = np.full((num_layers, len(columns)), np.nan)
-        for layer, values in enumerate(layers):
+    for index, (name, by_layer) in enumerate(measures.items()):
+        left, y = index % across * width + margin, HEADING + index // across * height
+        top = y + 2 * CAPTION
+        picture.write(left, y + 0.5 * CAPTION, name, "lm", POINTS + 1)
+        picture.write(left, y + 1.5 * CAPTION, meanings[name], "lm", POINTS)
+        grid = np.full((len(names), len(columns)), np.nan)
+        for layer, values in enumerate(by_layer):
             grid[layer, [columns[head] for head in names[layer]]] = values
             picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, labels[layer], "rm")
-        below = top + num_layers * CELL_HEIGHT + CAPTION // 2
+        below = top + len(names) * CELL_HEIGHT + CAPTION // 2
         picture.write(left - 5, below, "head", "rm")
         for head, column in columns.items():
             picture.write(left + (column + 0.5) * CELL_WIDTH, below, head, "mm")
-        without = [(layer, columns[names[layer][at]]) for layer, at in _true(ablated or [])]
+        without = [(layer, columns[names[layer][head]]) for layer, head in hatched]
         for place in without:
             grid[place] = np.nan
-        low, high = limits or (LIMITS[name](num_keys) if name in LIMITS else _range(grid))
+        low, high = limits or (ALL_MEASURES[name].limits(num_keys) if name in ALL_MEASURES else _range(grid))
         _draw_grid(picture, left, top, grid, low, high)
         for layer, column in without:
             picture.hatch(left + column * CELL_WIDTH, top + layer * CELL_HEIGHT, CELL_WIDTH, CELL_HEIGHT)
@@ -187,7 +206,7 @@ def _short(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def _columns(names: Sequence[Sequence[str]]) -> dict[str, int]:
+def columns_of(names: Sequence[Sequence[str]]) -> dict[str, int]:
     """The column of each head's name; a head pruned from a layer leaves a gap there."""
     distinct = {name for layer in names for name in layer}
     return {name: column for column, name in enumerate(sorted(distinct, key=lambda name: (len(name), name)))}

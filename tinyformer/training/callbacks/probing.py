@@ -38,7 +38,7 @@ class TextProbing:
         self.windows = analysis.of_one_length(data.sample(split, sizes.num_windows))
         shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
         ids = data.tokenizer.read([text])[0][shown] if text else data.splits[split].ids[shown].tolist()
-        self.probe, self.labels = torch.tensor([ids]), data.tokenizer.token_strings(ids)
+        self.probe, self.axes = torch.tensor([ids]), analysis.axes_of({"": (ids, ids)}, data.tokenizer)
         self.probes: analysis.Probes | None = None
         self.num_keys = self.windows["inputs"].shape[1]
 
@@ -57,9 +57,8 @@ class TextProbing:
         mask = module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
             maps = analysis.capture_weights(cast(Transformer, module.network), tokens, mask)
-        names = [list(map(analysis.head_label, analysis.map_names(layer))) for layer in module.network.attentions()]
-        title, ablated = f"Attention maps after {count(module.step, 'step')}", analysis.ablated_maps(module.network)
-        return {"step": analysis.head_maps([layer[0] for layer in maps], self.labels, title, names, ablated=ablated)}
+        title = f"attention maps after {count(module.step, 'step')}"
+        return {"step": analysis.maps_by_kind({"": maps}, self.axes, title)[""]}
 
 
 class PairProbing:
@@ -97,16 +96,5 @@ class PairProbing:
                 (source,) = self.tokenizer.read([text], around=False)
                 pair = analysis.decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
             captured = analysis.capture_pair(network, pair)
-        axes, ablated = analysis.axes_of_pair(pair, self.tokenizer), iter(analysis.ablated_maps(network))
-        return {
-            kind: analysis.head_maps(
-                [layer[0] for layer in captured[kind]],
-                axes[kind].queries,
-                f"{kind.capitalize()} attention maps after {count(module.step, 'step')}",
-                [list(map(analysis.head_label, analysis.map_names(layer))) for layer in layers],
-                axes[kind].keys,
-                analysis.sides_of(kind),
-                [next(ablated) for _ in layers],
-            )
-            for kind, layers in network.attentions_by_kind().items()
-        }
+        axes = analysis.axes_of(pair.ids_by_kind(), self.tokenizer)
+        return analysis.maps_by_kind(captured, axes, f"attention maps after {count(module.step, 'step')}")

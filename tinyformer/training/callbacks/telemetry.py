@@ -18,6 +18,7 @@ from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.files import atomic_write, relative_path
 from tinyformer.hardware import synchronize
 from tinyformer.nn import EncoderDecoder
+from tinyformer.nn.heads import layer_title
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.training.callbacks.probing import PairProbing, Sizes, TextProbing
 from tinyformer.training.callbacks.report import Report
@@ -144,8 +145,7 @@ class AttentionTelemetry(L.Callback):
         measures = self.probing.measure(trainer, module, costly)
         self.latest, self.num_measurements = (step, costly, measures), self.num_measurements + 1
         self.log.scalars(step, measures)
-        places = [analysis.split_name(layer) for layer in measures.layers]
-        self.detector.observe(step, measures.names, measures.values, places)
+        self.detector.observe(step, measures.names, measures.values, measures.addresses)
         return measures
 
     def _write(self, trainer: L.Trainer, module: TrainingModule, measures: analysis.HeadMeasures) -> None:
@@ -155,10 +155,9 @@ class AttentionTelemetry(L.Callback):
             self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
         picture = analysis.measure_maps(
             measures.values,
-            analysis.MEANINGS | analysis.CROSS_MEANINGS,
             [list(map(analysis.head_label, layer)) for layer in measures.names],
             f"Measures of each head after {count(step, 'step')}",
-            list(map(analysis.layer_label, measures.layers)),
+            list(map(layer_title, measures.addresses)),
             self.probing.num_keys,
             analysis.ablated_maps(module.network),
         )

@@ -1,0 +1,134 @@
+"""What is measured: rows of batches without their padding, and pairs of a source and a target."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.data import PairTokens, TextTokenizer
+from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.nn import EncoderDecoder
+
+
+def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
+    """By kind of attention, which queries are tokens and not padding; the kind is "" where there is only one.
+
+    A batch without lengths has no padding.
+    """
+
+    def before(lengths: Tensor, tokens: Tensor) -> Tensor:
+        return torch.arange(tokens.shape[1], device=tokens.device) < lengths.unsqueeze(1)
+
+    if "source" in batch:
+        is_target = batch["targets"] != IGNORED
+        return {"encoder": before(batch["source_lengths"], batch["source"]), "decoder": is_target, "cross": is_target}
+    inputs = batch["inputs"]
+    return {"": before(batch["lengths"], inputs) if "lengths" in batch else torch.ones_like(inputs, dtype=torch.bool)}
+
+
+def without_padding(batches: Iterable[Batch]) -> list[Batch]:
+    """The rows of batches of windows or examples without their padding, one batch for each length.
+
+    Only tensors with one entry per token are kept.
+    """
+    by_length: dict[int, list[dict[str, Tensor]]] = defaultdict(list)
+    for batch in batches:
+        lengths = queries_by_kind(batch)[""].sum(dim=1)
+        of_tokens = {name: rows for name, rows in tensors(batch).items() if name in ("inputs", "targets", "documents")}
+        for length in lengths.unique().tolist():
+            by_length[length].append({name: rows[lengths == length, :length] for name, rows in of_tokens.items()})
+    return [
+        cast(Batch, {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        for parts in by_length.values()
+    ]
+
+
+def of_one_length(batches: Iterable[Batch]) -> Batch:
+    """The rows of batches of windows or examples as one batch, all cut to the same length.
+
+    The length is that of the shortest row that is at least half as long as the longest; shorter rows are left out. One
+    batch needs fewer kernel launches than those of `without_padding`. Only tensors with one entry per token are kept.
+    """
+    parts = [tensors(batch) for batch in without_padding(batches)]
+    longest = max(part["inputs"].shape[1] for part in parts)
+    long = [part for part in parts if 2 * part["inputs"].shape[1] >= longest]
+    seq = min(part["inputs"].shape[1] for part in long)
+    return cast(Batch, {name: torch.cat([part[name][:, :seq] for part in long]) for name in long[0]})
+
+
+class TokenPair(NamedTuple):
+    """A source and a target, without padding.
+
+    Attributes:
+        source: token ids, with the special tokens around the text, see `PairTokens`.
+        target: the token ids that the decoder reads.
+        predicted: the token ids that the decoder predicts: the target shifted by one, with `eos` at its end.
+    """
+
+    source: Int[Tensor, "1 source_seq"]
+    target: Int[Tensor, "1 seq"]
+    predicted: Int[Tensor, "1 seq"]
+
+    @classmethod
+    def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
+        """The pair of two texts, each cut to `num_tokens` tokens, special tokens included."""
+        sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.predicted(target)
+        return cls(*(torch.tensor([ids[:num_tokens]]) for ids in sides))
+
+    def to(self, device: torch.device) -> "TokenPair":
+        """The pair on a device."""
+        return TokenPair(*(ids.to(device) for ids in self))
+
+    def ids_by_kind(self) -> dict[str, tuple[list[int], list[int]]]:
+        """The token ids of the queries and of the keys of each kind of attention.
+
+        A query of cross-attention stands for the token that is predicted there, which is the one that a head aligns
+        with the source (Bahdanau et al. 2014, arXiv 1409.0473, figure 3).
+        """
+        source, target, predicted = (ids[0].tolist() for ids in self)
+        return {"encoder": (source, source), "decoder": (target, target), "cross": (predicted, source)}
+
+
+def pairs_of(batch: Batch) -> list[TokenPair]:
+    """The pairs of a batch, each without its padding."""
+    lengths = zip(batch["source_lengths"].tolist(), (batch["targets"] != IGNORED).sum(dim=1).tolist(), strict=True)
+    return [
+        TokenPair(
+            batch["source"][row : row + 1, :source],
+            batch["inputs"][row : row + 1, :target],
+            batch["targets"][row : row + 1, :target],
+        )
+        for row, (source, target) in enumerate(lengths)
+    ]
+
+
+def decoded_pair(
+    network: EncoderDecoder, source: Sequence[int], tokens: PairTokens, beam: Beam, num_tokens: int | None = None
+) -> TokenPair:
+    """A source with the target that the model finds for it, on the network's device.
+
+    Each is cut to `num_tokens` tokens, special tokens included; by default to the length of the context.
+    """
+    device = network.encoder.token_embedding.weight.device
+    num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
+    ids = torch.tensor([tokens.source(source, num_tokens)], device=device)
+    lengths = torch.tensor([ids.shape[1]], device=device)
+    (target,) = beam_search(network, ids, lengths, tokens, beam, num_tokens)
+    return TokenPair.of(source, target, tokens, num_tokens).to(device)
+
+
+class Axes(NamedTuple):
+    """The token strings of the rows and of the columns of an attention map."""
+
+    queries: Sequence[str]
+    keys: Sequence[str]
+
+
+def axes_of(ids: Mapping[str, tuple[Sequence[int], Sequence[int]]], tokenizer: TextTokenizer | None) -> dict[str, Axes]:
+    """The token strings of the queries and keys of each kind of attention; without a tokenizer, their ids."""
+    strings = tokenizer.token_strings if tokenizer else lambda side: list(map(str, side))
+    return {kind: Axes(strings(queries), strings(keys)) for kind, (queries, keys) in ids.items()}
