@@ -64,7 +64,7 @@ def test_the_report_names_changes_to_the_model(call: Program) -> None:
 
 
 MISTAKES = {
-    "hf none/of/these in.ckpt": "none/of/these",
+    "hf none/of/these in.ckpt": "DIR_OR_NAME=none/of/these: ",
     "hf gpt2 none/in.ckpt": "OUT.ckpt=none/in.ckpt: is in a folder that does not exist.",
     "hf gpt2 ours.ckpt": "OUT.ckpt=ours.ckpt: exists already.",
     "hf gpt2 in.ckpt": "model.num_heads=5",
