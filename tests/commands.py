@@ -2,7 +2,9 @@
 
 import csv
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,3 +77,34 @@ def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
 def column(run: str | Path, name: str) -> dict[int, str]:
     """A metric of `metrics.csv` by step, of the steps that have it."""
     return {int(row["step"]): row[name] for row in table(Path(run) / "metrics.csv") if row[name]}
+
+
+SEVERAL = """
+import contextlib, io, json, sys
+from tinyformer.__main__ import main
+ended = []
+for line in json.loads(sys.argv[1]):
+    sys.argv, out, err = ["tinyformer", *line.split()], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main()
+        except SystemExit as end:  # of argparse
+            code = end.code
+    ended.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(ended))
+"""
+
+
+def spawned(
+    lines: Sequence[str], folder: Path, first: str = "", environment: Mapping[str, str] | None = None
+) -> list[Ended]:
+    """Programs, such as "card attention=mha", one after the other in a new process, which executes `first` before."""
+    command = [sys.executable, "-c", first + SEVERAL, json.dumps(lines)]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [Ended(*each) for each in json.loads(ended.stdout)]
+
+
+def without(*modules: str) -> str:
+    """Code after which importing these modules fails."""
+    return f"import sys; sys.modules |= dict.fromkeys({modules})\n"

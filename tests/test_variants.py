@@ -1,13 +1,12 @@
-"""The table of variants agrees with the config files, all variants train, and the docs show the recorded losses."""
+"""The table of variants agrees with the config files, and the docs show the recorded losses."""
 
-import itertools
 import json
 import math
 import runpy
 
 import pytest
 import torch
-from commands import ROOT, SMALL, Program
+from commands import ROOT
 from hydra.utils import instantiate
 
 from tinyformer.config.sweep import compose_sweep
@@ -34,22 +33,6 @@ def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(nam
     with torch.device("meta"):
         made = instantiate(config.network, _convert_="all").attentions()[0]
     assert kind_of(made) == kind_of(make_module(TABLE[name], TIMED_SHAPE))
-
-
-@pytest.mark.nightly
-def test_no_two_variants_train_alike(program: Program, book) -> None:
-    losses = {}
-    for number, (name, overrides) in enumerate(VARIANTS.items()):
-        # With 2 heads gqa would be mqa, with 2 layers a pattern of windows one window; small scores feel no cap.
-        size = "model.num_heads=4 model.num_layers=4 model.init_std=0.2 model.max_seq_len=32 trainer.max_steps=8"
-        small = f"{SMALL} {size} data=text data.files={book} tokenizer=char"
-        ended = program("train.py", small, *overrides, f"hydra.run.dir=run-{number}")
-        assert ended.code == 0, (name, ended.err)
-        with open(f"run-{number}/results.json") as file:
-            losses[name] = json.load(file)["val/loss"]
-    assert all(math.isfinite(loss) for loss in losses.values())
-    alike = [(a, b) for a, b in itertools.combinations(losses, 2) if losses[a] == losses[b]]
-    assert not alike
 
 
 RECORD = json.loads((ROOT / "benchmarks" / "results" / "variants.json").read_text())

@@ -1,9 +1,8 @@
 """Every program answers `--help` and a mistyped command line before it imports what takes seconds."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
+
+from commands import spawned, without
 
 ANSWERS = {
     "": (0, "usage: tinyformer PROGRAM"),
@@ -17,28 +16,9 @@ ANSWERS = {
     "findings --help": (0, "--launcher"),
 }
 
-SCRIPT = """
-import contextlib, io, json, sys
-sys.modules |= dict.fromkeys(["torch", "matplotlib", "lightning"])
-from tinyformer.__main__ import main
-answers = {}
-for line in json.loads(sys.argv[1]):
-    sys.argv, said = ["tinyformer", *line.split()], io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            code = main()
-        except SystemExit as end:  # of argparse
-            code = end.code
-    answers[line] = code, said.getvalue()
-print(json.dumps(answers))
-"""
-
 
 def test_help_and_mistakes_do_not_wait_for_torch(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, json.dumps(list(ANSWERS))]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    for line, (code, said) in json.loads(ended.stdout).items():
-        expected_code, expected = ANSWERS[line]
-        assert (code, expected in said) == (expected_code, True), said
-        assert not said.startswith("Error: ") or len(said.splitlines()) <= 4
+    answers = spawned(list(ANSWERS), tmp_path, without("torch", "matplotlib", "lightning"))
+    for (code, words), ended in zip(ANSWERS.values(), answers, strict=True):
+        assert (ended.code, words in ended.out + ended.err) == (code, True), ended
+        assert not ended.err.startswith("Error: ") or len(ended.err.splitlines()) <= 4

@@ -14,7 +14,6 @@ import yaml
 from commands import SMALL, TEXT, Program
 from matplotlib.figure import Figure
 
-import tinyformer.analysis
 from tinyformer.analysis.seeds import seeds_by_number
 from tinyformer.programs.compare.comparison import Comparison, notes_on
 from tinyformer.programs.compare.comparison import compare as group
@@ -27,31 +26,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures of comparisons that are saved; the runs of a sweep save others."""
-    saved: list[Figure] = []
-    save = tinyformer.analysis.save_png
-
-    def keep(figure: Figure, path: Path, *caption: str) -> Path:
-        if path.name.startswith("compare_"):
-            saved.append(figure)
-        return save(figure, path, *caption)
-
-    monkeypatch.setattr("tinyformer.analysis.save_png", keep)
-    return saved
-
-
 def table(out: str) -> list[list[str]]:
     """The cells of the printed table, its header first."""
     lines = [line for line in re.split("Shared by all|Note: |Saved in", out)[0].splitlines() if line.strip(" ─")]
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-
-
-def points_of_runs(figure: Figure) -> list[tuple[float, float]]:
-    (axes,) = figure.axes
-    (seeds,) = [dots for dots in axes.collections if dots.get_label() == "single runs"]
-    return [tuple(point) for point in seeds.get_offsets().tolist()]
 
 
 def write_run(
@@ -94,58 +72,53 @@ def means(comparison: Comparison) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-def test_a_real_sweep_is_averaged_over_its_seeds(
-    program: Program, book: Path, call: Program, figures: list[Figure]
-) -> None:
+def test_a_real_sweep_is_averaged_over_its_seeds(program: Program, book: Path, call: Program) -> None:
     """Heads 1 and 2 with two seeds each, and heads 3, which fail, as `train.py` leaves them."""
     assert program("train.py", f"-m {SMALL} {TEXT} model.num_heads=1,2,3 seed=1,2 hydra.sweep.dir=sweep").code == 2
-    results = [json.loads(Path(f"sweep/{job}/results.json").read_text()) for job in range(4)]
-    losses = [result["val/loss"] for result in results]
-    # The standard deviation (n - 1) of two values is their distance over √2.
-    expected = [((a + b) / 2, abs(a - b) / math.sqrt(2), min(a, b), max(a, b)) for a, b in (losses[:2], losses[2:])]
-    ended = call("compare sweep")
-    assert (ended.code, ended.err) == (0, "")
-    header, *rows = table(ended.out)
-    assert header == ["model.num_heads", "val/loss", "±", "seeds", "parameters", "tokens/s"]
-    for row, heads, (mean, std, _, _) in zip(rows, ("1", "2"), expected, strict=True):
-        assert row[:4] == [heads, f"{mean:.4f}", f"± {std:.4f}", "2"]
-        assert row[4] == f"{results[0]['num_parameters']:,}"
-    assert "Shared by all: model.num_layers=2 model.d_model=16 " in ended.out
-    assert "Note: 2 of 6 runs have no results.json (failed, stopped or still running): sweep/4, sweep/5." in ended.out
-    assert ended.out.count("Note: ") == 1
-    with Path("sweep/compare_val_loss.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["model.num_heads"] for line in lines] == ["1", "2"]
-    for line, statistics in zip(lines, expected, strict=True):
-        assert [float(line[name]) for name in ("mean", "std", "min", "max")] == pytest.approx(statistics, rel=1e-12)
-        assert (line["num_seeds"], line["num_runs"]) == ("2", "2")
-    (figure,) = figures
-    assert sorted(points_of_runs(figure)) == sorted(zip((1, 1, 2, 2), losses, strict=True))
-    assert figure.axes[0].get_xscale() == "log"
-    assert matplotlib.image.imread("sweep/compare_val_loss.png").shape[:2] == (720, 1125)
-
+    scores = [json.loads(Path(f"sweep/{job}/results.json").read_text())["val/accuracy"] for job in range(4)]
     ended = call("compare sweep --json --metric val/accuracy --out there/below")
+    assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
     assert [row["settings"] for row in found["rows"]] == [{"model.num_heads": "1"}, {"model.num_heads": "2"}]
-    first = {"path": "sweep/0", "seed": "1", "val/accuracy": results[0]["val/accuracy"]}
-    assert found["rows"][0]["runs"][0] == first
-    assert "tokenizer=char" in found["constant"]
-    assert len(found["notes"]) == 1
+    assert [row["mean"] for row in found["rows"]] == pytest.approx([sum(scores[:2]) / 2, sum(scores[2:]) / 2])
+    assert found["rows"][0]["runs"][0] == {"path": "sweep/0", "seed": "1", "val/accuracy": scores[0]}
+    assert {"model.num_layers=2", "tokenizer=char"} <= {*found["constant"]}
+    assert found["notes"] == ["2 of 6 runs have no results.json (failed, stopped or still running): sweep/4, sweep/5."]
     files = {"csv": "there/below/compare_val_accuracy.csv", "picture": "there/below/compare_val_accuracy.png"}
     assert found["files"] == files
-    assert all(Path(path).stat().st_size for path in files.values())
+    assert matplotlib.image.imread(files["picture"]).shape[:2] == (720, 1125)
 
 
-def test_rows_and_figure_are_in_the_order_of_the_numbers(call: Program, figures: list[Figure]) -> None:
-    for folder, number, loss in (("a", 10, 1.0), ("b", 2, 3.0), ("c", 9, 2.0)):
-        write_run(f"runs/{folder}", loss, typed=f"n={number}", config={"n": number})
-    assert [row[:2] for row in table(call("compare runs").out)[1:]] == [
-        ["2", "3.0000"],
-        ["9", "2.0000"],
-        ["10", "1.0000"],
+def test_table_csv_and_figure_are_in_the_order_of_the_numbers(call: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr("tinyformer.analysis.save_png", lambda figure, path: figures.append(figure))
+    for number, losses in ((10, (1.0, 1.5)), (2, (3.0, 4.0)), (9, (2.0, 2.0))):
+        for seed, loss in enumerate(losses):
+            write_run(f"runs/{number}-{seed}", loss, seed, typed=f"n={number} lr=0.1", config={"n": number, "lr": 0.1})
+    ended = call("compare runs")
+    header, *rows = table(ended.out)
+    assert header == ["n", "val/loss", "±", "seeds", "parameters", "tokens/s"]
+    assert rows == [
+        ["2", "3.5000", "± 0.7071", "2", "7", "100"],
+        ["9", "2.0000", "± 0.0000", "2", "7", "100"],
+        ["10", "1.2500", "± 0.3536", "2", "7", "100"],
     ]
-    assert points_of_runs(figures[0]) == [(2, 3.0), (9, 2.0), (10, 1.0)]
-    assert figures[0].axes[0].get_xscale() == "linear"
+    assert "Shared by all: lr=0.1\n" in ended.out
+    assert ended.out.endswith("Saved in runs/compare_val_loss.csv and compare_val_loss.png.\n")
+    with Path("runs/compare_val_loss.csv").open() as file:
+        first = next(csv.DictReader(file))
+    assert [float(first[name]) for name in ("n", "mean", "std", "min", "max")] == [
+        2,
+        3.5,
+        pytest.approx(0.5**0.5),
+        3,
+        4,
+    ]
+    assert (first["num_seeds"], first["num_runs"], first["num_parameters"]) == ("2", "2", "7")
+    (axes,) = figures[0].axes
+    (seeds,) = [dots for dots in axes.collections if dots.get_label() == "single runs"]
+    assert sorted(map(tuple, seeds.get_offsets().tolist())) == [(2, 3), (2, 4), (9, 2), (9, 2), (10, 1), (10, 1.5)]
+    assert axes.get_xscale() == "linear"
 
 
 def test_settings_without_a_number_come_last() -> None:
@@ -290,8 +263,9 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
 
 
 def test_error_bars_are_standard_deviations_of_samples() -> None:
-    figure = seeds_by_number([1, 2, 3], [[1.0, 3.0], [5.0], [2.0, 2.5, 3.0]], "n", "loss")
+    figure = seeds_by_number([1, 2, 4], [[1.0, 3.0], [5.0], [2.0, 2.5, 3.0]], "n", "loss")
     (bars,) = figure.axes[0].containers
     ends = [sorted(float(y) for _, y in segment) for segment in bars.lines[2][0].get_segments()]
     assert ends[0] == pytest.approx([2 - 2**0.5, 2 + 2**0.5])
     assert ends[-1] == pytest.approx([2.0, 3.0])
+    assert figure.axes[0].get_xscale() == "log"  # of powers of two

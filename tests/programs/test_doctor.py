@@ -13,13 +13,10 @@ from commands import ROOT
 
 from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
-from tinyformer.programs import doctor
 from tinyformer.programs.doctor import speed, verdict
 from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE
 from tinyformer.programs.doctor.exactness import Errors, kernel_among
 from tinyformer.programs.doctor.variants import VARIANTS
-
-PLAIN = ("--variants=mha", "--masks=causal", "--dtypes=fp32")
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +30,15 @@ def only_gross_slowness_counts(request, monkeypatch):
 
 
 @pytest.fixture
-def examine(capsys):
-    """The exit code and the cells, by backend, variant, mask and dtype."""
+def examine(call):
+    """The cells of the doctor's JSON for fp32, by backend, variant and mask."""
 
-    def run(*arguments):
-        code = doctor.main(["--json", *arguments])
-        cells = json.loads(capsys.readouterr().out)["cells"]
-        return code, {tuple(cell[key] for key in ("backend", "variant", "mask", "dtype")): cell for cell in cells}
+    def run(words, code=0):
+        ended = call(f"doctor --json --device=cpu --dtypes=fp32 {words}")
+        found = json.loads(ended.out)
+        assert (ended.code, set(found)) == (code, {"machine", "cells"})
+        assert (found["machine"]["device"], found["machine"]["torch"]) == ("cpu", torch.__version__)
+        return {" ".join(cell[key] for key in ("backend", "variant", "mask")): cell for cell in found["cells"]}
 
     return run
 
@@ -50,39 +49,29 @@ def altered(name, alter):
     return lambda *arguments: alter(compute(*arguments))
 
 
-def test_the_json_holds_the_machine_and_the_cells_and_nothing_else(capsys):
-    code = doctor.main(["--json", "--variants=mha,alibi", *PLAIN[1:3], "--backends=sdpa,flash", "--device=cpu"])
-    found = json.loads(capsys.readouterr().out)
-    assert code == 0
-    assert set(found) == {"machine", "cells"}
-    assert {"device", "name", "torch", "python", "threads"} <= set(found["machine"])
-    assert found["machine"]["device"] == "cpu"
-    assert found["machine"]["torch"] == torch.__version__
-    cells = [f"{cell['variant']} {cell['backend']}" for cell in found["cells"]]
-    assert cells == ["mha sdpa", "mha flash", "alibi sdpa", "alibi flash"]
-    for cell in found["cells"]:
+def test_cells_that_run(examine):
+    cells = examine("--variants=mha,alibi --masks=causal --backends=sdpa,flash")
+    assert list(cells) == ["sdpa mha causal", "flash mha causal", "sdpa alibi causal", "flash alibi causal"]
+    for name, cell in cells.items():
         assert (cell["status"], cell["kernel"], cell["reason"], cell["failure"]) == ("ran", "flash", None, None)
         assert 0 < cell["output_error"] < 1e-5
         assert 0 < cell["gradient_error"] < 1e-5
         assert 1e-4 < cell["seconds"] < 1
-        assert cell["auto"] == (cell["backend"] == "sdpa" and cell["variant"] == "mha")  # a bias is eager's, when short
+        assert cell["auto"] == (name == "sdpa mha causal")  # a bias is eager's, when short
 
 
 def test_what_a_backend_lacks_is_refused_with_the_reason(examine):
-    code, cells = examine("--variants=dropout", "--masks=full", "--dtypes=fp32", "--backends=flash,fa3", "--device=cpu")
-    flash, fa3 = cells["flash", "dropout", "full", "fp32"], cells["fa3", "dropout", "full", "fp32"]
-    assert code == 0
-    assert flash["reason"] == "cannot compute attention dropout on CPU"
-    for cell in (flash, fa3):
+    cells = examine("--variants=dropout --masks=full --backends=flash,fa3")
+    assert cells["flash dropout full"]["reason"] == "cannot compute attention dropout on CPU"
+    for cell in cells.values():
         assert cell["status"] == "refused"
         assert cell["kernel"] is cell["output_error"] is cell["gradient_error"] is cell["seconds"] is None
 
 
 def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
-    code, cells = examine("--variants=t5", "--masks=padded", "--dtypes=fp32", "--backends=flash,flex", "--device=cpu")
-    assert code == 0
+    cells = examine("--variants=t5 --masks=padded --backends=flash,flex")
     for backend, kernel in {"flash": "flash", "flex": "math"}.items():
-        cell = cells[backend, "t5", "padded", "fp32"]
+        cell = cells[f"{backend} t5 padded"]
         assert (cell["status"], cell["kernel"], cell["gradient_error"]) == ("ran", kernel, None)
         assert cell["reason"].startswith("forward only: cannot compute ")
         assert cell["output_error"] < 1e-5
@@ -130,13 +119,11 @@ def test_a_broken_backend_fails(name, monkeypatch, examine):
     cell, changes, failure = BROKEN[name]
     backend, variant, mask = cell.split()
     monkeypatch.setitem(BACKENDS, backend, replace(BACKENDS[backend], **changes))
-    options = (f"--variants={variant}", f"--masks={mask}", f"--backends={backend}", "--dtypes=fp32", "--device=cpu")
-    code, cells = examine(*options)
-    assert code == 1
-    assert cells[backend, variant, mask, "fp32"]["failure"].startswith(failure)
+    cells = examine(f"--variants={variant} --masks={mask} --backends={backend}", code=1)
+    assert cells[cell]["failure"].startswith(failure)
 
 
-def test_auto_must_not_pick_a_slow_backend(monkeypatch, capsys):
+def test_auto_must_not_pick_a_slow_backend(monkeypatch, call):
     def slow(*arguments):
         end = time.process_time() + 0.05
         while time.process_time() < end:
@@ -144,17 +131,16 @@ def test_auto_must_not_pick_a_slow_backend(monkeypatch, capsys):
         return SDPA(*arguments)
 
     monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], compute=slow))
-    code = doctor.main([*PLAIN, "--backends=sdpa,flash", "--device=cpu"])
-    assert code == 1
-    printed = capsys.readouterr().out
-    assert "✗ sdpa mha causal fp32: is chosen by auto but takes " in printed
-    assert printed.rstrip().endswith("1 failed.")
+    ended = call("doctor --variants=mha --masks=causal --dtypes=fp32 --backends=sdpa,flash --device=cpu")
+    assert ended.code == 1
+    assert "✗ sdpa mha causal fp32: is chosen by auto but takes " in ended.out
+    assert ended.out.rstrip().endswith("1 failed.")
 
 
-def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(capsys):
-    code = doctor.main(["--variants=mha,dropout", "--masks=full,causal", "--dtypes=fp32", "--device=cpu"])
-    lines = capsys.readouterr().out.splitlines()
-    assert code == 0
+def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(call):
+    ended = call("doctor --variants=mha,dropout --masks=full,causal --dtypes=fp32 --device=cpu")
+    lines = ended.out.splitlines()
+    assert ended.code == 0
     header = ["attention", "dtype", "eager", "sdpa", "flash", "flex", "auto", "×", "output", "gradient"]
     assert lines[1].split() == header
     numbers = r"\s+[\d.e-]+"

@@ -15,12 +15,11 @@ from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import pytest
-from commands import ROOT
+from commands import ROOT, Ended, Program
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from tinyformer.files import relative_path
-from tinyformer.programs.findings import main
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding
 from tinyformer.programs.findings.pages import CHANGED, page, read_outcomes
 from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
@@ -50,13 +49,12 @@ cost: seconds
 SIDE_BY_SIDE = ["--launcher", "joblib", "n_jobs=2"]
 
 
-def test_the_list_and_an_unknown_name(capsys, tmp_path):
-    assert main(["--results", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in finding_names())
-    assert out.count("unmeasured") == len(finding_names())
-    assert main(["ranks"]) == 2
-    assert "Did you mean rank? Findings: alignment, circuit," in capsys.readouterr().err
+def test_the_list_and_an_unknown_name(call):
+    ended = call("findings")
+    assert ended.code == 0
+    assert all(name in ended.out for name in finding_names())
+    assert ended.out.count("unmeasured") == len(finding_names())
+    assert "Did you mean rank? Findings: alignment, circuit," in call("findings ranks").err
 
 
 LAUNCHERS = {
@@ -67,13 +65,12 @@ LAUNCHERS = {
 }
 
 
-def test_a_launcher_that_is_not_installed(capsys, tmp_path, monkeypatch):
+def test_a_launcher_that_is_not_installed(call, tmp_path, monkeypatch):
     launchers = ConfigStore.instance().repo["hydra"]["launcher"]
     Plugins.instance()  # adds those that are installed
     monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", {"basic.yaml": launchers["basic.yaml"]})
     for words, sentence in LAUNCHERS.items():
-        assert main(["cost", "--results", str(tmp_path), "--launcher", *words.split()]) == 2
-        assert capsys.readouterr() == ("", f"Error: {sentence}\n")
+        assert call(f"findings cost --launcher {words}") == Ended(2, "", f"Error: {sentence}\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -209,50 +206,52 @@ def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
         assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
 
 
-def finding_of(place: Place, *words: str, text: str = MINE) -> int:
-    """Run a finding of one seed in this process; returns the exit code."""
-    place.add("mine", text.replace("seeds: [0, 1]", "seeds: [0]"), 4)
-    return main(["mine", *words, "--files=files", "--runs=runs"])
+@pytest.fixture
+def mine(place: Place, call: Program) -> Program:
+    """Run the finding with one seed in this process, with some text replaced."""
+
+    def run(words: str = "", old: str = "", new: str = "") -> Ended:
+        place.add("mine", MINE.replace(old, new).replace("seeds: [0, 1]", "seeds: [0]"), 4)
+        return call(f"findings mine {words} --files=files --runs=runs")
+
+    return run
 
 
 @pytest.mark.slow
 def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    mine: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(place.folder)
-    monkeypatch.syspath_prepend(place.folder)
+    monkeypatch.syspath_prepend(Path.cwd())
     Path("own_score.py").write_text("from tinyformer.nn import ScaledDotScore\n\nclass Mine(ScaledDotScore): ...\n")
-    text = MINE.replace("[model.num_layers=2]", "[model.num_layers=2, attention.score=own_score.Mine]")
     own = "attention.score=own_score.Mine"
-    assert finding_of(place, text=text) == 2
-    assert f"mine.yaml: says {own}, which calls 'own_score.Mine'" in capfd.readouterr().err
+    change = ("[model.num_layers=2]", f"[model.num_layers=2, {own}]")
+    for words, said in (
+        ("", f"mine.yaml: says {own}, which calls 'own_score.Mine'"),
+        (f"{own} seed=1", "seed=1: no file of these findings has this override."),
+    ):
+        ended = mine(words, *change)
+        assert (ended.code, said in ended.err) == (2, True), ended.err
     assert not Path("runs").exists()
-    assert finding_of(place, own, "seed=1", text=text) == 2
-    assert "seed=1: no file of these findings has this override." in capfd.readouterr().err
-    assert finding_of(place, own, text=text) == 0
+    assert mine(own, *change).code == 0
     for path in [*Path("runs").glob("*/ended.json"), *Path("runs").glob("*/results.json")]:
         path.unlink()  # as if each was killed after its last checkpoint
     shutil.rmtree(Path("findings"))
-    assert finding_of(place, own, text=text) == 0
+    assert mine(own, *change).code == 0
     assert json.loads(Path("findings/mine.json").read_text())["verdict"] == HOLDS
     assert Path("findings.md").read_text().startswith("# Findings")
 
 
-def test_a_file_of_a_finding_is_data_and_no_link_is_followed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(place.folder)
+def test_a_file_of_a_finding_is_data_and_no_link_is_followed(mine: Program) -> None:
     called = "+callbacks.x={_target_: os.mkdir, path: made}"
     for old, new in {"[model.num_layers=2]": f'["{called}"]', "analysis=heads": "analysis._target_=os.mkdir"}.items():
-        assert finding_of(place, text=MINE.replace(old, new)) == 2
-        assert "os.mkdir" in (told := capsys.readouterr().err)
-        assert "add it to the command" in told
+        ended = mine("", old, new)
+        assert (ended.code, "os.mkdir" in ended.err, "add it to the command" in ended.err) == (2, True, True)
     for name in ("findings", "findings.md", "findings/mine.json", "findings/mine.csv", "findings/mine.png", "runs/x"):
         link = Path(name)
         link.parent.mkdir(exist_ok=True)
         link.symlink_to("elsewhere")
-        assert finding_of(place) == 2
-        assert f"{name} is a symbolic link" in capsys.readouterr().err
+        ended = mine()
+        assert (ended.code, f"{name} is a symbolic link" in ended.err) == (2, True)
         link.unlink()
     assert {path.name for path in Path().iterdir()} == {"book.txt", "files", "findings", "runs"}
 
@@ -367,12 +366,11 @@ def test_a_page_says_what_was_changed_after_the_measurement(change: str) -> None
     assert CHANGED in page([finding.model_copy(update=CHANGES[change])], outcomes, "findings")
 
 
-def test_a_result_that_is_none_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_is_none_is_refused_in_a_sentence(tmp_path: Path, call: Program) -> None:
     whole = json.loads((ROOT / "docs/pages/findings/heads.json").read_text(encoding="utf-8"))
     for text in ('{"name":', "[]", "{}", json.dumps(whole | {"runs": []}), json.dumps(whole | {"measured": [1]})):
         (tmp_path / "heads.json").write_text(text)
-        assert main(["--results", str(tmp_path)]) == 2
-        assert "heads.json is no result of a finding; remove it" in capsys.readouterr().err, text
+        assert "heads.json is no result of a finding; remove it" in call("findings --results=.").err, text
 
 
 def test_every_finding_is_broken_once() -> None:

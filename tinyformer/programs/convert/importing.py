@@ -12,7 +12,7 @@ from tinyformer.config.admission import LIMIT, LIMITS, Plain, composed, describe
 from tinyformer.config.errors import config_keys
 from tinyformer.config.keys import format_value
 from tinyformer.data import SpecialTokens
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.family import Depths, Family, Fields, Weights
 from tinyformer.interop.folder import find_folder, read_config, read_tensors
@@ -40,7 +40,8 @@ def import_model(source: str, path: Path) -> list[str]:
         raise ArgumentError("path", path, "exists already")
     if not path.absolute().parent.is_dir():
         raise ArgumentError("path", path, "is in a folder that does not exist")
-    folder = find_folder(source)
+    with argument_path(passed={"path": "source"}):  # of a name on the Hub that cannot be reached
+        folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)
     try:

@@ -1,7 +1,7 @@
 """Claims of papers about attention, tested on this machine: `tinyformer findings`, `tinyformer findings NAME`.
 
 A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands. Its runs are made by the code of
-`train` and `evaluate` and kept by their config (`running`, `programs`, `launching`); what is measured is computed from
+`train` and `evaluate` and kept by their config (`running`, `launching`); what is measured is computed from
 the files that they wrote (`quantities`); the verdict compares its mean over seeds with the band (`verdicts`, `pages`).
 """
 
