@@ -11,7 +11,7 @@ from nn.model_cases import make_encoder, make_transformer
 from tinyformer.batch import IGNORED
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
-from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
+from tinyformer.tasks import CausalLM, Classification, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report
 from training.runs import QUIET, make_trainer
@@ -32,7 +32,6 @@ class OwnTask(CausalLM):
 TASKS = {
     "causal_lm": (CausalLM(), make_transformer),
     "documents": (CausalLM(), make_transformer),
-    "masked_lm": (MaskedLM(), make_transformer),
     "classification": (
         Classification("abc", label_smoothing=0.1),
         lambda: Transformer(make_encoder(), partial(ClassReadout, labels="abc")),
@@ -45,18 +44,14 @@ TASKS = {
 
 def rows_of(name, step):
     """A batch of rows with different numbers of targets; some have none."""
-    random = torch.Generator().manual_seed(step)
-    draw = partial(torch.randint, generator=random)
+    draw = partial(torch.randint, generator=torch.Generator().manual_seed(step))
     batch = {"inputs": draw(50, (ROWS, SEQ)), "lengths": draw(3, SEQ + 1, (ROWS,))}
-    position = torch.arange(SEQ)
     if name == "classification":
         return batch | {"labels": draw(3, (ROWS,))}
     if name == "span":
         contexts = torch.full((ROWS,), 2)
         return batch | {"contexts": contexts, "starts": contexts, "ends": batch["lengths"] - 1}
-    is_target = draw(SEQ, (ROWS, SEQ)) < draw(SEQ, (ROWS, 1))
-    if name in ("causal_lm", "own", "seq2seq"):
-        is_target = position < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
+    is_target = torch.arange(SEQ) < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
     batch["targets"] = torch.where(is_target, draw(50, (ROWS, SEQ)), IGNORED)
     if name == "documents":
         batch["documents"] = (draw(3, (ROWS, SEQ)) == 0).cumsum(dim=1)

@@ -137,13 +137,6 @@ def test_flags_are_read_at_each_report_and_at_the_end(how, settings, sentence, l
     assert (stop.value.step, max(poison.after)) == (7, last)
 
 
-def test_skip_gives_up_after_so_many_steps_in_a_row(tmp_path):
-    check = FiniteCheck("skip", max_skipped=3)
-    with pytest.raises(NonFiniteStep) as stop:
-        fit(tmp_path, Poison("nan", 0, 1, 3, 4, 5), check)
-    assert (stop.value.step, check.skipped) == (6, [1, 2, 4, 5])
-
-
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", CONTENTS)
     overflow = Do(6, lambda trainer: next(trainer.model.parameters()).data.fill_(torch.inf))
