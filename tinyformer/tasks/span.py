@@ -83,9 +83,6 @@ class SpanExtraction(Task):
         """Questions and the context of each, or one for all, as a batch, in which each window of a context is a row.
 
         Without contexts, they are any texts, or token ids.
-
-        Raises:
-            ArgumentError: see `ask`, and `Task.tokenize` where there are no contexts.
         """
         if contexts is None:
             return super().read(reader, texts)
@@ -123,10 +120,6 @@ class SpanExtraction(Task):
 
         The first occurrence of an answer in its context counts; it is empty where the context has none. Answers
         are needed only for a loss. `argument` is the name of the argument that holds the questions.
-
-        Raises:
-            ArgumentError: a text is empty or no text, there are not as many contexts or answers as questions, a context
-                does not hold its answer, or the stride is no positive integer.
         """
         room = reader.network.max_seq_len
         asked, told = _texts(argument, questions), _texts("contexts", contexts)

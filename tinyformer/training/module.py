@@ -21,11 +21,6 @@ class TrainingModule(L.LightningModule):
     An optimizer step has the gradient of the mean over the targets of all its batches, those of all processes included.
 
     Args:
-        network: the model.
-        task: computes the loss and the scores of a batch.
-        data: the data module.
-        optimizer: makes the optimizer for the network.
-        schedule: the learning-rate schedule.
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
         checkpoint: the checkpoint that the weights come from, which pictures name; None to name the run instead.
@@ -115,9 +110,6 @@ class TrainingModule(L.LightningModule):
 
         The first process goes on with the random numbers of the seed, from which all have drawn the same weights; the
         others take those of the seed plus their rank, so that each has dropout masks of its own.
-
-        Raises:
-            ArgumentError: the optimizer's state in a checkpoint does not fit the parameters.
         """
         if self.global_rank:
             L.seed_everything((torch.initial_seed() + self.global_rank) % 2**32, verbose=False)

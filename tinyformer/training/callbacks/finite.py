@@ -67,7 +67,6 @@ class FiniteCheck(L.Callback):
         skipped: the steps that were left out.
 
     Raises:
-        ArgumentError: `action` is not a choice, or `max_skipped` is below 1.
         NonFiniteStep: in training, if the run ends; nothing has been saved since the step.
     """
 
