@@ -149,23 +149,16 @@ def test_the_first_gradient_is_that_of_one_batch_in_fp32(tmp_path):
     assert off(found[0], expected[0]) < 1e-5
 
 
-class FirstLoss(L.Callback):
-    """Writes each process's loss of the first batch."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        torch.save(float(outputs["loss"]), self.folder / f"{trainer.global_rank}.pt")
-
-
 def test_processes_have_the_same_weights_and_dropout_masks_of_their_own(tmp_path):
-    losses = []
+    losses, keep = [], L.Callback()
+    keep.on_train_batch_end = lambda trainer, module, outputs, *args: torch.save(
+        float(outputs["loss"]), tmp_path / f"{trainer.global_rank}.pt"
+    )
     for dropout in (0.0, 0.5):
         torch.manual_seed(3)
         module = TrainingModule(make_transformer(dropout=dropout), CausalLM(), None, AdamW(), WarmupCosine(2))
         settings = {"strategy": "ddp_fork", "devices": 2, "max_steps": 1, "limit_val_batches": 0}
-        make_trainer(tmp_path, [FirstLoss(tmp_path)], **settings).fit(module, Given(Rows("causal_lm", ROWS)))
+        make_trainer(tmp_path, [keep], **settings).fit(module, Given(Rows("causal_lm", ROWS)))
         losses.append([torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)])
     (first, second), (one, other) = losses
     assert first == second
