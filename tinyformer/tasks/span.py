@@ -122,20 +122,21 @@ class SpanExtraction(Task):
         are needed only for a loss. `argument` is the name of the argument that holds the questions.
         """
         room = reader.network.max_seq_len
-        asked, told = _texts(argument, questions), _texts("contexts", contexts)
-        told = told * len(asked) if isinstance(contexts, str) else told
-        if len(told) != len(asked):
-            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `{argument}`")
-        given = [""] * len(asked) if answers is None else [answers] if isinstance(answers, str) else answers
-        is_list = isinstance(given, Sequence) and all(isinstance(answer, str) for answer in given)
-        if not is_list or len(given) != len(asked):
-            number = "a text" if len(asked) == 1 else f"{len(asked)} texts, one for each question"
-            raise ArgumentError("answers", answers, f"must be {number}; empty where the context has none")
+        question_list, context_list = _texts(argument, questions), _texts("contexts", contexts)
+        number = len(question_list)
+        context_list = context_list * number if isinstance(contexts, str) else context_list
+        if len(context_list) != number:
+            raise ArgumentError("contexts", contexts, f"must be one text, or {number}, as many as `{argument}`")
+        answer_list = [""] * number if answers is None else [answers] if isinstance(answers, str) else answers
+        are_texts = isinstance(answer_list, Sequence) and all(isinstance(answer, str) for answer in answer_list)
+        if not are_texts or len(answer_list) != number:
+            needed = "a text" if number == 1 else f"{number} texts, one for each question"
+            raise ArgumentError("answers", answers, f"must be {needed}; empty where the context has none")
         stride = self.stride if stride is None else stride
         if stride is not None and not is_positive(stride):
             raise ArgumentError("stride", stride, "must be a positive integer", {"stride": room // 2})
-        rows = []
-        for index, (question, context, answer) in enumerate(zip(asked, told, given, strict=True)):
+        rows, triples = [], zip(question_list, context_list, answer_list, strict=True)
+        for index, (question, context, answer) in enumerate(triples):
             if answer not in context:
                 raise ArgumentError(f"answers[{index}]", answer, "must be a part of its context")
             texts, starts = ([answer], [context.index(answer)]) if answer else ([], [])
