@@ -53,7 +53,6 @@ class Classification(Task):
         return {**batch, "labels": torch.tensor(ids, device=reader.device)}
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
-        """The logits of the classes for each text, in fp32 at least."""
         logits = self.forward(network, batch)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -217,7 +217,6 @@ class SpanExtraction(Task):
 
     @torch.no_grad()
     def answer(self, network: nn.Module, split: QuestionSplit) -> list[Prediction]:
-        """The predicted answer to each question of a split."""
         device, was_training = next(network.parameters()).device, network.training
         network.eval()
         best = [(torch.inf, 0, -1)] * split.num_documents  # the negated score, the first and the last token
@@ -245,7 +244,6 @@ class SpanExtraction(Task):
         return [Prediction(row, text, -negated, null) for row, (text, (negated, *_), null) in enumerate(texts)]
 
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
-        """Exact match and F1 beside the best that is possible without the question, for the summary."""
         windows = "windows with the answer"
         if self.no_answer_threshold is not None:
             windows += " or of questions without one"
@@ -278,7 +276,6 @@ def _nats(logits: Float[Tensor, "batch 2 seq"], batch: Batch) -> Float[Tensor, "
 
 
 def _in_context(batch: Batch) -> Bool[Tensor, "batch seq"]:
-    """Whether each token belongs to the context."""
     position = torch.arange(batch["inputs"].shape[1], device=batch["inputs"].device)
     return (position >= batch["contexts"].unsqueeze(1)) & (position < batch["lengths"].unsqueeze(1))
 

@@ -118,7 +118,6 @@ class TokenTask(Task):
         return self.forward(network, batch, targets=batch["targets"])
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch seq vocab_size"]:
-        """The logits of the token to predict at each position."""
         return self.forward(network, batch)
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
@@ -148,7 +147,6 @@ class TokenTask(Task):
 def _score(
     logits: Float[Tensor, "targets vocab_size"], targets: Int[Tensor, " targets"]
 ) -> dict[str, Float[Tensor, ""]]:
-    """The scores of `TokenTask.score` for some targets."""
     logits, scored = logits.float(), targets != IGNORED
     likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)

@@ -94,7 +94,6 @@ class TrainingModule(L.LightningModule):
         return torch.float32 if self.device.type == "mps" else torch.float64
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule, which advances at every step."""
         assert self.make_optimizer is not None
         assert self.schedule is not None
         optimizer = self.make_optimizer(self.network)
@@ -131,7 +130,6 @@ class TrainingModule(L.LightningModule):
         self.add_scores(self.sums, batch)
 
     def add_scores(self, sums: dict[str, Tensor], batch: Batch) -> None:
-        """Add the scores of a batch to sums."""
         for name, score in self.task.score(self.network, batch).items():
             sums[name] = sums.get(name, 0.0) + score.to(self.sum_dtype)
 

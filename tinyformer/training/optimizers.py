@@ -149,7 +149,6 @@ class StackedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update the matrices that have a gradient."""
         is_masked = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
