@@ -33,26 +33,22 @@ class Poison(L.Callback):
 
     def __init__(self, how, *batches):
         self.how, self.batches = how, batches
-        self.before, self.after, self.poisoned = {}, {}, []
+        self.before, self.after, self.poisoned, self.is_bad = {}, {}, [], False
 
     def setup(self, trainer, module, stage):
         compute, output = module.training_step, module.network.encoder.layers[1].attention.o_proj
 
-        def training_step(batch, batch_idx):
-            if not any(batch["inputs"] is inputs for inputs in self.poisoned):
-                return compute(batch, batch_idx)
-            if self.how == "layer":
-                hook = output.register_forward_hook(lambda module, args, output: output / 0, prepend=True)
-                try:
-                    return compute(batch, batch_idx)
-                finally:
-                    hook.remove()
-            loss = compute(batch, batch_idx)
-            if self.how == "gradient":
-                loss.register_hook(lambda grad: grad * torch.inf)
-                return loss
-            return loss * float(self.how)
+        def layer(module, args, output):
+            return output / 0 if self.is_bad and self.how == "layer" else output
 
+        def training_step(batch, batch_idx):
+            self.is_bad = any(batch["inputs"] is inputs for inputs in self.poisoned)
+            loss = compute(batch, batch_idx)
+            if self.is_bad and self.how == "gradient":
+                loss.register_hook(lambda grad: grad * torch.inf)
+            return loss * float(self.how) if self.is_bad and self.how in ("nan", "inf") else loss
+
+        output.register_forward_hook(layer, prepend=True)
         module.training_step = training_step
 
     def on_train_batch_start(self, trainer, module, batch, index):
