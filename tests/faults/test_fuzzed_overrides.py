@@ -41,47 +41,37 @@ BASES = (
 )
 
 
-class Overrides:
-    """Draws overrides of all keys and of all choices of all groups."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        register_resolvers(config_dir())
-        self.keys = [key for key in known_keys(config_dir(), "train") if not key.startswith(OUTSIDE)]
-        files = [
-            file for file in config_dir().glob("*/[!_]*.yaml") if file.parent.name not in ("experiment", "analysis")
-        ]
-        self.choices = [(file.parent.name, file.stem) for file in files]
-        self.own_keys = [
-            (f"{file.parent.name}={file.stem}", key)
-            for file in files
-            for key in leaves(OmegaConf.to_container(OmegaConf.load(file), resolve=False), file.parent.name)
-        ]
-
-    def draw(self) -> list[str]:
-        """Between one and three changes."""
-        words = []
-        for _ in range(self.random.choice([1, 1, 1, 2, 3])):
-            kind, value = self.random.choice(["choice", "own", "sane", "hostile"]), self.random.choice(HOSTILE.split())
-            key = self.random.choice(self.keys)
-            if kind == "choice":
-                words.append("=".join(self.random.choice(self.choices)))
-                continue
-            if kind == "own":
-                choice, key = self.random.choice(self.own_keys)
-                words.append(choice)
-            if kind == "sane" or any(name in key for name in UNBOUNDED):
-                value = self.random.choice(SANE.split())
-            words.append(self.random.choice(["", "", "", "", "++", "+", "~"]) + f"{key}={value}")
-        return words
-
-
 def leaves(node: Any, path: str) -> Iterator[str]:
     if isinstance(node, dict):
         for name in node:
             if name != "defaults":
                 yield f"{path}.{name}"
                 yield from leaves(node[name], f"{path}.{name}")
+
+
+def drawn_overrides(draw: random.Random) -> Iterator[list[str]]:
+    """Between one and three changes, of all keys and of all choices of all groups."""
+    register_resolvers(config_dir())
+    keys = [key for key in known_keys(config_dir(), "train") if not key.startswith(OUTSIDE)]
+    files = [file for file in config_dir().glob("*/[!_]*.yaml") if file.parent.name not in ("experiment", "analysis")]
+    keys_of = {
+        f"{file.parent.name}={file.stem}": list(leaves(OmegaConf.to_container(OmegaConf.load(file)), file.parent.name))
+        for file in files
+    }
+    while True:
+        words = []
+        for _ in range(draw.choice([1, 1, 1, 2, 3])):
+            kind, choice, key = draw.choice(["choice", "own", "sane", "hostile"]), draw.choice([*keys_of]), None
+            if kind in ("choice", "own"):
+                words.append(choice)
+                key = draw.choice([None, *keys_of[choice]]) if kind == "own" else None
+            else:
+                key = draw.choice(keys)
+            if key is not None:
+                is_sane = kind == "sane" or any(name in key for name in UNBOUNDED)
+                value = draw.choice((SANE if is_sane else HOSTILE).split())
+                words.append(draw.choice(["", "", "", "", "++", "+", "~"]) + f"{key}={value}")
+        yield words
 
 
 def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
@@ -119,10 +109,9 @@ def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
 def try_overrides(seed: int, folder: Path) -> list[str]:
     """What went wrong, of a block of random overrides."""
     os.chdir(folder)
-    overrides, bad = Overrides(seed), []
-    for number in range(BLOCK):
-        words = overrides.draw()
-        base = overrides.random.choice(BASES)
+    draw, bad = random.Random(seed), []
+    for number, words in zip(range(BLOCK), drawn_overrides(draw), strict=False):
+        base = draw.choice(BASES)
         settings = f"{SMALL} {base} trainer.limit_val_batches=2 hydra.run.dir=run-{number}"
         ended, seconds = run_forked([*settings.split(), *words], folder)
         if ended.code not in (0, 2) or "Traceback" in ended.err or seconds > LIMIT_SECONDS:

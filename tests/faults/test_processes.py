@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,44 +19,40 @@ TWO = "trainer=ddp trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run"
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2 model.dropout=0.2"
 
 
-@contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def start(*arguments: str) -> subprocess.Popen[str]:
     words = [word for argument in arguments for word in argument.split()]
     command = [sys.executable, str(ROOT / "train.py"), *words]
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as run:
-        try:
-            yield run
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-def second_process(first: int) -> int:
-    """The process that another one has started as a part of its run."""
-    (child,) = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    return int(child)
+def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code and the output of a run, which is killed with its processes if it does not end."""
+    try:
+        out, error = run.communicate(timeout=120)
+        return run.returncode, out, error
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
 
 
 def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: Program, book: Path) -> None:
     settings = f"{SMALL} {TEXT} {TWO} {CONSTANT} trainer.val_check_interval=20"
-    with started(settings, "trainer.max_steps=1000000") as run:
-        while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
-            time.sleep(0.05)
-        begun = time.monotonic()
-        os.kill(second_process(run.pid), signal.SIGTERM)
-        out, _ = run.communicate(timeout=60)
-        assert time.monotonic() - begun < 30
+    run = start(settings, "trainer.max_steps=1000000")
+    while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
+        time.sleep(0.05)
+    begun = time.monotonic()
+    (second,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(second), signal.SIGTERM)
+    code, out, _ = end(run)
+    assert time.monotonic() - begun < 30
     step = load_checkpoint("run/checkpoints/last.ckpt").step
-    assert run.returncode == 128 + signal.SIGTERM
+    assert code == 128 + signal.SIGTERM
     assert f"Stopped at step {step}. To continue: " in out
-    with started(f"resume=run trainer.max_steps={step + 3}") as run:
-        _, error = run.communicate(timeout=120)
-        assert run.returncode == 0, error
-    with started(settings.replace("dir=run", "dir=unbroken"), f"trainer.max_steps={step + 3}") as run:
-        _, error = run.communicate(timeout=120)
-        assert run.returncode == 0, error
+    for words in ("resume=run", settings.replace("dir=run", "dir=unbroken")):
+        code, _, error = end(start(words, f"trainer.max_steps={step + 3}"))
+        assert code == 0, error
     unbroken, resumed = weights_of("unbroken"), weights_of("run")
     assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
 
@@ -76,9 +70,8 @@ def test_a_step_that_is_not_finite_in_one_process_stops_both(program: Program, b
         "        module.training_step = training_step\n"
     )
     poison = "+callbacks.poison._target_=poison_of_one.Poison trainer.max_steps=50 trainer.log_every_n_steps=3"
-    with started(f"{SMALL} {TEXT} {TWO} {CONSTANT} trainer.val_check_interval=3", poison) as run:
-        _, error = run.communicate(timeout=120)
-    assert run.returncode == 2, error
+    code, _, error = end(start(f"{SMALL} {TEXT} {TWO} {CONSTANT} trainer.val_check_interval=3", poison))
+    assert code == 2, error
     assert error.count("Error: step 5 has a loss of ") == 1, error
     assert load_checkpoint("run/checkpoints/last.ckpt").step == 3
 
@@ -87,9 +80,8 @@ def test_the_final_test_is_scored_once_and_right(program: Program, book: Path) -
     rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(203)]
     Path("reviews.csv").write_text("text,label\n" + "".join(rows))
     texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
-    with started(f"{SMALL} {texts} {TWO} trainer.max_steps=8") as run:
-        _, error = run.communicate(timeout=120)
-        assert run.returncode == 0, error
+    code, _, error = end(start(f"{SMALL} {texts} {TWO} trainer.max_steps=8"))
+    assert code == 0, error
     test = "checkpoint=run/checkpoints/best.ckpt split=test data.files=reviews.csv hydra.run.dir=evaluated"
     assert program("evaluate.py", test).code == 0
     trained, evaluated = results_of("run"), results_of("evaluated")

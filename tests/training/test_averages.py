@@ -10,8 +10,8 @@ from nn.model_cases import make_encoder, make_transformer
 
 from tinyformer.batch import IGNORED
 from tinyformer.data.batches.loader import EpochLoader
-from tinyformer.nn import ClassReadout, SpanReadout, Transformer
-from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
+from tinyformer.nn import SpanReadout, Transformer
+from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report
 from training.runs import QUIET, make_trainer
@@ -31,12 +31,6 @@ class OwnTask(CausalLM):
 
 TASKS = {
     "causal_lm": (CausalLM(), make_transformer),
-    "documents": (CausalLM(), make_transformer),
-    "masked_lm": (MaskedLM(), make_transformer),
-    "classification": (
-        Classification("abc", label_smoothing=0.1),
-        lambda: Transformer(make_encoder(), partial(ClassReadout, labels="abc")),
-    ),
     "seq2seq": (Seq2Seq(label_smoothing=0.1), lambda: loud_encoder_decoder().train()),
     "span": (SpanExtraction(), lambda: Transformer(make_encoder(), SpanReadout)),
     "own": (OwnTask(), make_transformer),
@@ -45,49 +39,34 @@ TASKS = {
 
 def rows_of(name, step):
     """A batch of rows with different numbers of targets; some have none."""
-    random = torch.Generator().manual_seed(step)
-    draw = partial(torch.randint, generator=random)
+    draw = partial(torch.randint, generator=torch.Generator().manual_seed(step))
     batch = {"inputs": draw(50, (ROWS, SEQ)), "lengths": draw(3, SEQ + 1, (ROWS,))}
-    position = torch.arange(SEQ)
-    if name == "classification":
-        return batch | {"labels": draw(3, (ROWS,))}
     if name == "span":
         contexts = torch.full((ROWS,), 2)
         return batch | {"contexts": contexts, "starts": contexts, "ends": batch["lengths"] - 1}
-    is_target = draw(SEQ, (ROWS, SEQ)) < draw(SEQ, (ROWS, 1))
-    if name in ("causal_lm", "own", "seq2seq"):
-        is_target = position < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
+    is_target = torch.arange(SEQ) < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
     batch["targets"] = torch.where(is_target, draw(50, (ROWS, SEQ)), IGNORED)
-    if name == "documents":
-        batch["documents"] = (draw(3, (ROWS, SEQ)) == 0).cumsum(dim=1)
     if name == "seq2seq":
         batch |= {"source": draw(50, (ROWS, SEQ)), "source_lengths": batch["lengths"]}
     return batch
 
 
-class Rows(torch.utils.data.Dataset):
-    """The rows of each step, all of them or a process's share, as one batch or several; `size` in a batch."""
+class Given(EpochLoader):
+    """The rows of each step, as one batch or several of a size; processes take turns."""
 
-    def __init__(self, name, size):
-        self.batches = []
+    def __init__(self, name, size, world_size=1):
+        self.batches, self.world_size = [], world_size
         for step in range(STEPS):
             parts = {key: value.split(size) for key, value in rows_of(name, step).items()}
             self.batches += [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+        super().__init__(len(self.batches) // world_size, 0, False)
 
     def __getitems__(self, indices):
         return self.batches[indices[0]]
 
-
-class Given(EpochLoader):
-    """Batches that the test hands in; processes take turns."""
-
-    def __init__(self, rows, world_size=1):
-        super().__init__(len(rows.batches) // world_size, 0, False)
-        self.rows, self.world_size = rows, world_size
-
     def _epoch(self, epoch):
         rank = torch.distributed.get_rank() if self.world_size > 1 else 0
-        return self.rows, [[index] for index in range(rank, len(self.rows.batches), self.world_size)]
+        return self, [[index] for index in range(rank, len(self.batches), self.world_size)]
 
 
 class Gradients(L.Callback):
@@ -128,7 +107,7 @@ def trained(folder, name, layout=(1, 1, ROWS), precision="64-true", optimizer=No
     callbacks = [Gradients(folder / "found.pt"), Report(), FiniteCheck()]
     settings |= {"precision": precision, "gradient_clip_val": 1.0, "log_every_n_steps": STEPS}
     trainer = make_trainer(folder, callbacks, **settings)
-    trainer.fit(module, train_dataloaders=Given(Rows(name, size), processes))
+    trainer.fit(module, train_dataloaders=Given(name, size, processes))
     return torch.load(folder / "found.pt")
 
 
@@ -154,23 +133,16 @@ def test_the_first_gradient_is_that_of_one_batch_in_fp32(tmp_path):
     assert off(found[0], expected[0]) < 1e-5
 
 
-class FirstLoss(L.Callback):
-    """Writes each process's loss of the first batch."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        torch.save(float(outputs["loss"]), self.folder / f"{trainer.global_rank}.pt")
-
-
 def test_processes_have_the_same_weights_and_dropout_masks_of_their_own(tmp_path):
-    losses = []
+    losses, keep = [], L.Callback()
+    keep.on_train_batch_end = lambda trainer, module, outputs, *args: torch.save(
+        float(outputs["loss"]), tmp_path / f"{trainer.global_rank}.pt"
+    )
     for dropout in (0.0, 0.5):
         torch.manual_seed(3)
         module = TrainingModule(make_transformer(dropout=dropout), CausalLM(), None, AdamW(), WarmupCosine(2))
         settings = {"strategy": "ddp_fork", "devices": 2, "max_steps": 1, "limit_val_batches": 0}
-        make_trainer(tmp_path, [FirstLoss(tmp_path)], **settings).fit(module, Given(Rows("causal_lm", ROWS)))
+        make_trainer(tmp_path, [keep], **settings).fit(module, Given("causal_lm", ROWS))
         losses.append([torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)])
     (first, second), (one, other) = losses
     assert first == second

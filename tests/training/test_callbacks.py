@@ -148,22 +148,21 @@ class Clock(L.Callback):
         self.now += 1000
 
 
-class Excluded(L.Callback):
-    """Takes 10,000 seconds after steps and validations, and reports them as excluded."""
+def excluded(clock, reporter):
+    """A callback that takes 10,000 seconds after steps and validations, and reports them as excluded."""
 
-    def __init__(self, clock, reporter):
-        self.clock, self.reporter = clock, reporter
+    def work(*args):
+        clock.now += 10_000
+        reporter.exclude(10_000)
 
-    def _work(self, *args):
-        self.clock.now += 10_000
-        self.reporter.exclude(10_000)
-
-    on_train_start = on_train_batch_end = on_validation_end = _work
+    callback = L.Callback()
+    callback.on_train_start = callback.on_train_batch_end = callback.on_validation_end = work
+    return callback
 
 
 def test_speed_counts_training_only(tmp_path, monkeypatch, logger):
     clock, reporter = Clock(monkeypatch), Report()
-    fit(tmp_path, reporter, clock, Excluded(clock, reporter), logger=logger)
+    fit(tmp_path, reporter, clock, excluded(clock, reporter), logger=logger)
     speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
     assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
     assert (reporter.total.seconds, reporter.total.tokens) == (8, 8 * 64)
@@ -178,7 +177,7 @@ def test_steps_after_the_last_report_are_measured_at_the_end(tmp_path, monkeypat
     """Steps take a second each; a run that ends before its first report is measured, too."""
     clock, reporter = Clock(monkeypatch), Report()
     settings = {"max_steps": 6, "log_every_n_steps": 10, "val_check_interval": validated}
-    fit(tmp_path, reporter, clock, Excluded(clock, reporter), logger=logger, **settings)
+    fit(tmp_path, reporter, clock, excluded(clock, reporter), logger=logger, **settings)
     assert (reporter.total.seconds, reporter.total.tokens) == (6, 6 * 64)
     assert reporter.latest["throughput/tokens_per_second"] == 64.0
     assert reporter.latest["train/loss"] == pytest.approx(5.5, abs=0.2)  # ln 256 = 5.55

@@ -33,26 +33,22 @@ class Poison(L.Callback):
 
     def __init__(self, how, *batches):
         self.how, self.batches = how, batches
-        self.before, self.after, self.poisoned = {}, {}, []
+        self.before, self.after, self.poisoned, self.is_bad = {}, {}, [], False
 
     def setup(self, trainer, module, stage):
         compute, output = module.training_step, module.network.encoder.layers[1].attention.o_proj
 
-        def training_step(batch, batch_idx):
-            if not any(batch["inputs"] is inputs for inputs in self.poisoned):
-                return compute(batch, batch_idx)
-            if self.how == "layer":
-                hook = output.register_forward_hook(lambda module, args, output: output / 0, prepend=True)
-                try:
-                    return compute(batch, batch_idx)
-                finally:
-                    hook.remove()
-            loss = compute(batch, batch_idx)
-            if self.how == "gradient":
-                loss.register_hook(lambda grad: grad * torch.inf)
-                return loss
-            return loss * float(self.how)
+        def layer(module, args, output):
+            return output / 0 if self.is_bad and self.how == "layer" else output
 
+        def training_step(batch, batch_idx):
+            self.is_bad = any(batch["inputs"] is inputs for inputs in self.poisoned)
+            loss = compute(batch, batch_idx)
+            if self.is_bad and self.how == "gradient":
+                loss.register_hook(lambda grad: grad * torch.inf)
+            return loss * float(self.how) if self.is_bad and self.how in ("nan", "inf") else loss
+
+        output.register_forward_hook(layer, prepend=True)
         module.training_step = training_step
 
     def on_train_batch_start(self, trainer, module, batch, index):
@@ -83,7 +79,7 @@ def same(before, after):
 @pytest.mark.parametrize("how", ["nan", "inf", "gradient", "layer"])
 def test_a_skipped_step_changes_nothing_and_the_others_do(how, optimizer, tmp_path):
     check, poison = FiniteCheck("skip"), Poison(how, 0, 2, 5)
-    fit(tmp_path, poison, check, optimizer=optimizer)
+    fit(tmp_path, poison, check, optimizer=optimizer, gradient_clip_val=1.0)
     assert check.skipped == [1, 3, 6]
     assert poison.changed() == [1, 3, 4, 6, 7]
 
@@ -135,13 +131,6 @@ def test_flags_are_read_at_each_report_and_at_the_end(how, settings, sentence, l
     with pytest.raises(NonFiniteStep, match=sentence) as stop:
         fit(tmp_path, poison, FiniteCheck(), **settings)
     assert (stop.value.step, max(poison.after)) == (7, last)
-
-
-def test_skip_gives_up_after_so_many_steps_in_a_row(tmp_path):
-    check = FiniteCheck("skip", max_skipped=3)
-    with pytest.raises(NonFiniteStep) as stop:
-        fit(tmp_path, Poison("nan", 0, 1, 3, 4, 5), check)
-    assert (stop.value.step, check.skipped) == (6, [1, 2, 4, 5])
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from tinyformer import files
-from tinyformer.checkpoint.file import load_checkpoint, load_newest
+from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.training import AdamW, MuonWithAdamW
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
@@ -149,39 +148,3 @@ def test_a_resumed_run_may_change_its_length_and_its_batches(tmp_path, change):
     assert trace.steps[-1] == trace.validated[-1] == load_checkpoint(checkpoints.last).step == steps
     # The first epoch is read to its end, without a window that was read before.
     assert len({batch for batch, _ in trace.batches[:2]}) == min(2, len(trace.batches))
-
-
-SCORES = {3: 2.0, 6: 1.0, 8: 1.5}
-"""The validation loss after each step at which there is a validation."""
-
-
-class Killed(BaseException):
-    pass
-
-
-class Scores(L.Callback):
-    def setup(self, trainer, module, stage):
-        module.on_validation_epoch_end = lambda: module.log("val/loss", torch.tensor(SCORES[trainer.global_step]))
-
-
-def test_best_and_last_agree_after_a_kill_between_any_two_writes(tmp_path, monkeypatch):
-    replace, left = os.replace, 0
-
-    def counted(source, target):
-        nonlocal left
-        if left == 0:
-            raise Killed
-        left -= 1
-        replace(source, target)
-
-    monkeypatch.setattr(files.os, "replace", counted)
-    for number in range(2, 8):  # renames: the tokens, best; last; best, previous, last; previous, last
-        folder, left = tmp_path / str(number), number
-        with pytest.raises(Killed):
-            run(folder, Scores(), max_steps=8)
-        left = -1
-        newest, best = load_newest(folder), load_checkpoint(folder / "best.ckpt")
-        _, checkpoints, _ = run(folder, Scores(), checkpoint=str(newest.path), max_steps=newest.step)
-        assert checkpoints.best_value == SCORES[best.step]
-        run(folder, Scores(), checkpoint=str(load_newest(folder).path), max_steps=8)
-        assert (load_checkpoint(checkpoints.best).step, load_checkpoint(checkpoints.last).step) == (6, 8)

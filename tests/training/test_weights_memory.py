@@ -14,6 +14,7 @@ from tinyformer.training.weights_memory import find_memory_shortage, stored_byte
 
 CAUSAL = AttentionMask(causal=True)
 SEQ, HEADS, ROWS = 64, 4, 3
+BACKEND = ("network", "encoder", "block", "attention", "backend")
 RECOMPUTE, LENGTH = ("network", "encoder", "checkpoint_activations"), ("network", "encoder", "max_seq_len")
 BATCH, ACCUMULATE = ("datamodule", "batch_size"), ("trainer", "accumulate_grad_batches")
 
@@ -68,13 +69,29 @@ def shortage(free, kernels=("eager",) * 4, batch_size=8, recompute=False, dropou
     return find_memory_shortage(model, kernels, "cpu", torch.float32, CAUSAL, batch_size, free)
 
 
-def test_only_weights_that_do_not_fit_are_reported():
-    assert shortage(8 * ROW) is None
-    assert shortage(8 * ROW - 1) is not None
-    assert shortage(2 * ROW, recompute=True) is None
-    assert shortage(2 * ROW - 1, recompute=True) is not None
-    assert shortage(2 * ROW, kernels=("eager", "flash", "flash", "flash")) is None
-    assert shortage(None) is None
+@pytest.mark.parametrize(
+    ("free", "options", "works"),
+    [
+        (None, {}, None),
+        (8 * ROW, {}, None),
+        (8 * ROW - 1, {}, {BACKEND: "flash"}),
+        (2 * ROW, {"kernels": ("eager", "flash", "flash", "flash")}, None),
+        (2 * ROW, {"recompute": True}, None),
+        (2 * ROW - 1, {"recompute": True}, {BACKEND: "flash"}),
+        # Flash has no dropout on CPU; with it, weights take 12 bytes instead of 4.
+        (6 * ROW, {"dropout": 0.1}, {RECOMPUTE: True}),
+        (ROW, {"dropout": 0.1, "recompute": True}, {BATCH: 1, ACCUMULATE: 8}),
+        (3 * ROW, {"dropout": 0.1, "recompute": True}, {BATCH: 4, ACCUMULATE: 2}),
+        (ROW * 3 // 8, {"dropout": 0.1, "recompute": True}, {LENGTH: 256}),
+        (1, {"dropout": 0.1}, {LENGTH: 1}),
+    ],
+)
+def test_what_does_not_fit_is_reported_with_settings_that_help(free, options, works):
+    found = shortage(free, **options)
+    assert (found and found.works) == works
+
+
+def test_weights_that_are_not_trained_take_no_memory():
     frozen = make_transformer(backend="eager", tied=False)
     frozen.encoder.requires_grad_(False)
     assert find_memory_shortage(frozen, ["eager"] * 2, "cpu", torch.float32, CAUSAL, 8, 0) is None
@@ -85,37 +102,21 @@ def test_the_sentence():
         "The eager kernel stores at least 0.5 GB of attention weights for the backward pass, but 0.1 GB of memory are "
         "free: network.encoder.block.attention.backend='flash' stores none."
     )
-    assert shortage(10**8).describe(lambda path: path[-1], str).endswith(": backend=flash stores none.")
 
 
 def test_the_layers_of_both_stacks_are_counted_and_each_has_its_key():
     eager = partial(Attention, WIDTH, 4, backend="eager")
-    model, kernels = make_translator(cross=eager, backend="eager"), ["eager"] * 3 * LAYERS
-    needed = 8 * len(kernels) * 4 * 16 * 16 * 4  # sequences, layers, heads, and a context of 16 in fp32
-    mask = AttentionMask(lengths=torch.tensor([9, 5]))
-    assert find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed) is None
-    found = find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed - 1)
-    assert found.works == dict.fromkeys(found.works, "flash")
-    own = [("network", stack, "block", "attention", "backend") for stack in ("encoder", "decoder")]
-    assert list(found.works) == [*own, ("network", "decoder", "cross_attention", "backend")]
-    sentence = found.describe(lambda path: "cross." * ("cross_attention" in path) + "backend", str)
+    model, mask = make_translator(cross=eager, backend="eager"), AttentionMask(lengths=torch.tensor([9, 5]))
+    needed = 8 * 3 * LAYERS * 4 * 16 * 16 * 4  # sequences, layers, heads, and a context of 16 in fp32
+
+    def found(free, longest=None, kernels=("eager",) * 3 * LAYERS):
+        return find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, free, longest)
+
+    inner = [("network", stack, "block", "attention", "backend") for stack in ("encoder", "decoder")]
+    cross = ("network", "decoder", "cross_attention", "backend")
+    assert found(needed - 1).works == dict.fromkeys([*inner, cross], "flash")
+    sentence = found(needed - 1).describe(lambda path: "cross." * ("cross_attention" in path) + "backend", str)
     assert sentence.endswith(": backend=flash cross.backend=flash stores none.")
-    assert find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed // 4, longest=8) is None
-    assert find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, needed // 4, longest=9) is not None
-    only_cross = find_memory_shortage(model, ["flash"] * 4 + ["eager"] * 2, "cpu", torch.float32, mask, 8, 1)
-    assert list(only_cross.works) == [("network", "decoder", "cross_attention", "backend")]
-
-
-@pytest.mark.parametrize(
-    ("free", "recompute", "works"),
-    [
-        (6 * ROW, False, {RECOMPUTE: True}),
-        (ROW, True, {BATCH: 1, ACCUMULATE: 8}),
-        (3 * ROW, True, {BATCH: 4, ACCUMULATE: 2}),
-        (ROW * 3 // 8, True, {LENGTH: 256}),
-        (1, False, {LENGTH: 1}),
-    ],
-)
-def test_settings_that_help_where_no_fused_kernel_can(free, recompute, works):
-    """Flash has no dropout on CPU; with it, weights take 12 bytes instead of 4."""
-    assert shortage(free, recompute=recompute, dropout=0.1).works == works
+    assert (found(needed), found(needed // 4, longest=8)) == (None, None)
+    assert found(needed // 4, longest=9) is not None
+    assert list(found(1, kernels=["flash"] * 4 + ["eager"] * 2).works) == [cross]

@@ -43,19 +43,10 @@ class CausalLM(TokenTask):
         top_p: float | None = None,
         seed: int = 0,
     ) -> list[str]:
-        """Each prompt with its continuation, up to the end of its document.
+        """Each prompt with its continuation, up to the end of its document or `num_tokens` tokens; see `Sampling`.
 
-        Args:
-            reader: the model and its tokenizer.
-            prompts: texts of any length; the model sees the last `max_seq_len` tokens.
-            num_tokens: how many tokens to sample, at most.
-            temperature: 0 takes the most probable token; see `Sampling`, also for the next two.
-            top_k: sample from the k most probable tokens only.
-            top_p: sample from the smallest set of tokens with this total probability.
-            seed: prompt `i` is sampled with the seed `seed + i`, independently of the others.
-
-        Raises:
-            ArgumentError: a setting is out of range, or there is no tokenizer.
+        Prompts have any length; the model sees the last `max_seq_len` tokens. Prompt `i` is sampled with the seed
+        `seed + i`, independently of the others.
         """
         network, tokenizer = cast(Transformer, reader.network), reader.tokenizer
         integers = {"num_tokens": num_tokens, "seed": seed} | ({} if top_k is None else {"top_k": top_k})

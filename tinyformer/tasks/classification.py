@@ -39,11 +39,7 @@ class Classification(Task):
     def read_scored(
         self, reader: TextReader, texts: Texts, labels: int | str | Sequence[int | str] | None = None
     ) -> Batch:
-        """The texts with the label of each, or its index.
-
-        Raises:
-            ArgumentError: there are not as many labels as texts, or one of them is unknown.
-        """
+        """The texts with the label of each, or its index."""
         batch, known = self.read(reader, texts), self.labels
         given, number = [labels] if isinstance(labels, int | str) else labels, len(batch["inputs"])
         if not isinstance(given, Sequence) or len(given) != number:
@@ -57,7 +53,6 @@ class Classification(Task):
         return {**batch, "labels": torch.tensor(ids, device=reader.device)}
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
-        """The logits of the classes for each text, in fp32 at least."""
         logits = self.forward(network, batch)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -118,9 +118,6 @@ class Seq2Seq(TokenTask):
         """The target that a model decodes for each source, with the settings of `beam` that are not given.
 
         A source that is too long is truncated.
-
-        Raises:
-            ArgumentError: a setting is out of range, or there is no tokenizer.
         """
         tokenizer = reader.own_tokenizer
         if tokenizer is None:
@@ -144,11 +141,7 @@ class Seq2Seq(TokenTask):
         return reader.padded(rows if isinstance(texts, Tensor) else [tokens.predicted(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """Sources and their targets as a batch; by default, the targets that the model decodes, cut to its context.
-
-        Raises:
-            ArgumentError: there is not one target for each source, one is too long, or see `tokenize`.
-        """
+        """Sources and their targets as a batch; by default, the targets that the model decodes, cut to its context."""
         source, lengths = self.tokenize(reader, texts)
         tokens = self.special_tokens.around(reader.own_tokenizer)
         if targets is None:
@@ -168,31 +161,22 @@ class Seq2Seq(TokenTask):
         return self.read(reader, texts, () if targets is None else targets)
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
-        decoded = None
-        if metrics.get("bleu") is not None:
-            decoded = ", ".join(f"{label} {metrics[name]:.1f}" for name, label in LABELS.items())
-            decoded += f", {metrics['exact_match']:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
-        truncated = None
+        lines: dict[str, str | None] = {}
         if number := split.num_truncated_targets:
-            truncated = f"{number:,} of {split.num_documents:,}: loss over their beginning, scores over the whole"
-        return {
-            "truncated targets": truncated,
-            "perplexity": f"{metrics['perplexity']:.2f}",
-            "next token": describe_accuracy(metrics),
-            "decoded": decoded,
-        }
-
-
-LABELS = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
-"""How the summary writes the names of metrics."""
+            parts = "loss over their beginning, scores over the whole"
+            lines["truncated targets"] = f"{number:,} of {split.num_documents:,}: {parts}"
+        lines["perplexity"] = f"{metrics['perplexity']:.2f}"
+        lines["next token"] = describe_accuracy(metrics)
+        if metrics.get("bleu") is not None:
+            labels = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
+            scores = ", ".join(f"{label} {metrics[name]:.1f}" for name, label in labels.items())
+            equal = f"{metrics['exact_match']:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
+            lines["decoded"] = f"{scores}, {equal}"
+        return lines
 
 
 def _target_ids(reader: TextReader, targets: Any) -> list[list[int]]:
-    """The token ids of targets, without those that begin and end them; ids are used as they are.
-
-    Raises:
-        ArgumentError: there is no target, the model has no tokenizer for texts, or a token id is unknown.
-    """
+    """The token ids of targets, without those that begin and end them; ids are used as they are."""
     rows: Any = [targets] if isinstance(targets, str) else targets
     are_rows = isinstance(rows, Sequence) and len(rows) > 0
     if are_rows and all(isinstance(text, str) for text in rows):

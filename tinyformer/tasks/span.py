@@ -83,9 +83,6 @@ class SpanExtraction(Task):
         """Questions and the context of each, or one for all, as a batch, in which each window of a context is a row.
 
         Without contexts, they are any texts, or token ids.
-
-        Raises:
-            ArgumentError: see `ask`, and `Task.tokenize` where there are no contexts.
         """
         if contexts is None:
             return super().read(reader, texts)
@@ -123,26 +120,23 @@ class SpanExtraction(Task):
 
         The first occurrence of an answer in its context counts; it is empty where the context has none. Answers
         are needed only for a loss. `argument` is the name of the argument that holds the questions.
-
-        Raises:
-            ArgumentError: a text is empty or no text, there are not as many contexts or answers as questions, a context
-                does not hold its answer, or the stride is no positive integer.
         """
         room = reader.network.max_seq_len
-        asked, told = _texts(argument, questions), _texts("contexts", contexts)
-        told = told * len(asked) if isinstance(contexts, str) else told
-        if len(told) != len(asked):
-            raise ArgumentError("contexts", contexts, f"must be one text, or {len(asked)}, as many as `{argument}`")
-        given = [""] * len(asked) if answers is None else [answers] if isinstance(answers, str) else answers
-        is_list = isinstance(given, Sequence) and all(isinstance(answer, str) for answer in given)
-        if not is_list or len(given) != len(asked):
-            number = "a text" if len(asked) == 1 else f"{len(asked)} texts, one for each question"
-            raise ArgumentError("answers", answers, f"must be {number}; empty where the context has none")
+        question_list, context_list = _texts(argument, questions), _texts("contexts", contexts)
+        number = len(question_list)
+        context_list = context_list * number if isinstance(contexts, str) else context_list
+        if len(context_list) != number:
+            raise ArgumentError("contexts", contexts, f"must be one text, or {number}, as many as `{argument}`")
+        answer_list = [""] * number if answers is None else [answers] if isinstance(answers, str) else answers
+        are_texts = isinstance(answer_list, Sequence) and all(isinstance(answer, str) for answer in answer_list)
+        if not are_texts or len(answer_list) != number:
+            needed = "a text" if number == 1 else f"{number} texts, one for each question"
+            raise ArgumentError("answers", answers, f"must be {needed}; empty where the context has none")
         stride = self.stride if stride is None else stride
         if stride is not None and not is_positive(stride):
             raise ArgumentError("stride", stride, "must be a positive integer", {"stride": room // 2})
-        rows = []
-        for index, (question, context, answer) in enumerate(zip(asked, told, given, strict=True)):
+        rows, triples = [], zip(question_list, context_list, answer_list, strict=True)
+        for index, (question, context, answer) in enumerate(triples):
             if answer not in context:
                 raise ArgumentError(f"answers[{index}]", answer, "must be a part of its context")
             texts, starts = ([answer], [context.index(answer)]) if answer else ([], [])
@@ -223,7 +217,6 @@ class SpanExtraction(Task):
 
     @torch.no_grad()
     def answer(self, network: nn.Module, split: QuestionSplit) -> list[Prediction]:
-        """The predicted answer to each question of a split."""
         device, was_training = next(network.parameters()).device, network.training
         network.eval()
         best = [(torch.inf, 0, -1)] * split.num_documents  # the negated score, the first and the last token
@@ -251,7 +244,6 @@ class SpanExtraction(Task):
         return [Prediction(row, text, -negated, null) for row, (text, (negated, *_), null) in enumerate(texts)]
 
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
-        """Exact match and F1 beside the best that is possible without the question, for the summary."""
         windows = "windows with the answer"
         if self.no_answer_threshold is not None:
             windows += " or of questions without one"
@@ -284,7 +276,6 @@ def _nats(logits: Float[Tensor, "batch 2 seq"], batch: Batch) -> Float[Tensor, "
 
 
 def _in_context(batch: Batch) -> Bool[Tensor, "batch seq"]:
-    """Whether each token belongs to the context."""
     position = torch.arange(batch["inputs"].shape[1], device=batch["inputs"].device)
     return (position >= batch["contexts"].unsqueeze(1)) & (position < batch["lengths"].unsqueeze(1))
 

@@ -69,21 +69,13 @@ class Task(ABC):
         """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids that a network encodes of some texts, padded on the right, and the length of each.
-
-        Raises:
-            ArgumentError: there is no text, one is too long, or a token id is unknown.
-        """
+        """The token ids that a network encodes of some texts, padded on the right, and the length of each."""
         # A tensor of token ids has no padding, so its value does not matter there.
         padding = reader.own_tokenizer.eos_id if reader.own_tokenizer else 0
         return reader.padded(reader.rows_of(texts, self.num_texts), padding)
 
     def read(self, reader: TextReader, texts: Texts) -> Batch:
-        """The texts that a user gives, as a batch without targets; a task whose rows have two texts takes both.
-
-        Raises:
-            ArgumentError: see `tokenize`.
-        """
+        """The texts that a user gives, as a batch without targets; a task whose rows have two texts takes both."""
         inputs, lengths = self.tokenize(reader, texts)
         return {"inputs": inputs, "lengths": lengths}
 
@@ -126,7 +118,6 @@ class TokenTask(Task):
         return self.forward(network, batch, targets=batch["targets"])
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch seq vocab_size"]:
-        """The logits of the token to predict at each position."""
         return self.forward(network, batch)
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
@@ -156,7 +147,6 @@ class TokenTask(Task):
 def _score(
     logits: Float[Tensor, "targets vocab_size"], targets: Int[Tensor, " targets"]
 ) -> dict[str, Float[Tensor, ""]]:
-    """The scores of `TokenTask.score` for some targets."""
     logits, scored = logits.float(), targets != IGNORED
     likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     hits = (likeliest == targets.unsqueeze(-1)) & scored.unsqueeze(-1)

@@ -60,11 +60,7 @@ def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float
 
     As in SQuAD 2.0 (Rajpurkar et al. 2018, arXiv 1806.03822), a question without an answer has the empty answer, and
     answers without words that count are left out where there are others. If one of two texts has no words, F1 is 1 if
-    the other has none, either, and 0 if it has.
-
-    Args:
-        prediction: the predicted answer; empty if the model gives none.
-        answers: the answers of people; none where the context has no answer.
+    the other has none, either, and 0 if it has. A prediction is empty if the model gives no answer.
     """
     from torchmetrics.functional.text import squad  # noqa: PLC0415 -- half a second that most runs do not need
 
@@ -85,10 +81,7 @@ def scores_without_question(
     are among these (parts of words seldom score better). To reach them, it would have to know the answers. Where each
     context has a single question, they are 1. F1 is None where it would take more than `MAX_COMPARISONS`.
 
-    Args:
-        contexts: the context of each question.
-        answers: the answers to each question; none where the context has no answer.
-        max_words: maximum number of words of a span; an answer may have more.
+    The answers to a question are none where its context has none; spans have at most `max_words` words.
     """
     by_context: dict[str, list[Sequence[str]]] = defaultdict(list)
     for context, texts in zip(contexts, answers, strict=True):

@@ -40,9 +40,6 @@ class TextReader(NamedTuple):
         """The token ids of each text, or of each row of `num_texts`, see `Task`; a tensor of ids is used as it is.
 
         With `around`, they begin and end with the special tokens around a text.
-
-        Raises:
-            ArgumentError: there is no text, or a token id is unknown, or the model has no tokenizer for texts.
         """
         if isinstance(texts, Tensor):
             require_token_ids("texts", texts, self.network.vocab_size)
@@ -58,11 +55,7 @@ class TextReader(NamedTuple):
     def padded(
         self, rows: Sequence[Sequence[int]], padding: int, argument: str = "texts"
     ) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """Rows of token ids on the network's device, with padding on the right, and the length of each row.
-
-        Raises:
-            ArgumentError: a row is empty, or longer than the model's context.
-        """
+        """Rows of token ids on the network's device, with padding on the right, and the length of each row."""
         for index, row in enumerate(rows):
             if not 0 < len(row) <= self.network.max_seq_len:
                 limit = f"must be 1 to {self.network.max_seq_len:,} tokens, including the special tokens around a text"

@@ -89,7 +89,6 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Append new rows, or rewrite the file atomically."""
         new, known = [step for step in sorted(self.rows) if step > self._last_written], set(self._columns)
         if known and all(self.rows[step].keys() <= known for step in new):
             text = _as_csv(self._columns, [self.rows[step] for step in new])

@@ -21,11 +21,6 @@ class TrainingModule(L.LightningModule):
     An optimizer step has the gradient of the mean over the targets of all its batches, those of all processes included.
 
     Args:
-        network: the model.
-        task: computes the loss and the scores of a batch.
-        data: the data module.
-        optimizer: makes the optimizer for the network.
-        schedule: the learning-rate schedule.
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
         checkpoint: the checkpoint that the weights come from, which pictures name; None to name the run instead.
@@ -99,7 +94,6 @@ class TrainingModule(L.LightningModule):
         return torch.float32 if self.device.type == "mps" else torch.float64
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule, which advances at every step."""
         assert self.make_optimizer is not None
         assert self.schedule is not None
         optimizer = self.make_optimizer(self.network)
@@ -115,9 +109,6 @@ class TrainingModule(L.LightningModule):
 
         The first process goes on with the random numbers of the seed, from which all have drawn the same weights; the
         others take those of the seed plus their rank, so that each has dropout masks of its own.
-
-        Raises:
-            ArgumentError: the optimizer's state in a checkpoint does not fit the parameters.
         """
         if self.global_rank:
             L.seed_everything((torch.initial_seed() + self.global_rank) % 2**32, verbose=False)
@@ -139,7 +130,6 @@ class TrainingModule(L.LightningModule):
         self.add_scores(self.sums, batch)
 
     def add_scores(self, sums: dict[str, Tensor], batch: Batch) -> None:
-        """Add the scores of a batch to sums."""
         for name, score in self.task.score(self.network, batch).items():
             sums[name] = sums.get(name, 0.0) + score.to(self.sum_dtype)
 

@@ -50,8 +50,6 @@ class AdamW:
 
     Args:
         lr: peak learning rate.
-        betas: decay rates of the first and second moment.
-        eps: added to the square root of the second moment.
         weight_decay: multiplied by the learning rate, the fraction of a weight that each step subtracts.
         decay_all: whether norms, biases and embeddings are decayed too.
     """
@@ -75,12 +73,7 @@ class AdamW:
 class MuonWithAdamW:
     """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the layers' matrices, AdamW for the others.
 
-    Args:
-        lr: peak learning rate of Muon.
-        momentum: momentum of Muon.
-        weight_decay: weight decay of both, see `AdamW`.
-        adamw_lr: peak learning rate of AdamW.
-        adamw_betas: decay rates of AdamW.
+    `lr` and `adamw_lr` are their peak learning rates; both have the same weight decay, see `AdamW`.
     """
 
     lr: float = 0.02
@@ -156,7 +149,6 @@ class StackedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update the matrices that have a gradient."""
         is_masked = None if self.found_inf is None else self.found_inf > 0
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)

@@ -20,7 +20,7 @@ class Schedule:
         require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
 
     def factor(self, step: int, total_steps: int | None) -> float:
-        """The factor at a step, counted from 0, of a number of steps that may not be known."""
+        """The factor at a step, counted from 0; if `total_steps` is not known, it does not decay."""
         raise NotImplementedError
 
     def _warmup(self, step: int) -> float:
@@ -29,14 +29,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class WarmupCosine(Schedule):
-    """Linear warm-up, then cosine decay to `final_factor` (Loshchilov & Hutter 2016, arXiv 1608.03983).
-
-    Without a known number of steps, the learning rate does not decay.
-
-    Args:
-        warmup_steps: length of the warm-up, in optimizer steps.
-        final_factor: the factor at the end.
-    """
+    """Linear warm-up, then cosine decay to `final_factor` (Loshchilov & Hutter 2016, arXiv 1608.03983)."""
 
     final_factor: float = 0.1
 
@@ -51,12 +44,8 @@ class WarmupCosine(Schedule):
 class WarmupStableDecay(Schedule):
     """Linear warm-up, a constant phase, then linear decay to `final_factor` (Hu et al. 2024, arXiv 2404.06395).
 
-    Without a known number of steps, the learning rate does not decay.
-
     Args:
-        warmup_steps: length of the warm-up, in optimizer steps.
         decay_fraction: length of the decay, as a fraction of all steps.
-        final_factor: the factor at the end of the decay.
     """
 
     decay_fraction: float = 0.2

@@ -60,7 +60,6 @@ class FitLoop(_FitLoop):
             self.validate()
 
     def validate(self) -> None:
-        """Validate outside of the loop over batches."""
         self.trainer.validating = True
         self.epoch_loop.val_loop.restarting = False
         self.epoch_loop.val_loop.run()
@@ -91,7 +90,6 @@ class EpochLoop(_TrainingEpochLoop):
         self.is_due = bool(state_dict.get("is_due"))
 
     def count_epochs(self, max_epochs: int) -> None:
-        """Turn a limit in epochs into one in steps."""
         self.last_position = max_epochs * len(self._loader)
         batches = max(0, self.last_position - self._loader.position)
         steps = self.global_step + math.ceil(batches / self.trainer.accumulate_grad_batches)

@@ -67,7 +67,6 @@ class FiniteCheck(L.Callback):
         skipped: the steps that were left out.
 
     Raises:
-        ArgumentError: `action` is not a choice, or `max_skipped` is below 1.
         NonFiniteStep: in training, if the run ends; nothing has been saved since the step.
     """
 
@@ -95,7 +94,6 @@ class FiniteCheck(L.Callback):
         self._consecutive = int(state_dict["consecutive"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Make every optimizer maskable."""
         parts = [part for each in trainer.optimizers for part in getattr(each, "optimizers", [each])]
         self._set_masks = [_mask_of(part) for part in parts]
 
@@ -148,7 +146,6 @@ class FiniteCheck(L.Callback):
             self._read(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse to save weights that are not finite."""
         self._read(trainer, pl_module)
         for name, weight in pl_module.named_parameters():
             if not weight.isfinite().all():
@@ -191,7 +188,6 @@ def _mask_of(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
 
 
 def _origin(trainer: L.Trainer, module: TrainingModule, step: _Step) -> str | None:
-    """Where a step stopped being finite, in any of the processes."""
     origin = None
     with trainer.precision_plugin.train_step_context():
         for batch in step.batches:

@@ -43,7 +43,6 @@ class TextProbing:
         self.num_keys = self.windows["inputs"].shape[1]
 
     def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
-        """The measures of every head, with or without the costly ones."""
         if self.probes is None:
             windows, vocab_size = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer.vocab_size
             numbers = vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period

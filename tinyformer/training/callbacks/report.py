@@ -42,12 +42,10 @@ class Work:
 
     @property
     def tokens_per_second(self) -> float:
-        """Those of all processes."""
         return self.tokens / max(self.seconds, 1e-9)
 
     @property
     def data_wait(self) -> float:
-        """Fraction of the time in which the loop waited for batches."""
         return self.waiting / max(self.seconds, 1e-9)
 
     def mfu(self, peak: Peak) -> float:

@@ -149,7 +149,6 @@ class AttentionTelemetry(L.Callback):
         return measures
 
     def _write(self, trainer: L.Trainer, module: TrainingModule, measures: analysis.HeadMeasures) -> None:
-        """Write the plots and tables of a validation."""
         step = module.step
         for name, picture in self.probing.pictures(trainer, module).items():
             self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
