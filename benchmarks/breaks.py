@@ -65,7 +65,7 @@ BREAKS = (
         "nn/attention.py",
         "if context is None:",
         "if x is not None:",
-        ("tests/nn/test_exactness.py", "-k", "across_two_sequences"),
+        ("tests/nn/test_laws.py", "-k", "across_two_sequences"),
     ),
     Break(
         "maps_padded_on_the_wrong_side",
@@ -136,7 +136,7 @@ BREAKS = (
         "nn/kernels/sdpa.py",
         "F.pad(allowed, (1, 0), value=True)",
         "F.pad(allowed, (1, 0), value=False)",
-        ("tests/nn/test_exactness.py", "-k", "fp32_is_exact and sink"),
+        ("tests/nn/test_backends.py", "-k", "every_variant_is_exact and sink and fp32"),
     ),
     Break(
         "flex_scores_from_position_zero",

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from nn.attention_cases import error
 from nn.model_cases import block_factory
+from nn.variants import error
 from tinyformer.nn import AttentionMask, PostNormBlock, PreNormBlock, Residual
 
 BLOCKS = pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])

@@ -9,11 +9,11 @@ from itertools import product
 import pytest
 import torch
 
-from nn.attention_cases import error
 from nn.variants import (
     alibi,
     differential,
     documents,
+    error,
     gqa,
     mha,
     mla,

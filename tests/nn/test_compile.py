@@ -57,7 +57,7 @@ NETWORK = """
 FLEX = """
     import warnings
     import torch
-    from nn.attention_cases import error
+    from nn.variants import error
     from nn.variants import NAMES, able, make, mask_of, tokens
 
     warnings.simplefilter("ignore")  # that it is slow
@@ -77,7 +77,7 @@ ONE_GRAPH = """
 
     import torch
 
-    from nn.attention_cases import error
+    from nn.variants import error
     from nn.variants import NAMES, able, factory, mask_of, network
 
     ids, count = torch.randint(50, (3, 12)), 0

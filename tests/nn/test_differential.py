@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from nn.attention_cases import error
-from nn.variants import differential, make, prepared, tokens
+from nn.variants import differential, error, make, prepared, tokens
 from tinyformer.nn import AttentionMask
 
 CAUSAL = AttentionMask(causal=True)

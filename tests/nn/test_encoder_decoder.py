@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nn.attention_cases import error
 from nn.model_cases import block_factory
-from nn.variants import NAMES, factory
+from nn.variants import NAMES, error, factory
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     Attention,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nn.attention_cases import error
-from nn.variants import attend_by_loops, make, mla, prepared, projected, rotary, tokens
+from nn.variants import attend_by_loops, error, make, mla, prepared, projected, rotary, tokens
 from tinyformer.nn import AttentionMask, LatentAttention, LayerCache
 from tinyformer.nn.norm import RMSNorm
 

@@ -9,8 +9,7 @@ import torch
 from model.models import BYTES, UNTIED
 from torch import nn
 
-from nn.attention_cases import error
-from nn.variants import D_MODEL, NAMES, factory, network, projected, tokens
+from nn.variants import D_MODEL, NAMES, error, factory, network, projected, tokens
 from tinyformer.analysis import capture_attention
 from tinyformer.analysis.costs import TrainingFlops, count_costs
 from tinyformer.errors import ArgumentError

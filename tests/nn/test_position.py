@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from nn.attention_cases import error
-from nn.variants import attend_by_loops, make, projected, tokens
+from nn.variants import attend_by_loops, error, make, projected, tokens
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     ALiBi,

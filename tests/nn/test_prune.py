@@ -12,8 +12,7 @@ from itertools import product
 import pytest
 import torch
 
-from nn.attention_cases import error
-from nn.variants import factory, gqa, network, prepared, t5, tokens
+from nn.variants import error, factory, gqa, network, prepared, t5, tokens
 from tinyformer.analysis import map_names
 from tinyformer.analysis.costs import cache_elements
 from tinyformer.nn import (

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nn.attention_cases import error
-from nn.variants import attend_by_loops, gqa, make, prepared, projected, tokens
+from nn.variants import attend_by_loops, error, gqa, make, prepared, projected, tokens
 from tinyformer.nn import BACKENDS, SCORES, Attention, AttentionMask, ScaledDotScore, Scoring, attention_weights
 from tinyformer.nn.score import AdditiveScore, GeneralScore, softcap
 

@@ -1,14 +1,25 @@
-"""The choice of a backend by auto, what each refuses on CUDA, and the features of a mask."""
+"""The choice of a backend by auto, what each refuses on CUDA, the features of a mask, and the kernel that runs."""
 
 import pytest
 import torch
 
-from nn.variants import documents, make
-from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask, Feature, Scoring, resolve_backend, select_backend
+from nn.variants import CAUSAL, documents, gqa, make, mha, t5, tokens
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import (
+    BACKENDS,
+    AttentionCase,
+    AttentionMask,
+    Feature,
+    Scoring,
+    kernel_of_layer,
+    resolve_backend,
+    select_backend,
+)
 from tinyformer.nn.kernels import support
 from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn.kernels.observe import KernelObserver
+from tinyformer.nn.kernels.sdpa import CPU_BF16_MIN_SEQ
 
-CAUSAL = AttentionMask(causal=True)
 PADDED = AttentionMask(lengths=torch.tensor([7, 3]))
 
 
@@ -75,7 +86,7 @@ def test_auto_on_other_devices_chooses_a_backend_that_can():
             assert BACKENDS[name].refusal(asked) is None
 
 
-# What is refused on CUDA, by hand; CPU is tested in `test_exactness`.
+# What is refused on CUDA, by hand; CPU is tested in `test_backends`.
 
 ON_CUDA = {
     "nothing": ((), "sdpa flash flex"),
@@ -124,14 +135,11 @@ FLASH_REFUSES = {
 }
 
 
-@pytest.mark.parametrize("reason", FLASH_REFUSES)
-def test_flash_refuses_what_it_cannot_and_names_one_that_can(reason):
-    asked, able = FLASH_REFUSES[reason]
-    with pytest.raises(ValueError, match=rf"^backend='flash': .*{reason}") as caught:
+@pytest.mark.parametrize(("asked", "able"), FLASH_REFUSES.values(), ids=FLASH_REFUSES)
+def test_flash_refuses_what_it_cannot_and_names_one_that_can(asked, able, request):
+    with pytest.raises(ValueError, match=rf"^backend='flash': .*{request.node.callspec.id}") as caught:
         select_backend("flash", asked)
     assert str(caught.value).endswith(f" ({able} can); backend='auto' works.")
-    for name in ("auto", *able.split(", ")):
-        assert select_backend(name, asked).refusal(asked) is None
 
 
 @pytest.mark.parametrize(("name", "package"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn")])
@@ -187,3 +195,60 @@ def test_layers_with_values_of_another_size_say_so():
     for name, has in (("gqa", False), ("mla", True), ("differential", True)):
         # For short sequences in fp32, eager is faster where values or keys would have to be padded with zeros.
         assert (resolve_backend(make(name, "auto"), "cpu", FP32, CAUSAL, 64).name == "eager") == has
+
+
+# The backend of a layer, and its kernel.
+
+
+def test_the_resolved_backend_is_fixed():
+    attention = mha(backend="eager")
+    assert resolve_backend(attention, "cpu", FP32, CAUSAL) is BACKENDS["eager"]
+    attention.backend = "flash"
+    for names in ([], ["_scaled_dot_product_flash_attention_for_cpu"]):
+        with KernelObserver() as kernels:
+            attention(tokens(2, 7))
+        assert kernels.names == names
+        resolve_backend(attention, "cpu", FP32, CAUSAL)
+
+
+def test_what_a_device_cannot_compute_is_refused_for_the_window_of_a_layer():
+    options, reason = ({"backend": "flash", "dropout": 0.1, "window": [3, None]}, "dropout together with padding")
+    with pytest.raises(ArgumentError, match=reason):
+        resolve_backend(mha(**options), "cuda", BF16, CAUSAL)
+    assert resolve_backend(mha(**options, layer_index=1), "cuda", BF16, CAUSAL).name == "flash"
+
+
+KERNELS = {
+    "auto": (mha, {}, True, "flash"),
+    "eager": (mha, {"backend": "eager"}, True, "eager"),
+    "dropout": (mha, {"dropout": 0.1}, True, "math"),
+    "dropout in evaluation": (mha, {"dropout": 0.1, "backend": "flash"}, False, "flash"),
+    "flex in evaluation": (mha, {"backend": "flex"}, False, "flex"),
+    "learned bias": (gqa, {"position": t5, "backend": "sdpa"}, True, "math"),
+    "learned bias in evaluation": (gqa, {"position": t5, "backend": "flash"}, False, "flash"),
+}
+
+
+@pytest.mark.parametrize(("make_layer", "options", "training", "kernel"), KERNELS.values(), ids=KERNELS)
+def test_the_kernel_of_a_layer_is_named(make_layer, options, training, kernel):
+    attention = make_layer(**options).eval()
+    resolve_backend(attention, "cpu", FP32, CAUSAL, training=training)
+    assert kernel_of_layer(attention, "cpu", FP32, CAUSAL, training=training) == kernel
+    # The layer itself is not changed.
+    assert (attention.training, attention.q_proj.weight.dtype) == (False, FP32)
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "alibi", "sink", "window", "sink+window", "qk_norm"])
+def test_auto_runs_the_flash_kernel_wherever_it_can(name):
+    attention = make(name, "auto")
+    for mask in (AttentionMask(True, PADDED.lengths), AttentionMask(True, documents=documents(2, 9)), CAUSAL):
+        resolve_backend(attention, "cpu", FP32, mask)
+        assert kernel_of_layer(attention, "cpu", FP32, mask) == "flash"
+
+
+@pytest.mark.parametrize(("seq", "dtype"), [(64, FP32), (CPU_BF16_MIN_SEQ, BF16)])
+def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
+    q = torch.zeros(2, 4, seq, 32, dtype=BF16)
+    with torch.autocast("cpu", BF16), KernelObserver() as kernels:
+        assert BACKENDS["sdpa"].compute(q, q, q, CAUSAL, Scoring()).dtype == BF16
+    assert kernels.calls == [("_scaled_dot_product_flash_attention_for_cpu", dtype)]

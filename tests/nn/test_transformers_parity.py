@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nn.attention_cases import error
+from nn.variants import error
 from tinyformer.nn import (
     Attention,
     AttentionMask,
