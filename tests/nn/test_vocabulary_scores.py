@@ -44,8 +44,7 @@ def test_parts_come_to_the_whole(rows, bias, ignored):
     def ours(*arguments):
         return vocabulary_cross_entropy(*arguments, max_logits=rows * VOCAB_SIZE)
 
-    for found, expected in zip(result(ours, *given), result(reference, *given), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result(ours, *given), result(reference, *given))
 
 
 def test_nothing_to_predict_costs_nothing():
@@ -96,14 +95,11 @@ def test_few_bits_are_widened_before_they_are_summed():
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 def test_rows_of_zeros_change_no_score(bias):
     x, weight, _, bias = case(bias=bias)
-    found, expected = padded_scores(x, weight, bias), F.linear(x, weight, bias)
-    torch.testing.assert_close(found, expected)
     inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
-    pull = torch.randn_like(expected)
-    for one, other in zip(
-        torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    scores = [function(x, weight, bias) for function in (padded_scores, F.linear)]
+    torch.testing.assert_close(*scores)
+    pull = torch.randn_like(scores[0])
+    torch.testing.assert_close(*(torch.autograd.grad(score, inputs, pull) for score in scores))
     with Largest() as made:
         padded_scores(x, weight, bias)
     assert made.elements == 30 * 128
