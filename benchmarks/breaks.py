@@ -86,14 +86,14 @@ BREAKS = (
         "nn/latent.py",
         "and self.k_proj.bias is None ",
         "",
-        ("tests/nn/test_latent.py", "tests/nn/test_cache.py", "-k", "latent"),
+        ("tests/nn/test_cache.py", "-k", "latent"),
     ),
     Break(
         "lambda_of_the_next_layer",
         "nn/differential.py",
         "math.exp(-0.3 * layer_index)",
         "math.exp(-0.3 * (layer_index + 1))",
-        ("tests/nn/test_differential.py",),
+        ("tests/nn/test_formulas.py", "-k", "differential"),
     ),
     Break(
         "copy_of_a_cache_forgets_its_length",
@@ -121,7 +121,7 @@ BREAKS = (
         "nn/position.py",
         "_alibi_slopes(2 * power)[::2]",
         "_alibi_slopes(2 * power)[1::2]",
-        ("tests/nn/test_position.py",),
+        ("tests/nn/test_formulas.py", "-k", "alibi"),
     ),
     # nn: kernels
     Break(
