@@ -143,7 +143,7 @@ BREAKS = (
         "nn/kernels/flex.py",
         "Grid(batch, head, q_idx + first, kv_idx)",
         "Grid(batch, head, q_idx, kv_idx)",
-        ("tests/nn/test_cache.py", "-k", "every_backend_decodes"),
+        ("tests/nn/test_laws.py", "-k", "decoding"),
     ),
     Break(
         "packed_sequences_without_a_window",
