@@ -22,7 +22,6 @@ from nn.variants import (
     tokens,
 )
 from tinyformer.nn import (
-    SCORES,
     ALiBi,
     AttentionMask,
     BaseAttention,
@@ -32,12 +31,9 @@ from tinyformer.nn import (
     RMSNorm,
     RotaryPosition,
     ScaledDotScore,
-    Scoring,
     SinusoidalPosition,
     T5Position,
-    attention_weights,
 )
-from tinyformer.nn.score import AdditiveScore, GeneralScore, softcap
 
 # Every score by loops, which know neither of tinyformer nor of torch's kernels.
 
@@ -90,17 +86,6 @@ def capped(layer: BaseAttention) -> Score:
     return lambda h, q, k, i, j: 0.5 * math.tanh(8**-0.5 * float(q @ k) / 0.5) + alibi(h, i, j)
 
 
-def t5(layer: BaseAttention, causal: bool) -> Score:
-    """8 buckets up to distance 10: one way 0, 1, 2, 3, then 4 + ⌊4 · ln(d / 4) / ln 2.5⌋.
-
-    Both ways 0, 1, then 2 + ⌊2 · ln(d / 2) / ln 5⌋, and 4 more for keys behind the query.
-    """
-    table = numbers(layer.position.embedding.weight)
-    one_way, both = [0, 1, 2, 3, 4, 4, 5, 6, 7], [0, 1, 2, 2, 2, 3, 3, 3, 3]
-    bucket = lambda i, j: one_way[i - j] if causal else both[abs(i - j)] + 4 * (j > i)  # noqa: E731
-    return scaled(lambda h, i, j: table[bucket(i, j), h])
-
-
 def clipped(i: int, j: int) -> int:
     return max(-3, min(3, j - i)) + 3
 
@@ -123,6 +108,7 @@ FORMULAS: dict[str, tuple[str, dict[str, Any], Callable[[BaseAttention], Score]]
     "mla": ("mla", {}, lambda layer: scaled(factor=12**-0.5)),
     "mla with a scale": ("mla", {"scale": 1}, lambda layer: scaled(factor=1)),
     "own class": ("gqa", {"score": Negative}, lambda layer: scaled(factor=8**-0.5)),  # queries are negated
+    "scaled dot": ("gqa", {}, lambda layer: scaled()),
     "additive": ("gqa+additive", {}, additive),
     "alibi": ("gqa+alibi", {}, lambda layer: scaled(alibi)),
     "alibi after the cap": ("gqa+alibi+softcap", {}, capped),
@@ -154,10 +140,11 @@ def test_general_has_a_matrix_for_each_head(position):
     assert_loops(layer, score, True, projecting=plain, tolerance=tolerance)
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
-def test_t5_adds_its_bucket_of_each_head(causal):
+def test_t5_adds_its_bucket_of_each_head():
     layer = make("gqa+t5").double()
-    assert_loops(layer, t5(layer, causal), causal)
+    # 8 buckets up to distance 10: 0, 1, 2, 3, then 4 + ⌊4 · ln(d / 4) / ln 2.5⌋.
+    table, buckets = numbers(layer.position.embedding.weight), [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert_loops(layer, scaled(lambda h, i, j: table[buckets[i - j], h]), True)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
@@ -185,33 +172,6 @@ def test_the_local_gaussian_is_the_papers(causal, span):
         reweigh=reweigh,
     )
     assert error(layer(x, AttentionMask(causal)), projected(heads, layer)) <= 1e-12
-
-
-# Scores by hand.
-
-
-def test_the_scores_of_one_query_and_two_keys_by_hand():
-    q, k = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0, 1.0], [0.0, -1.0]]]])
-    by_hand = {"scaled_dot": [5 / math.sqrt(2), -2 / math.sqrt(2)], "dot": [5.0, -2.0]}
-    for name, scores in by_hand.items():
-        score = SCORES[name](1, 2)
-        weights = attention_weights(score(q), k, AttentionMask(), Scoring(score.scale, score.compare))
-        torch.testing.assert_close(weights[0, 0, 0], torch.tensor(scores).softmax(0), msg=name)
-    general, additive = GeneralScore(1, 2), AdditiveScore(1, 2)
-    with torch.no_grad():
-        # q W = (1, 2) [[0, 1], [2, 0]] = (4, 1): with (3, 1) it is 13, with (0, -1) it is -1.
-        general.weight.copy_(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
-        additive.weight.copy_(torch.tensor([[[0.5], [-1.0]]]))
-    torch.testing.assert_close(general(q) @ k.mT * general.scale, torch.tensor([[[[13.0, -1.0]]]]))
-    expected = [0.5 * math.tanh(4) - math.tanh(3), 0.5 * math.tanh(1) - math.tanh(1)]
-    torch.testing.assert_close(additive.compare(q, k), torch.tensor([[[expected]]]))
-
-
-def test_softcap_by_hand():
-    scores = torch.tensor([-1000.0, -2.0, 0.0, 0.001, 2.0, 1000.0])
-    capped = softcap(2.0).function(scores, *[torch.zeros(1, dtype=torch.long)] * 4)
-    expected = [-2.0, -2 * math.tanh(1), 0.0, 2 * math.tanh(0.0005), 2 * math.tanh(1), 2.0]
-    torch.testing.assert_close(capped, torch.tensor(expected))
 
 
 def test_a_pattern_of_windows_repeats_over_the_layers():
