@@ -104,7 +104,7 @@ def make_encoder_decoder(
         "position": partial(LearnedPosition, 16, 32),
     }
     decoder = Decoder(*sizes, cross_attention=cross or partial(Attention, 32, 4, bias=bias), **parts)
-    network = EncoderDecoder(Encoder(*sizes, **parts), decoder, TokenReadout, shared_embedding=shared)
+    network = EncoderDecoder(Encoder(*sizes, kind="encoder", **parts), decoder, TokenReadout, shared_embedding=shared)
     for name, parameter in network.named_parameters():
         nn.init.normal_(parameter, 1.0 if "norm.weight" in name else 0.0, std)
     return network.eval()
