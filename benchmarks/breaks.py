@@ -65,7 +65,7 @@ BREAKS = (
         "nn/attention.py",
         "if context is None:",
         "if x is not None:",
-        ("tests/nn/test_exactness.py", "-k", "across_two_sequences"),
+        ("tests/nn/test_laws.py", "-k", "across_two_sequences"),
     ),
     Break(
         "maps_padded_on_the_wrong_side",
@@ -86,14 +86,14 @@ BREAKS = (
         "nn/latent.py",
         "and self.k_proj.bias is None ",
         "",
-        ("tests/nn/test_latent.py", "tests/nn/test_cache.py", "-k", "latent"),
+        ("tests/nn/test_cache.py", "-k", "latent"),
     ),
     Break(
         "lambda_of_the_next_layer",
         "nn/differential.py",
         "math.exp(-0.3 * layer_index)",
         "math.exp(-0.3 * (layer_index + 1))",
-        ("tests/nn/test_differential.py",),
+        ("tests/nn/test_formulas.py", "-k", "differential"),
     ),
     Break(
         "copy_of_a_cache_forgets_its_length",
@@ -121,7 +121,7 @@ BREAKS = (
         "nn/position.py",
         "_alibi_slopes(2 * power)[::2]",
         "_alibi_slopes(2 * power)[1::2]",
-        ("tests/nn/test_position.py",),
+        ("tests/nn/test_formulas.py", "-k", "alibi"),
     ),
     # nn: kernels
     Break(
@@ -136,14 +136,14 @@ BREAKS = (
         "nn/kernels/sdpa.py",
         "F.pad(allowed, (1, 0), value=True)",
         "F.pad(allowed, (1, 0), value=False)",
-        ("tests/nn/test_exactness.py", "-k", "fp32_is_exact and sink"),
+        ("tests/nn/test_backends.py", "-k", "every_variant_is_exact and sink and fp32"),
     ),
     Break(
         "flex_scores_from_position_zero",
         "nn/kernels/flex.py",
         "Grid(batch, head, q_idx + first, kv_idx)",
         "Grid(batch, head, q_idx, kv_idx)",
-        ("tests/nn/test_cache.py", "-k", "every_backend_decodes"),
+        ("tests/nn/test_laws.py", "-k", "decoding"),
     ),
     Break(
         "packed_sequences_without_a_window",

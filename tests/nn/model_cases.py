@@ -9,7 +9,9 @@ from torch import nn
 
 from tinyformer.nn import (
     Attention,
+    Decoder,
     Encoder,
+    EncoderDecoder,
     FeedForward,
     LayerNorm,
     LearnedPosition,
@@ -83,3 +85,26 @@ def make_transformer(*, tied: bool = True, **encoder: Any) -> Transformer:
 def token_ids(batch: int = 2, seq: int = 8, vocab_size: int = 50, seed: int = 0) -> torch.Tensor:
     """Random tokens."""
     return torch.randint(vocab_size, (batch, seq), generator=torch.Generator().manual_seed(seed))
+
+
+def make_encoder_decoder(
+    kind: type[nn.Module] = PreNormBlock,
+    cross: Any = None,
+    std: float = 0.3,
+    shared: bool = True,
+    bias: bool = True,
+    **block: Any,
+) -> EncoderDecoder:
+    """A translator with weights large enough to tell tokens apart; `block` goes to `block_factory`."""
+    torch.manual_seed(0)
+    sizes = (50, 2, 32, 16)
+    parts = {
+        "block": block_factory(kind, bias=bias, **block),
+        "norm": partial(LayerNorm, bias=bias),
+        "position": partial(LearnedPosition, 16, 32),
+    }
+    decoder = Decoder(*sizes, cross_attention=cross or partial(Attention, 32, 4, bias=bias), **parts)
+    network = EncoderDecoder(Encoder(*sizes, kind="encoder", **parts), decoder, TokenReadout, shared_embedding=shared)
+    for name, parameter in network.named_parameters():
+        nn.init.normal_(parameter, 1.0 if "norm.weight" in name else 0.0, std)
+    return network.eval()

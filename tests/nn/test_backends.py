@@ -1,211 +1,236 @@
-"""The kernels: eager against loops, the others against eager, on the shapes and masks of single calls."""
+"""Every backend computes the same function, gradient included, for every variant, mask, size and precision, or refuses.
+
+Eager is compared with the definition, written as loops; all backends with eager in float64, as the doctor does.
+"""
 
 import math
+from itertools import product
 
 import pytest
 import torch
 
-from nn.attention_cases import (
-    FUSED,
-    MASKS,
+from nn.variants import (
+    CAUSAL,
+    NAMES,
     ON_CPU,
-    TRAINABLE,
-    Case,
-    assert_within_bf16,
-    eager_result,
+    able,
+    attend_by_loops,
+    documents,
     error,
-    inputs,
-    make_mask,
-    run_backend,
-    square,
+    make,
+    prepared,
+    small,
+    tokens,
 )
-from nn.variants import attend_by_loops
-from tinyformer.nn import BACKENDS, ALiBi, AttentionCase, AttentionMask, Scoring, attention_weights, select_backend
-from tinyformer.nn.kernels.case import features_of
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import BACKENDS, ALiBi, AttentionMask, Scoring, attention_weights, resolve_backend
 from tinyformer.nn.kernels.eager import eager
-from tinyformer.nn.kernels.flash import flash
 from tinyformer.nn.kernels.observe import KernelObserver
-from tinyformer.nn.kernels.sdpa import CPU_BF16_MIN_SEQ, sdpa
+from tinyformer.programs.doctor.cases import DTYPES, MASKS, Shape, factory_of
+from tinyformer.programs.doctor.exactness import Problem
+from tinyformer.programs.doctor.verdict import Cell, check_exactness
 
-FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
-
-SQUARE = [square(n, d, m) for n in (1, 63, 257, 1024) for d in (32, 64, 128) for m in MASKS]
-CROSS = [Case(q, k, d, m) for q, k in ((1, 63), (63, 257), (257, 63)) for d in (32, 64, 128) for m in MASKS]
-CASES = [
-    pytest.param(case, marks=[] if index % 7 == 0 else [pytest.mark.nightly], id=str(case))
-    for index, case in enumerate(SQUARE + CROSS)
-]
-"""Every seventh, which are all masks and head sizes at one length or another, is fast."""
+FUSED = ON_CPU[1:]
+NIGHTLY = pytest.mark.nightly
+SMALL = Shape(11, 8, 3)
 
 
-# Eager, the definition.
+def pattern(*shape: int) -> torch.Tensor:
+    """Half of all pairs at random, and no key for the third query."""
+    allowed = torch.rand(*shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    allowed[:, :, 2] = False
+    return allowed
 
 
-@pytest.mark.parametrize("mask", MASKS)
+EVERY_MASK = MASKS | {
+    "documents+full": lambda rows, seq, device: AttentionMask(documents=documents(rows, seq)),
+    "documents+padded": lambda rows, seq, device: AttentionMask(
+        lengths=torch.tensor([seq, seq // 2, 0]), documents=documents(rows, seq)
+    ),
+    "pattern": lambda rows, seq, device: AttentionMask(allowed=pattern(1, 1, SMALL.seq, seq)),
+    "pattern of heads+causal+padded": lambda rows, seq, device: AttentionMask(
+        True, torch.tensor([seq, seq // 2, 0]), allowed=pattern(rows, 4, SMALL.seq, seq)
+    ),
+}
+
+
+# The definition.
+
+
+@pytest.mark.parametrize(("q_seq", "k_seq"), [(5, 5), (2, 6), (6, 3)])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
-def test_eager_is_the_definition_written_as_loops(num_kv_heads, mask):
-    for q_seq, k_seq in ((5, 5), (2, 6), (6, 3)):
-        random = torch.Generator().manual_seed(0)
-        q = torch.randn(3, 4, q_seq, 8, generator=random, dtype=torch.float64)
-        k, v = torch.randn(2, 3, num_kv_heads, k_seq, 8, generator=random, dtype=torch.float64)
-        lengths = [k_seq, 2, 0]
+def test_eager_is_the_definition_written_as_loops(num_kv_heads, q_seq, k_seq):
+    random = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 4, q_seq, 8, generator=random, dtype=torch.float64)
+    k, v = torch.randn(2, 3, num_kv_heads, k_seq, 8, generator=random, dtype=torch.float64)
+    units, lengths = torch.eye(k_seq, dtype=torch.float64).expand(1, num_kv_heads, -1, -1), [k_seq, 2, 0]
+    for causal, padded in product((False, True), repeat=2):
+        mask, scoring = AttentionMask(causal, torch.tensor(lengths) if padded else None), Scoring(0.3)
+        weights, out = attention_weights(q, k, mask, scoring), eager(q, k, v, mask, scoring)
+        for row, length in enumerate(lengths):
+            at = slice(row, row + 1)
 
-        def by_loops(row: int, values: torch.Tensor) -> torch.Tensor:
             def may_attend(i: int, j: int) -> bool:
-                is_past = "causal" not in mask or j <= i + k_seq - q_seq  # noqa: B023
-                return is_past and ("padded" not in mask or j < lengths[row])  # noqa: B023
+                return (not causal or j <= i + k_seq - q_seq) and (not padded or j < length)  # noqa: B023
 
-            score = lambda h, query, key, i, j: 0.3 * float(query @ key)  # noqa: E731
-            return attend_by_loops(q[row : row + 1], k[row : row + 1], values, score, may_attend=may_attend)  # noqa: B023
-
-        units = torch.eye(k_seq, dtype=torch.float64).expand(1, num_kv_heads, -1, -1)
-        described, scoring = make_mask(mask, lengths), Scoring(0.3)
-        weights, out = attention_weights(q, k, described, scoring), eager(q, k, v, described, scoring)
-        for row in range(3):
-            expected = by_loops(row, v[row : row + 1]), by_loops(row, units)
-            for actual, reference in zip((out, weights), expected, strict=True):
-                torch.testing.assert_close(actual[row : row + 1], reference, rtol=0, atol=1e-13)
+            for actual, values in ((out, v[at]), (weights, units)):
+                score = lambda h, query, key, i, j: 0.3 * float(query @ key)  # noqa: E731
+                expected = attend_by_loops(q[at], k[at], values, score, may_attend=may_attend)
+                torch.testing.assert_close(actual[at], expected, rtol=0, atol=1e-13)
 
 
-def test_two_keys_by_hand():
-    # Scores 0 and ln 3, so weights 1/4 and 3/4, and 1/4 * 8 + 3/4 * 4 = 5.
-    q = torch.tensor([[[[2.0]]]])
-    k = torch.tensor([[[[0.0], [math.log(3)]]]])
+def test_two_keys_and_a_sink_by_hand():
+    # Scores 0 and ln 3, so weights 1/4 and 3/4; beside a sink of ln 4 they are 1/8 and 3/8, and 4/8 is nobody's.
+    q, k = torch.tensor([[[[2.0]]]]), torch.tensor([[[[0.0], [math.log(3)]]]])
     v = torch.tensor([[[[8.0], [4.0]]]])
-    weights = attention_weights(q, k, AttentionMask(), Scoring(0.5))
-    torch.testing.assert_close(weights, torch.tensor([[[[0.25, 0.75]]]]))
-    for backend in ON_CPU:
-        out = BACKENDS[backend].compute(q, k, v, AttentionMask(), Scoring(0.5))
-        torch.testing.assert_close(out, torch.tensor([[[[5.0]]]]), msg=backend)
+    for sink, expected in ((None, [0.25, 0.75]), (torch.tensor([math.log(4)]), [0.125, 0.375])):
+        scoring = Scoring(0.5, sink=sink)
+        weights = attention_weights(q, k, AttentionMask(), scoring)
+        torch.testing.assert_close(weights, torch.tensor([[[expected]]]))
+        for backend in ON_CPU:
+            out = BACKENDS[backend].compute(q, k, v, AttentionMask(), scoring)
+            torch.testing.assert_close(out, torch.tensor([[[[expected[0] * 8 + expected[1] * 4]]]]), msg=backend)
 
 
 def test_weights_of_low_precision_queries_are_normalised_in_fp32():
-    q, k, _, _ = inputs(Case(63, 63, 32), torch.bfloat16)
-    weights = attention_weights(q, k, AttentionMask(causal=True), Scoring(32**-0.5))
+    q = torch.randn(2, 4, 63, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weights = attention_weights(q, q, CAUSAL, Scoring(32**-0.5))
     assert weights.dtype == torch.float32
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 63), rtol=0, atol=1e-6)
 
 
-# Every kernel equals eager, forward and gradient.
+# The law.
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_fp32_parity(case):
-    reference = eager_result(case, torch.float32, torch.float32)
-    for backend in (*FUSED, "flex"):
-        actual = run_backend(backend, case, inputs(case, torch.float32))
-        errors = {name: error(actual[name], reference[name]) for name in actual}
-        assert max(errors.values()) <= 1e-5, (backend, errors)
+def assert_exact(
+    name: str, mask: str, dtype: str, *backends: str, cross: bool = False, shape: Shape = SMALL, **options: object
+) -> None:
+    """All backends that compute a variant are as exact as the dtype allows, and the promised ones do compute it."""
+    attention = prepared(lambda: factory_of(small(name))(shape.d_model, 4, **options))
+    problem = Problem(attention, EVERY_MASK[mask], shape, torch.device("cpu"), cross)
+    for backend in backends or ON_CPU:
+        cell = check_exactness(problem, Cell(backend, name, mask, dtype), DTYPES.get(dtype, torch.float64))
+        assert cell.failure is None, cell
+        assert (cell.status == "ran") >= (backend == "eager" or backend in able(name, training=False)), cell
+        assert cell.has_backward >= (backend == "eager" or backend in able(name)), cell
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_bf16_parity_to_its_own_rounding(case):
-    exact = eager_result(case, torch.bfloat16, torch.float64)
-    eager = eager_result(case, torch.bfloat16, torch.bfloat16)
-    for backend in (*FUSED, "flex"):
-        actual = run_backend(backend, case, inputs(case, torch.bfloat16))
-        for name in actual:
-            assert actual[name].dtype == torch.bfloat16
-            assert_within_bf16(actual[name], eager[name], exact[name], f"{backend}, {name}")
+def grid():
+    """Every variant with every mask; one mask of each variant is fast, the others are nightly."""
+    for number, name in enumerate(NAMES):
+        for index, mask in enumerate(EVERY_MASK):
+            is_fast = index == number % len(EVERY_MASK)
+            yield pytest.param(name, mask, marks=[] if is_fast else NIGHTLY, id=f"{name}-{mask}")
 
 
-# Rows without keys, and masked keys.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "mask"), list(grid()))
+def test_every_variant_is_exact_under_every_mask(name, mask, dtype):
+    assert_exact(name, mask, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("case", [Case(9, 9, 32, "padded"), Case(600, 600, 32, "causal+padded")], ids=str)
-@pytest.mark.parametrize("backend", ON_CPU)
-def test_a_row_of_length_zero_gives_exact_zeros_and_gradients(backend, case, dtype):
-    result = run_backend(backend, case, inputs(case, dtype))
-    for name, value in result.items():
-        assert torch.count_nonzero(value[1]) == 0, name
-        assert value.isfinite().all(), name
-        assert torch.count_nonzero(value[0]) > 0, name
+SIZES = list(product((1, 63, 257, 800), (32, 64, 128), ("full", "causal", "padded", "causal+padded"), (False, True)))
+"""Numbers of tokens, head sizes, masks, and whether the keys are those of another sequence. Torch's kernel for CPUs
+reads 512 keys at a time, and rescales what it has summed before."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("seq", "head_dim", "mask", "cross"),
+    [pytest.param(*size, marks=[] if index % 13 == 0 and index < 90 else NIGHTLY) for index, size in enumerate(SIZES)],
+)
+def test_every_size_is_exact(seq, head_dim, mask, cross, dtype):
+    assert_exact("gqa", mask, dtype, cross=cross, shape=Shape(seq, head_dim, 2))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "differential" in name])
+def test_gradients_that_cancel_in_fp32_are_exact_in_float64(name):
+    """λ and the sinks of differential attention only shift what is normalised next."""
+    assert_exact(name, "causal+padded", "float64", "sdpa", "flash")
+
+
+CROSS = ("gqa", "mla+rotary", "differential", "gqa+general", "gqa+additive", "gqa+softcap", "sink", "gqa+sink+window")
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "padded", "causal+padded", "pattern"])
+@pytest.mark.parametrize("name", [*CROSS, "gate"])
+def test_cross_attention_is_exact(name, mask):
+    assert_exact(name, mask, "fp32", cross=True)
+
+
+@pytest.mark.parametrize("name", ["gqa", "gqa+sink", "gqa+sink+window", "mla+rotary", "differential"])
+def test_a_scale_of_zero_is_uniform_attention(name):
+    assert_exact(name, "causal+padded", "float64", "eager", "sdpa", "flash", scale=0.0)
+    weights = make(name, scale=0.0).weights(tokens(), CAUSAL)
+    assert (weights[0, :, 2, :3] == weights[0, :, 2, :1]).all()
 
 
 @pytest.mark.parametrize("backend", ON_CPU)
 def test_causal_queries_before_the_first_key_give_exact_zeros(backend):
-    case = Case(7, 3, 32, "causal")
-    result = run_backend(backend, case, inputs(case, torch.float32))
-    assert torch.count_nonzero(result["out"][:, :, :4]) == 0
-    assert backend not in TRAINABLE or torch.count_nonzero(result["q"][:, :, :4]) == 0
-    assert (result["out"][:, :, 4:] != 0).any(-1).all()
-    assert all(value.isfinite().all() for value in result.values())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("seq", [100, 600])
-@pytest.mark.parametrize("backend", ON_CPU)
-def test_masked_keys_do_not_change_a_single_bit_of_long_sequences(backend, seq, dtype):
-    q, k, v, _ = inputs(Case(seq, seq, 32), dtype)
-    cut, compute = seq // 2, BACKENDS[backend].compute
-    k2, v2 = k.clone(), v.clone()
-    k2[:, :, cut:], v2[:, :, cut:] = 3.0, -50.0
-    for mask, rows in (
-        (AttentionMask(causal=True), slice(None, cut)),
-        (AttentionMask(lengths=torch.tensor([cut, cut])), slice(None)),
-    ):
-        before, after = compute(q, k, v, mask, Scoring(0.2)), compute(q, k2, v2, mask, Scoring(0.2))
-        assert torch.equal(before[:, :, rows], after[:, :, rows])
-        assert rows.stop is None or not torch.equal(before[:, :, cut:], after[:, :, cut:])
-
-
-# Which kernel runs.
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("backend", ["auto", *FUSED])
-def test_cpu_runs_the_flash_kernel_and_no_other(native_bf16, backend, mask, dtype):
-    for seq, num_kv_heads in ((128, 2), (600, 4)):
-        case = Case(seq, seq, 32, mask, num_kv_heads=num_kv_heads)
-        features = features_of(case.attention_mask(), Scoring(), seq, seq, dropout=False, gradient=True)
-        chosen = select_backend(backend, AttentionCase("cpu", dtype, 32, features, seq))
-        with KernelObserver() as kernels:
-            run_backend(chosen.name, case, inputs(case, dtype))
-        # In bf16, auto takes matrix products up to 160 tokens unless rows are padded; without a mask up to any length.
-        bf16_eager = mask == "full" or (mask == "causal" and seq <= 160)
-        is_eager = backend == "auto" and dtype == torch.bfloat16 and bf16_eager
-        assert kernels.names == ([] if is_eager else [FLASH_ON_CPU, f"{FLASH_ON_CPU}_backward"])
-
-
-@pytest.mark.parametrize(("seq", "dtype"), [(64, torch.float32), (CPU_BF16_MIN_SEQ, torch.bfloat16)])
-def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
-    case = Case(seq, seq, 32, "causal")
-    with torch.autocast("cpu", torch.bfloat16), KernelObserver() as kernels:
-        result = run_backend("sdpa", case, inputs(case, torch.bfloat16))
-    assert kernels.calls[0] == (FLASH_ON_CPU, dtype)
-    assert result["out"].dtype == torch.bfloat16
-
-
-# Dropout of attention weights.
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_dropout_keeps_the_expectation_and_drops_its_share(backend, dtype):
-    # All keys alike and identity values: the output is the weights themselves, 1/k_seq each before dropout.
-    seq, probability = 64, 0.25
-    q = torch.zeros(4, 8, seq, seq, dtype=dtype)
-    v = torch.eye(seq, dtype=dtype).expand(4, 8, seq, seq)
-    torch.manual_seed(0)
-    weights = BACKENDS[backend].compute(q, q, v, AttentionMask(), Scoring(), probability).float() * seq
-    share = (weights == 0).float().mean().item()
-    # 131,072 independent weights: the standard error of the share is 0.0012.
-    assert abs(share - probability) < 0.006
-    assert abs(weights.mean().item() - 1) < 0.01
-    kept = weights[weights != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - probability)), rtol=2**-7, atol=0)
+    random, trains = torch.Generator().manual_seed(0), backend != "flex"
+    q, k, v = (torch.randn(2, heads, seq, 32, generator=random) for heads, seq in ((4, 7), (2, 3), (2, 3)))
+    out = BACKENDS[backend].compute(q.requires_grad_(trains), k, v, CAUSAL, Scoring(0.2))
+    for value in (out, *(torch.autograd.grad(out.square().sum(), q) if trains else ())):
+        assert torch.count_nonzero(value[:, :, :4]) == 0
+        assert value.isfinite().all()
+    assert error(out, eager(q, k, v, CAUSAL, Scoring(0.2))) <= 1e-6
 
 
 def test_a_bias_keeps_its_small_differences_in_low_precision():
     # Padding hides all near keys of the last queries: ALiBi's bias of the others is -500 and below, where bf16 knows
     # every second whole number alone.
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 2, 1024, 32, requires_grad=True) for _ in range(3))
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 1024, 32, generator=random, requires_grad=True) for _ in range(3))
     mask = AttentionMask(lengths=torch.tensor([1024, 100]))
-    mod = ALiBi(2).score_mod(q, 1024, 32**-0.5, causal=False)
-    exact = eager(q.double(), k.double(), v.double(), mask, Scoring(32**-0.5, mods=(mod,)))
-    for backend in (sdpa, flash):
-        out = backend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, Scoring(32**-0.5, mods=(mod,)))
+    scoring = Scoring(32**-0.5, mods=(ALiBi(2).score_mod(q, 1024, 32**-0.5, causal=False),))
+    exact = eager(q.double(), k.double(), v.double(), mask, scoring)
+    for backend in ("sdpa", "flash"):
+        out = BACKENDS[backend].compute(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask, scoring)
         assert error(out.double(), exact) < 0.02, backend
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_dropout_keeps_the_expectation_and_drops_its_share(backend, dtype):
+    # All keys alike and identity values: the output is the weights themselves, 1/64 each before dropout.
+    q, v = torch.zeros(4, 8, 64, 64, dtype=dtype), torch.eye(64, dtype=dtype).expand(4, 8, 64, 64)
+    torch.manual_seed(0)
+    weights = BACKENDS[backend].compute(q, q, v, AttentionMask(), Scoring(), 0.25).float() * 64
+    # 131,072 independent weights: the standard error of the share is 0.0012.
+    assert abs((weights == 0).float().mean().item() - 0.25) < 0.006
+    assert abs(weights.mean().item() - 1) < 0.01
+    kept = weights[weights != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 4 / 3), rtol=2**-7, atol=0)
+    attention = make("gqa", backend, dropout=0.5)
+    assert not torch.equal(attention(tokens()), attention(tokens()))
+    assert torch.equal(attention.weights(tokens()), attention.weights(tokens()))
+    assert torch.equal(attention.eval()(tokens()), make("gqa", backend)(tokens()))
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backend_is_refused_exactly_where_it_is_not_promised(name):
+    """At construction or when it is resolved, and before a kernel runs."""
+    for training, backend in product((True, False), FUSED):
+        if backend in able(name, training):
+            chosen = resolve_backend(make(name, backend), "cpu", torch.float32, CAUSAL, None, training)
+            assert chosen is BACKENDS[backend]
+            continue
+        with torch.set_grad_enabled(training), KernelObserver() as kernels, pytest.raises(ArgumentError) as caught:
+            make(name, backend)(tokens())
+        assert (caught.value.path, caught.value.works) == (("backend",), {"backend": "auto"})
+        assert kernels.names == []
+        if backend in able(name, training=False):
+            with pytest.raises(ArgumentError):
+                resolve_backend(make(name, backend), "cpu", torch.float32, CAUSAL)
+
+
+@pytest.mark.parametrize("backend", ["flash", "flex"])
+@torch.no_grad()
+def test_dropout_is_refused_in_training_only(backend):
+    attention = make("gqa", backend, dropout=0.1)
+    with pytest.raises(ArgumentError, match=r"cannot compute attention dropout on CPU \(eager, sdpa can\)"):
+        attention.train()(tokens())
+    attention.eval()(tokens())

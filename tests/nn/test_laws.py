@@ -6,29 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from nn.attention_cases import error
-from nn.variants import (
-    NAMES,
-    able,
-    alibi,
-    differential,
-    documents,
-    factory,
-    gqa,
-    make,
-    mqa,
-    network,
-    positioned,
-    prepared,
-    projected,
-    rotary,
-    tokens,
-)
-from tinyformer.nn import AttentionMask, BaseAttention, Cache, prune_heads
+from nn.variants import CAUSAL, NAMES, able, documents, error, factory, make, network, projected, tokens
+from tinyformer.nn import AttentionMask, Cache, prune_heads
 
-CAUSAL = AttentionMask(causal=True)
 EVERY_VARIANT = pytest.mark.parametrize("name", NAMES)
-ON_CPU = ("eager", "sdpa", "flash", "flex")
+POSITIONED = {"rotary", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"}
+"""Parts of a variant's name by which it depends on the order of the tokens without a mask."""
 
 
 def backends_of(name: str, *names: str) -> list[str]:
@@ -90,7 +73,16 @@ def test_without_positions_permuted_tokens_give_permuted_outputs(name):
     x, order = tokens(), torch.tensor([3, 0, 10, 7, 1, 9, 2, 8, 4, 6, 5])
     attention = make(name, "auto")
     difference = error(attention(x[:, order]), attention(x)[:, order])
-    assert difference > 1e-4 if positioned(name) else difference <= 1e-5
+    assert difference > 1e-4 if POSITIONED & {*name.split("+")} else difference <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+@pytest.mark.parametrize("position", ["rotary", "alibi", "t5", "relative_keys"])
+@torch.no_grad()
+def test_positions_have_no_effect_across_two_sequences(kind, position):
+    attention, plain, context = make(f"{kind}+{position}"), make(kind), tokens(seq=14)
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    assert error(attention(tokens(), context=context), plain(tokens(), context=context)) <= 1e-6
 
 
 # Decoding.
@@ -100,7 +92,7 @@ def test_without_positions_permuted_tokens_give_permuted_outputs(name):
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_one_pass(name):
     ids = torch.randint(50, (2, 11), generator=torch.Generator().manual_seed(0))
-    for backend in backends_of(name, *(() if "+" in name else ("sdpa", "flex"))):
+    for backend in backends_of(name, *(() if "+" in name else ("sdpa", "flash", "flex"))):
         # The first chunk is longer than a window, and so is one behind it.
         model, cache = network(partial(factory(name), backend=backend)), Cache(2)
         parts = [model(chunk, CAUSAL, cache) for chunk in ids.split([5, 1, 1, 4], dim=1)]
@@ -117,7 +109,10 @@ def test_decoding_with_a_cache_equals_one_pass(name):
 def test_the_output_is_the_values_mixed_by_the_weights(name, causal):
     attention, x = make(name, "auto"), tokens()
     mask = AttentionMask(causal, torch.tensor([11, 6, 0]))
-    weights, values = attention.weights(x, mask), attention.project(x).v
+    call = attention.call(x, mask)
+    weights, values = attention.maps_of_call(call).weights, call.qkv.v
+    torch.testing.assert_close(attention.maps_of_call(call, torch.tensor([3, 9])).weights, weights[..., [3, 9], :])
+    applied = attention.apply_weights(weights, call.qkv, is_cross=False)
     values = values.repeat_interleave(4 // values.shape[1], dim=1)
     if "differential" in name:
         first, second = (weights[:, half::2] @ values for half in (0, 1))
@@ -126,6 +121,7 @@ def test_the_output_is_the_values_mixed_by_the_weights(name, causal):
         heads = weights @ values
     mix = attention.position.mix(11, 11)
     heads = heads if mix is None else heads + mix(weights)
+    assert error(applied, heads) <= 1e-5
     if attention.output_gate is not None:
         heads = attention.output_gate(heads, x)
     assert error(attention(x, mask), projected(heads, attention)) <= 1e-5
@@ -165,39 +161,3 @@ def test_every_parameter_learns(name):
         assert parameter.grad.isfinite().all(), key
         rows = parameter.grad.flatten(1).abs().amax(1) if parameter.dim() > 1 else parameter.grad.abs()
         assert (rows > 0).all(), key
-
-
-# Sharing keys and values.
-
-
-def with_repeated_heads(attention: BaseAttention, group: int) -> dict[str, torch.Tensor]:
-    """The weights with each K/V head of 8 dimensions repeated."""
-    state = dict(attention.state_dict())
-    for name in ("k_proj.weight", "v_proj.weight"):
-        state[name] = state[name].unflatten(0, (-1, 8)).repeat_interleave(group, dim=0).flatten(0, 1)
-    return state
-
-
-SHARED = {
-    "rotary+qk_norm": {"position": rotary, "qk_norm": True},
-    "alibi+sink": {"position": alibi, "sink": True},
-    "additive": {"score": "additive"},
-    "local_gaussian": {"window": 4, "local_gaussian": True},
-}
-
-
-@pytest.mark.parametrize("options", SHARED.values(), ids=SHARED)
-@pytest.mark.parametrize("shared", [gqa, mqa, differential], ids=["gqa", "mqa", "differential"])
-def test_shared_keys_and_values_equal_repeated_ones(shared, options):
-    """The gradient of a shared head is the sum over the heads that share it."""
-    grouped = prepared(partial(shared, **options))
-    whole = type(grouped)(32, 4, **options)
-    group = 4 // grouped.num_kv_heads
-    whole.load_state_dict(with_repeated_heads(grouped, group))
-    outputs = [attention(tokens(), CAUSAL) for attention in (grouped, whole)]
-    assert error(*outputs) <= 1e-5
-    for out in outputs:
-        out.square().sum().backward()
-    for name in ("k_proj", "v_proj"):
-        summed = getattr(whole, name).weight.grad.unflatten(0, (-1, group, 8)).sum(1).flatten(0, 1)
-        assert error(getattr(grouped, name).weight.grad, summed) <= 1e-5

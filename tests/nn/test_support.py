@@ -1,15 +1,26 @@
-"""The choice of a backend by auto, what each refuses on CUDA, and the features of a mask."""
+"""The choice of a backend by auto, what each refuses on CUDA, the features of a mask, and the kernel that runs."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from nn.variants import documents, make
-from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask, Feature, Scoring, resolve_backend, select_backend
+from nn.variants import CAUSAL, documents, gqa, make, mha, t5, tokens
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import (
+    BACKENDS,
+    AttentionCase,
+    AttentionMask,
+    Feature,
+    Scoring,
+    kernel_of_layer,
+    resolve_backend,
+    select_backend,
+)
 from tinyformer.nn.kernels import support
 from tinyformer.nn.kernels.case import features_of
-
-CAUSAL = AttentionMask(causal=True)
-PADDED = AttentionMask(lengths=torch.tensor([7, 3]))
+from tinyformer.nn.kernels.observe import KernelObserver
+from tinyformer.nn.kernels.sdpa import CPU_BF16_MIN_SEQ
 
 
 def case(device: str, dtype: torch.dtype, head_dim: int, *features: Feature, seq: int | None = None) -> AttentionCase:
@@ -58,24 +69,21 @@ def test_auto_on_cpu_without_bf16_in_hardware_leaves_bf16_to_torch(native_bf16):
         assert select_backend("auto", asked).name == ("eager" if Feature.COMPARE in features else "sdpa")
 
 
-ELSEWHERE = {
-    "flash": [case("cuda", BF16, 256), case("cuda", torch.float16, 64), case("cuda", BF16, 64, Feature.PADDING)],
-    "sdpa": [
-        *(case("cuda", FP32, 64), case("cuda", FP32, 64, Feature.DROPOUT), case("mps", FP32, 64)),
-        case("cuda", BF16, 64, Feature.BIAS, Feature.DROPOUT),
-    ],
-    "eager": [case("cuda", BF16, 64, Feature.COMPARE)],
-}
+ELSEWHERE = [
+    *(("flash", case("cuda", BF16, 256)), ("flash", case("cuda", torch.float16, 64))),
+    *(("flash", case("cuda", BF16, 64, Feature.PADDING)), ("sdpa", case("cuda", FP32, 64))),
+    *(("sdpa", case("cuda", BF16, 64, Feature.BIAS, Feature.DROPOUT)), ("sdpa", case("mps", FP32, 64))),
+    ("eager", case("cuda", BF16, 64, Feature.COMPARE)),
+]
 
 
-def test_auto_on_other_devices_chooses_a_backend_that_can():
-    for name, cases in ELSEWHERE.items():
-        for asked in cases:
-            assert select_backend("auto", asked).name == name, asked
-            assert BACKENDS[name].refusal(asked) is None
+@pytest.mark.parametrize(("name", "asked"), ELSEWHERE)
+def test_auto_on_other_devices_chooses_a_backend_that_can(name, asked):
+    assert select_backend("auto", asked).name == name
+    assert BACKENDS[name].refusal(asked) is None
 
 
-# What is refused on CUDA, by hand; CPU is tested in `test_exactness`.
+# What is refused on CUDA, by hand; CPU is tested in `test_backends`.
 
 ON_CUDA = {
     "nothing": ((), "sdpa flash flex"),
@@ -124,14 +132,11 @@ FLASH_REFUSES = {
 }
 
 
-@pytest.mark.parametrize("reason", FLASH_REFUSES)
-def test_flash_refuses_what_it_cannot_and_names_one_that_can(reason):
-    asked, able = FLASH_REFUSES[reason]
-    with pytest.raises(ValueError, match=rf"^backend='flash': .*{reason}") as caught:
+@pytest.mark.parametrize(("asked", "able"), FLASH_REFUSES.values(), ids=FLASH_REFUSES)
+def test_flash_refuses_what_it_cannot_and_names_one_that_can(asked, able, request):
+    with pytest.raises(ValueError, match=rf"^backend='flash': .*{request.node.callspec.id}") as caught:
         select_backend("flash", asked)
     assert str(caught.value).endswith(f" ({able} can); backend='auto' works.")
-    for name in ("auto", *able.split(", ")):
-        assert select_backend(name, asked).refusal(asked) is None
 
 
 @pytest.mark.parametrize(("name", "package"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn")])
@@ -156,21 +161,17 @@ def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
 
 # Features.
 
+LENGTHS_OF = torch.tensor([7, 3])
+PADDED, PACKED = AttentionMask(lengths=LENGTHS_OF), AttentionMask(documents=documents(2, 9))
 MASK_FEATURES = [
-    (AttentionMask(), 9, set()),
     (AttentionMask(), 5, set()),
     (CAUSAL, 9, {Feature.CAUSAL}),
     (CAUSAL, 5, {Feature.CAUSAL, Feature.UNEVEN}),
     (PADDED, 9, {Feature.PADDING}),
-    (AttentionMask(True, PADDED.lengths), 9, {Feature.CAUSAL, Feature.PADDING, Feature.CAUSAL_PADDING}),
+    (AttentionMask(True, LENGTHS_OF), 9, {Feature.CAUSAL, Feature.PADDING, Feature.CAUSAL_PADDING}),
     (PADDED.within(3), 9, {Feature.PADDING, Feature.WINDOW, Feature.CAUSAL_PADDING}),
-    (AttentionMask(documents=documents()), 9, {Feature.DOCUMENTS}),
-    (
-        AttentionMask(lengths=PADDED.lengths, documents=documents(2, 9)),
-        9,
-        {Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS},
-    ),
-    (AttentionMask(window=3), 9, {Feature.WINDOW}),
+    (PACKED, 9, {Feature.DOCUMENTS}),
+    (replace(PACKED, lengths=LENGTHS_OF), 9, {Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS}),
     (AttentionMask(allowed=torch.ones(5, 9, dtype=torch.bool)), 5, {Feature.PATTERN}),
     (AttentionMask(window=3), 5, {Feature.WINDOW, Feature.UNEVEN}),
 ]
@@ -187,3 +188,60 @@ def test_layers_with_values_of_another_size_say_so():
     for name, has in (("gqa", False), ("mla", True), ("differential", True)):
         # For short sequences in fp32, eager is faster where values or keys would have to be padded with zeros.
         assert (resolve_backend(make(name, "auto"), "cpu", FP32, CAUSAL, 64).name == "eager") == has
+
+
+# The backend of a layer, and its kernel.
+
+
+def test_the_resolved_backend_is_fixed():
+    attention = mha(backend="eager")
+    assert resolve_backend(attention, "cpu", FP32, CAUSAL) is BACKENDS["eager"]
+    attention.backend = "flash"
+    for names in ([], ["_scaled_dot_product_flash_attention_for_cpu"]):
+        with KernelObserver() as kernels:
+            attention(tokens(2, 7))
+        assert kernels.names == names
+        resolve_backend(attention, "cpu", FP32, CAUSAL)
+
+
+def test_what_a_device_cannot_compute_is_refused_for_the_window_of_a_layer():
+    options, reason = ({"backend": "flash", "dropout": 0.1, "window": [3, None]}, "dropout together with padding")
+    with pytest.raises(ArgumentError, match=reason):
+        resolve_backend(mha(**options), "cuda", BF16, CAUSAL)
+    assert resolve_backend(mha(**options, layer_index=1), "cuda", BF16, CAUSAL).name == "flash"
+
+
+KERNELS = {
+    "auto": (mha, {}, True, "flash"),
+    "eager": (mha, {"backend": "eager"}, True, "eager"),
+    "dropout": (mha, {"dropout": 0.1}, True, "math"),
+    "dropout in evaluation": (mha, {"dropout": 0.1, "backend": "flash"}, False, "flash"),
+    "flex in evaluation": (mha, {"backend": "flex"}, False, "flex"),
+    "learned bias": (gqa, {"position": t5, "backend": "sdpa"}, True, "math"),
+    "learned bias in evaluation": (gqa, {"position": t5, "backend": "flash"}, False, "flash"),
+}
+
+
+@pytest.mark.parametrize(("make_layer", "options", "training", "kernel"), KERNELS.values(), ids=KERNELS)
+def test_the_kernel_of_a_layer_is_named(make_layer, options, training, kernel):
+    attention = make_layer(**options).eval()
+    resolve_backend(attention, "cpu", FP32, CAUSAL, training=training)
+    assert kernel_of_layer(attention, "cpu", FP32, CAUSAL, training=training) == kernel
+    # The layer itself is not changed.
+    assert (attention.training, attention.q_proj.weight.dtype) == (False, FP32)
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "alibi", "sink", "window", "sink+window", "qk_norm"])
+def test_auto_runs_the_flash_kernel_wherever_it_can(name):
+    attention = make(name, "auto")
+    for mask in (AttentionMask(True, LENGTHS_OF), AttentionMask(True, documents=documents(2, 9)), CAUSAL):
+        resolve_backend(attention, "cpu", FP32, mask)
+        assert kernel_of_layer(attention, "cpu", FP32, mask) == "flash"
+
+
+@pytest.mark.parametrize(("seq", "dtype"), [(64, FP32), (CPU_BF16_MIN_SEQ, BF16)])
+def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
+    q = torch.zeros(2, 4, seq, 32, dtype=BF16)
+    with torch.autocast("cpu", BF16), KernelObserver() as kernels:
+        assert BACKENDS["sdpa"].compute(q, q, q, CAUSAL, Scoring()).dtype == BF16
+    assert kernels.calls == [("_scaled_dot_product_flash_attention_for_cpu", dtype)]

@@ -5,8 +5,7 @@ GPT-2, BERT, Llama, Mistral, T5, BART and Marian are compared in tests/interop.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,15 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nn.attention_cases import error
+from nn.variants import CAUSAL, error
 from tinyformer.nn import (
     Attention,
-    AttentionMask,
     Encoder,
-    FeedForward,
     GatedFeedForward,
     LatentAttention,
-    LayerNorm,
     PreNormBlock,
     RMSNorm,
     RotaryPosition,
@@ -31,23 +27,11 @@ from tinyformer.nn import (
 VOCAB, LAYERS, D_MODEL, D_FF, SEQ = 53, 3, 42, 50, 37
 # Sequences are longer than windows, and no number is round.
 WINDOW, BASE, HEAD_DIM = 8, 700.0, 10
-
-CAUSAL = AttentionMask(causal=True)
+ROTARY = partial(RotaryPosition, SEQ + 2, base=BASE)
 
 Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Twins:
-    """Their model; its weights under our names; and our encoder, still without them."""
-
-    theirs: nn.Module
-    weights: Weights
-    ours: Encoder
-
-
-def rotary() -> Callable[..., nn.Module]:
-    return partial(RotaryPosition, SEQ + 2, base=BASE)
+Twins = tuple[nn.Module, Weights, Encoder]
+"""Their model; its weights under our names; and our encoder, still without them."""
 
 
 def hugging_face(family: str, **config: Any) -> nn.Module:
@@ -69,44 +53,32 @@ def hugging_face(family: str, **config: Any) -> nn.Module:
     return theirs.eval()
 
 
-def named(model: nn.Module) -> Weights:
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
-
-
-def rename(weights: Weights, pairs: str) -> Weights:
-    """Replace regular expressions in all names, one after the other: "old new old new"."""
-    words = pairs.split()
-
-    def new(name: str) -> str:
+def renamed(model: nn.Module, pairs: str) -> Weights:
+    """The weights with regular expressions in their names replaced, one after the other: "old new old new"."""
+    words, weights = pairs.split(), {}
+    for name, weight in model.named_parameters():
         for old, ours in zip(words[::2], words[1::2], strict=True):
-            name = re.sub(old, ours, name)
-        return name
+            name = re.sub(old, ours, name)  # noqa: PLW2901
+        weights[name] = weight.detach().clone()
+    return weights
 
-    return {new(name): weight for name, weight in weights.items()}
 
-
-def split(weights: Weights, fused: str, parts: Sequence[str], cut: Callable[[Tensor], Sequence[Tensor]]) -> Weights:
+def split(weights: Weights, fused: str, parts: Sequence[str], cut: Callable[[Tensor], Sequence[Tensor]]) -> None:
     """Replace each weight of a name by the parts that `cut` makes of it."""
-    result: Weights = {}
-    for name, weight in weights.items():
-        if f".{fused}." in name:
-            pieces = zip(parts, cut(weight), strict=True)
-            result |= {name.replace(f".{fused}.", f".{part}."): piece for part, piece in pieces}
-        else:
-            result[name] = weight
-    return result
+    for name in [name for name in weights if f".{fused}." in name]:
+        for part, piece in zip(parts, cut(weights.pop(name)), strict=True):
+            weights[name.replace(f".{fused}.", f".{part}.")] = piece
 
 
 def make(
     *,
+    feed_forward: Callable[..., nn.Module],
+    norm: Callable[..., nn.Module],
     attention: Callable[..., nn.Module] = Attention,
-    feed_forward: Callable[..., nn.Module] | None = None,
-    norm: Callable[..., nn.Module] = LayerNorm,
     **options: Any,
 ) -> Encoder:
     """An encoder with eager attention, which equals all other backends; `options` are those of the attention."""
     attention = partial(attention, D_MODEL, backend="eager", **options)
-    feed_forward = feed_forward or partial(FeedForward, D_MODEL, D_FF)
     return Encoder(VOCAB, LAYERS, D_MODEL, SEQ + 2, partial(PreNormBlock, D_MODEL, attention, feed_forward, norm), norm)
 
 
@@ -139,8 +111,8 @@ GROUPS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": HEAD_DI
 def qwen3() -> Twins:
     """Queries and keys are normalised before they are rotated."""
     theirs = hugging_face("Qwen3", **LLAMA_SIZES, **GROUPED)
-    ours = make(**LLAMA, **GROUPS, position=rotary(), qk_norm=True)
-    return Twins(theirs, rename(named(theirs), LLAMA_NAMES), ours)
+    ours = make(**LLAMA, **GROUPS, position=ROTARY, qk_norm=True)
+    return theirs, renamed(theirs, LLAMA_NAMES), ours
 
 
 def gpt_oss() -> Twins:
@@ -154,19 +126,18 @@ def gpt_oss() -> Twins:
         num_experts_per_tok=2,
         sliding_window=WINDOW,
     )
-    weights = rename(named(theirs), r"self_attn\.sinks self_attn.sink mlp\. mlp.sublayer." + LLAMA_NAMES)
-
-    experts: Iterator[nn.Module] = iter(layer.mlp for layer in theirs.layers)
+    weights = renamed(theirs, r"self_attn\.sinks self_attn.sink mlp\. mlp.sublayer." + LLAMA_NAMES)
+    experts = iter(layer.mlp for layer in theirs.layers)
     ours = make(
         norm=partial(RMSNorm, eps=1e-5),
         feed_forward=lambda: OnlyStates(next(experts)),
         **GROUPS,
         bias=True,
-        position=rotary(),
+        position=ROTARY,
         sink=True,
         window=[WINDOW, None],
     )
-    return Twins(theirs, weights, ours)
+    return theirs, weights, ours
 
 
 def deepseek_v2() -> Twins:
@@ -194,17 +165,12 @@ def deepseek_v2() -> Twins:
     def keys_and_values(weight: Tensor) -> Sequence[Tensor]:
         return [part.flatten(0, 1) for part in weight.unflatten(0, (num_heads, -1)).chunk(2, dim=1)]
 
-    weights = split(named(theirs), "q_b_proj", ["q_proj"], queries)
-    weights = split(weights, "kv_b_proj", ["k_proj", "v_proj"], keys_and_values)
+    names = "kv_a_layernorm kv_latent_norm q_a_layernorm q_latent_norm q_a_proj q_down_proj" + LLAMA_NAMES
+    weights = renamed(theirs, names)
+    split(weights, "q_b_proj", ["q_proj"], queries)
+    split(weights, "kv_b_proj", ["k_proj", "v_proj"], keys_and_values)
     latent = ["kv_down_proj", "k_rope_proj"]
-    weights = split(weights, "kv_a_proj_with_mqa", latent, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
-    weights = rename(
-        weights,
-        r"""
-        kv_a_layernorm kv_latent_norm q_a_layernorm q_latent_norm q_a_proj q_down_proj
-        """
-        + LLAMA_NAMES,
-    )
+    split(weights, "kv_a_proj_with_mqa", latent, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
     ours = make(
         **LLAMA,
         attention=LatentAttention,
@@ -213,36 +179,27 @@ def deepseek_v2() -> Twins:
         rope_head_dim=rope_dim,
         kv_rank=kv_rank,
         q_rank=q_rank,
-        position=rotary(),
+        position=ROTARY,
     )
-    return Twins(theirs, weights, ours)
+    return theirs, weights, ours
 
 
-MODELS: dict[str, Callable[[], Twins]] = {"qwen3": qwen3, "gpt-oss": gpt_oss, "deepseek-v2": deepseek_v2}
-
-
-def tokens() -> Tensor:
-    return torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
-
-
-def states_and_gradient(embedding: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """The last hidden states, and the gradient of the embedded tokens."""
     embedded: list[Tensor] = []
     hook = embedding.register_forward_hook(lambda module, args, output: embedded.append(output))
-    states = forward()
+    states = forward(torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1)))
     hook.remove()
     upstream = torch.randn(states.shape, generator=torch.Generator().manual_seed(2))
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_hidden_states_and_gradients_are_theirs(name):
-    twins = MODELS[name]()
-    theirs, ours = twins.theirs, twins.ours.eval()
-    ours.load_state_dict(twins.weights)  # strict about names and shapes
+@pytest.mark.parametrize("twins", [qwen3, gpt_oss, deepseek_v2])
+def test_hidden_states_and_gradients_are_theirs(twins: Callable[[], Twins]) -> None:
+    theirs, weights, ours = twins()
+    ours.load_state_dict(weights)  # strict about names and shapes
     assert theirs.config._attn_implementation == "eager"
-
-    expected = states_and_gradient(theirs.get_input_embeddings(), lambda: theirs(tokens()).last_hidden_state)
-    actual = states_and_gradient(ours.token_embedding, lambda: ours(tokens(), CAUSAL))
-    for one, other in zip(actual, expected, strict=True):
-        assert error(one, other) <= 1e-5
+    expected = states_and_gradient(theirs.get_input_embeddings(), lambda ids: theirs(ids).last_hidden_state)
+    actual = states_and_gradient(ours.eval().token_embedding, lambda ids: ours(ids, CAUSAL))
+    for state_or_gradient, reference in zip(actual, expected, strict=True):
+        assert error(state_or_gradient, reference) <= 1e-5

@@ -1,4 +1,4 @@
-"""The variants of `tinyformer doctor` at a size for tests, combinations of them, and what their tests share."""
+"""The variants of `tinyformer doctor` at a size for tests, combinations of them, and what the tests of nn share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +30,9 @@ from tinyformer.programs.doctor.cases import factory_of
 from tinyformer.programs.doctor.variants import VARIANTS, Variant, combine
 
 D_MODEL, NUM_HEADS = 32, 4
+CAUSAL = AttentionMask(causal=True)
+ON_CPU = ("eager", "sdpa", "flash", "flex")
+"""The backends that compute on CPU; flex forward only."""
 
 mha = partial(Attention, D_MODEL, NUM_HEADS)
 gqa, mqa = (partial(mha, num_kv_heads=num_kv_heads) for num_kv_heads in (2, 1))
@@ -65,11 +68,6 @@ SMALL = {
     "softcap": {"softcap": 0.5},
 }
 """Options that take effect in sequences of 11 tokens."""
-
-
-def positioned(name: str) -> bool:
-    """Whether a variant depends on the order of the tokens without a mask."""
-    return bool({*name.split("+")} & {"rotary", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"})
 
 
 def able(name: str, training: bool = True) -> tuple[str, ...]:
@@ -188,3 +186,10 @@ def attend_by_loops(
 def projected(heads: Tensor, attention: BaseAttention) -> Tensor:
     """The output of an attention layer, given the outputs of its heads."""
     return attention.o_proj(heads.transpose(1, 2).flatten(-2))
+
+
+def error(actual: Tensor, reference: Tensor) -> float:
+    """max|a-b| / max|b|; max|a-b| where the reference is zero but for rounding."""
+    assert actual.shape == reference.shape
+    largest = reference.abs().max().item()
+    return (actual.double() - reference.double()).abs().max().item() / (largest if largest > 1e-6 else 1.0)

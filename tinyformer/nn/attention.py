@@ -16,7 +16,7 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps
-from tinyformer.nn.maps import QKV, AttentionCall, exact_maps
+from tinyformer.nn.maps import QKV, AttentionCall, HeadOutputs, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.sizes import head_dim_of
@@ -100,13 +100,11 @@ class BaseAttention(SoftmaxAttention):
         appends keys and values to those of earlier tokens; a context is projected into an empty cache, and read later.
         """
 
-    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
         """The output of each head."""
         return self.softmax_attention(*qkv, mask, is_cross)
 
-    def apply_weights(
-        self, weights: Float[Tensor, "batch maps q_seq k_seq"], qkv: QKV, is_cross: bool
-    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
         """The output of each head, given the weights of `attention_maps`; a subclass overrides it with `attend`."""
         return self.weighted_values(weights, qkv.v, is_cross)
 
@@ -125,9 +123,7 @@ class BaseAttention(SoftmaxAttention):
         """Whether the head of each map is ablated."""
         return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
-    def weights(
-        self, *args: Any, cache: LayerCache | None = None, **kwargs: Any
-    ) -> Float[Tensor, "batch maps q_seq k_seq"]:
+    def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:
         """The exact attention weights of `forward`, given its arguments, without dropout; the cache is not changed."""
         return self.maps_of_call(self.call(*args, cache=cache and cache.copy(), **kwargs)).weights
 

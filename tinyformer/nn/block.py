@@ -16,7 +16,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.kernels.support import require_possible
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.residual import Residual, make_dropout
+from tinyformer.nn.residual import Residual, Stream, make_dropout
 from tinyformer.nn.softmax import SoftmaxAttention
 
 
@@ -103,12 +103,8 @@ class Block(nn.Module):
         self.dropout = make_dropout(dropout)
 
     def forward(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        mask: AttentionMask,
-        cache: LayerCache | None = None,
-        context: Context | None = None,
-    ) -> Float[Tensor, "batch seq d_model"]:
+        self, x: Stream, mask: AttentionMask, cache: LayerCache | None = None, context: Context | None = None
+    ) -> Stream:
         def attend(x: Tensor) -> Tensor:  # by any module of x and mask if there is no cache
             return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
 
@@ -123,9 +119,7 @@ class Block(nn.Module):
         return self.sublayer(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_residual)
 
     @abstractmethod
-    def sublayer(
-        self, x: Float[Tensor, "batch seq d_model"], f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module) -> Stream:
         """The residual stream after a sublayer f."""
 
 
@@ -134,9 +128,7 @@ class PreNormBlock(Block):
 
     ends_normalised = False
 
-    def sublayer(
-        self, x: Float[Tensor, "batch seq d_model"], f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module) -> Stream:
         return residual(x, self.dropout(f(norm(x))))
 
 
@@ -145,8 +137,6 @@ class PostNormBlock(Block):
 
     ends_normalised = True
 
-    def sublayer(
-        self, x: Float[Tensor, "batch seq d_model"], f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module) -> Stream:
         # Autocast normalises in fp32; the residual stream keeps its own dtype.
         return norm(residual(x, self.dropout(f(x)))).to(x.dtype)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.attention import Attention
 from tinyformer.nn.kernels.eager import AttentionMaps
-from tinyformer.nn.maps import QKV
+from tinyformer.nn.maps import QKV, HeadOutputs, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.nn.score import Queries
 from tinyformer.nn.sizes import head_dim_of
 
 
@@ -56,29 +57,21 @@ class DifferentialAttention(Attention):
         self.lambdas = nn.ParameterList(nn.Parameter(0.1 * torch.randn(self.head_dim)) for _ in range(4))
         self.head_norm = RMSNorm(self.v_head_dim, eps=1e-5)
 
-    def transform_queries(
-        self, q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_q_heads q_seq head_dim"]:
+    def transform_queries(self, q: Queries) -> Queries:
         """Both halves of each query transformed by the score function of its head."""
         return torch.stack([self.score(q[:, i::2]) for i in range(2)], dim=2).flatten(1, 2)
 
-    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
         """The normalised difference of the outputs of both softmaxes."""
         q, k, v = qkv
         # (softmax₁ - λ softmax₂) v = softmax₁ v - λ softmax₂ v: two calls of a kernel, which may share K/V heads.
         return self.difference(*(self.softmax_attention(q[:, i::2], k[:, i::2], v, mask, is_cross) for i in range(2)))
 
-    def apply_weights(
-        self, weights: Float[Tensor, "batch maps q_seq k_seq"], qkv: QKV, is_cross: bool
-    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
         """The normalised difference, given the weights of both softmaxes of each head."""
         return self.difference(*(self.weighted_values(weights[:, i::2], qkv.v, is_cross) for i in range(2)))
 
-    def difference(
-        self,
-        first: Float[Tensor, "batch heads q_seq v_head_dim"],
-        second: Float[Tensor, "batch heads q_seq v_head_dim"],
-    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def difference(self, first: HeadOutputs, second: HeadOutputs) -> HeadOutputs:
         """The output of each head, given those of its two softmaxes."""
         difference = first - self.factor().to(second.dtype) * second
         return (self.head_norm(difference) * (1 - self.lambda_init)).to(second.dtype)

@@ -138,10 +138,9 @@ class EncoderDecoder(Network):
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The source's mask for the encoder, a causal one for the decoder, the source's padding for cross-attention."""
         masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
-        return [masks[kind] for kind, layers in self.attentions_by_kind().items() for _ in layers]
+        return [masks[str(kind)] for kind, _ in self.layer_addresses()]
 
     def attention_paths(self) -> list[tuple[str, ...]]:
         """The attention of the blocks, or the decoder's cross-attention."""
-        paths = {"cross": ("decoder", "cross_attention")}
-        kinds = self.attentions_by_kind().items()
-        return [paths.get(kind, (kind, "block", "attention")) for kind, layers in kinds for _ in layers]
+        kinds = (str(kind) for kind, _ in self.layer_addresses())
+        return [("decoder", "cross_attention") if kind == "cross" else (kind, "block", "attention") for kind in kinds]

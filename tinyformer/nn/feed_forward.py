@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import require_at_least, require_choice
+from tinyformer.nn.residual import Stream
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = find_activation(activation)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Stream) -> Stream:
         return self.down_proj(self.activation(self.up_proj(x)))
 
 
@@ -73,5 +73,5 @@ class GatedFeedForward(nn.Module):
         self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
         self.activation = find_activation(activation)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Stream) -> Stream:
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))

@@ -11,9 +11,10 @@ from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
-from tinyformer.nn.maps import QKV
+from tinyformer.nn.maps import QKV, HeadOutputs, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
+from tinyformer.nn.score import Queries
 from tinyformer.nn.sizes import head_dim_of
 
 
@@ -127,7 +128,7 @@ class LatentAttention(BaseAttention):
         matrices = self.kv_rank * made_dim
         return q_seq * (k_seq * (2 * self.kv_rank - made_dim) + matrices) < k_seq * matrices
 
-    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
         """The output of each head, from keys and values or from the latents."""
         if not isinstance(qkv, LatentQKV):
             return super().attend(qkv, mask, is_cross)
@@ -135,9 +136,7 @@ class LatentAttention(BaseAttention):
         dropout = self.dropout if self.training else 0.0
         return self._values_of(eager(self._in_latent_space(qkv.q), qkv.k, qkv.v, mask, scoring, dropout))
 
-    def apply_weights(
-        self, weights: Float[Tensor, "batch maps q_seq k_seq"], qkv: QKV, is_cross: bool
-    ) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
         """The output of each head, given its weights, from values or from the latents."""
         heads = super().apply_weights(weights, qkv, is_cross)
         return self._values_of(heads) if isinstance(qkv, LatentQKV) else heads
@@ -151,22 +150,15 @@ class LatentAttention(BaseAttention):
         scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
         return attention_maps(self._in_latent_space(qkv.q), qkv.k, mask, scoring, rows)
 
-    def _in_latent_space(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_heads q_seq k_dim"]:
+    def _in_latent_space(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq k_dim"]:
         """Queries whose dot product with latent and positional key is that of `q` with the keys."""
         q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
         weight = self.k_proj.weight.to(q.dtype).unflatten(0, (self.num_heads, -1))
         return torch.cat([q @ weight, q_rope], dim=-1)
 
-    def _values_of(
-        self, mixed: Float[Tensor, "batch num_heads q_seq kv_rank"]
-    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    def _values_of(self, mixed: Float[Tensor, "batch num_heads q_seq kv_rank"]) -> HeadOutputs:
         """The values that weighted means of latents are projected to."""
         return mixed @ self.v_proj.weight.to(mixed.dtype).unflatten(0, (self.num_heads, -1)).mT
 
-    def position_part(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
-        """The positional part of the queries."""
+    def position_part(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
         return q[..., -self.position_dim :]

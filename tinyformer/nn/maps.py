@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,13 @@ from tinyformer.nn.mask import AttentionMask
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Largest error of the output that a layer's maps give, as a share of its largest value; 0.03 in lower precision."""
+
+
+Weights: TypeAlias = Float[Tensor, "batch maps q_seq k_seq"]
+"""Attention weights: a map for each softmax of each head."""
+
+HeadOutputs: TypeAlias = Float[Tensor, "batch heads q_seq v_head_dim"]
+"""What the output projection is given, apart from gates."""
 
 
 class QKV(NamedTuple):
@@ -38,7 +45,7 @@ class AttentionCall(NamedTuple):
     mask: AttentionMask
     is_cross: bool
     num_behind: int
-    weights: Float[Tensor, "batch maps q_seq k_seq"] | None = None
+    weights: Weights | None = None
 
 
 @runtime_checkable
@@ -110,7 +117,7 @@ def _derived_maps(layer: Attends, qkv: QKV, mask: AttentionMask, is_cross: bool)
     """∂ attend / ∂ value of each key: the outputs for unit vectors as values, minus those for zeros."""
     k_seq, width = qkv.v.shape[-2:]
 
-    def attend(values: Tensor) -> Float[Tensor, "batch heads q_seq v_head_dim"]:
+    def attend(values: Tensor) -> HeadOutputs:
         return layer.attend(qkv._replace(v=values.expand_as(qkv.v).contiguous()), mask, is_cross)
 
     units = torch.eye(k_seq, dtype=qkv.v.dtype, device=qkv.v.device).split(width, dim=1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
 from tinyformer.nn.mask import Grid
-from tinyformer.nn.score import ScoreMod
+from tinyformer.nn.score import Queries, ScoreMod
 
 
 class LearnedPosition(nn.Module):
@@ -76,7 +76,6 @@ class SinusoidalPosition(_Fp32Tables):
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"], offset: int = 0) -> Float[Tensor, "batch seq d_model"]:
-        """Add the encodings of the positions from `offset` on."""
         return x * self.scale + self.table[offset : offset + x.shape[1]].to(x.dtype)
 
 
@@ -95,9 +94,7 @@ class RelativePosition(_Fp32Tables):
         """Queries or keys with their positions encoded, from position `offset` on."""
         return x
 
-    def score_mod(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool
-    ) -> ScoreMod | None:
+    def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod | None:
         """The modification of the attention scores, if any; `scale` is the factor of the dot product in them."""
         return None
 
@@ -151,9 +148,7 @@ class ALiBi(RelativePosition):
         super().__init__()
         self.register_buffer("slopes", torch.tensor(_alibi_slopes(num_heads)), persistent=False)
 
-    def score_mod(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool
-    ) -> ScoreMod:
+    def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod:
         """Subtract slope times distance; independent of the scale."""
         slopes = self.slopes
 
@@ -184,9 +179,7 @@ class T5Position(RelativePosition):
         self.num_buckets, self.max_distance = num_buckets, max_distance
         self.embedding = nn.Embedding(num_buckets, num_heads)
 
-    def score_mod(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool
-    ) -> ScoreMod:
+    def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod:
         """Add the bias of the distance's bucket; independent of the scale."""
         table = self.embedding.weight
 
@@ -227,9 +220,7 @@ class ShawPosition(RelativePosition):
         self.values = nn.Embedding(2 * max_distance + 1, head_dim) if values else None
         self.mixed_dim = head_dim if values else None
 
-    def score_mod(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, scale: float, causal: bool
-    ) -> ScoreMod:
+    def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod:
         """Add scale · qᵢᵀ a_K[clip(j - i)], computed once for each query and distance."""
         products = scale * (q @ self.keys.weight.to(q.dtype).T)
         products = products.to(torch.promote_types(q.dtype, torch.float32))

@@ -13,7 +13,7 @@ from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn.feed_forward import find_activation
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import LayerNorm
-from tinyformer.nn.residual import make_dropout
+from tinyformer.nn.residual import Stream, make_dropout
 from tinyformer.nn.vocabulary import vocabulary_cross_entropy, vocabulary_scores
 
 
@@ -35,17 +35,15 @@ class TokenReadout(nn.Module):
         if tied:
             self.proj.weight = token_embedding.weight
 
-    def features(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+    def features(self, x: Stream) -> Stream:
         """The vectors that the output matrix is applied to: the encoder's own, or scaled."""
         return x if self.scale is None else x * self.scale
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
-    ) -> Float[Tensor, "batch seq vocab_size"]:
+    def forward(self, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "batch seq vocab_size"]:
         return vocabulary_scores(self.features(x), self.proj.weight, self.proj.bias)
 
     def cross_entropy(
-        self, x: Float[Tensor, "batch seq d_model"], targets: Int[Tensor, "batch seq"], label_smoothing: float = 0.0
+        self, x: Stream, targets: Int[Tensor, "batch seq"], label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
         """The mean cross-entropy of the logits in nats, see `vocabulary_cross_entropy`."""
         features, proj = self.features(x), self.proj
@@ -75,19 +73,17 @@ class MaskedTokenReadout(TokenReadout):
         self.activation = find_activation(activation)
         self.norm = norm(d_model)
 
-    def features(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+    def features(self, x: Stream) -> Stream:
         """norm(activation(W x + b))."""
         return self.norm(self.activation(self.dense(x)))
 
 
-def first_token(x: Float[Tensor, "batch seq d_model"], is_token: Tensor) -> Float[Tensor, "batch d_model"]:
+def first_token(x: Stream, is_token: Tensor) -> Float[Tensor, "batch d_model"]:
     """The vector of the first token, as BERT's `[CLS]` (Devlin et al. 2019, arXiv 1810.04805)."""
     return x[:, 0]
 
 
-def mean_of_tokens(
-    x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
-) -> Float[Tensor, "batch d_model"]:
+def mean_of_tokens(x: Stream, is_token: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch d_model"]:
     """The mean over the tokens, without padding."""
     return torch.where(is_token.unsqueeze(-1), x, 0).sum(dim=1) / is_token.sum(dim=1, keepdim=True)
 
@@ -104,18 +100,11 @@ class AttentionPooling(nn.Module):
         self.key_proj = nn.Linear(d_model, d_model)
         self.query = nn.Linear(d_model, 1, bias=False)
 
-    def weights(
-        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq"]:
-        """The attention weight of each token; 0 for padding."""
+    def forward(self, x: Stream, is_token: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch d_model"]:
         scores = self.query(torch.tanh(self.key_proj(x))).squeeze(-1)
-        return scores.masked_fill(~is_token, -torch.inf).softmax(dim=-1)
-
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], is_token: Bool[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch d_model"]:
+        weights = scores.masked_fill(~is_token, -torch.inf).softmax(dim=-1)
         # 0 times a vector that is not finite would be NaN.
-        return (self.weights(x, is_token).unsqueeze(1) @ torch.where(is_token.unsqueeze(-1), x, 0)).squeeze(1)
+        return (weights.unsqueeze(1) @ torch.where(is_token.unsqueeze(-1), x, 0)).squeeze(1)
 
 
 POOLINGS: dict[str, Callable[[int], Callable[[Tensor, Tensor], Tensor]]] = {
@@ -146,9 +135,7 @@ class ClassReadout(nn.Module):
         self.dropout = make_dropout(dropout)
         self.proj = nn.Linear(token_embedding.embedding_dim, len(labels))
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
-    ) -> Float[Tensor, "batch classes"]:
+    def forward(self, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "batch classes"]:
         """The logits of the classes; the `lengths` of the mask separate tokens from padding."""
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         lengths = None if mask is None else mask.lengths
@@ -167,7 +154,5 @@ class SpanReadout(nn.Module):
         self.dropout = make_dropout(dropout)
         self.proj = nn.Linear(token_embedding.embedding_dim, 2)
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None
-    ) -> Float[Tensor, "batch seq 2"]:
+    def forward(self, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "batch seq 2"]:
         return self.proj(self.dropout(x))

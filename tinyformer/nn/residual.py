@@ -1,11 +1,15 @@
 """Residual connections around sublayers, and the dropout of what is added to the residual stream."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
+
+Stream: TypeAlias = Float[Tensor, "batch seq d_model"]
+"""The residual stream: one vector for each token."""
 
 
 class Residual(nn.Module):
@@ -25,9 +29,7 @@ class Residual(nn.Module):
         self.skip = _scale_of_layer("skip", skip, layer_index, num_layers)
         self.branch = _scale_of_layer("branch", branch, layer_index, num_layers)
 
-    def forward(
-        self, x: Float[Tensor, "batch seq d_model"], update: Float[Tensor, "batch seq d_model"]
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Stream, update: Stream) -> Stream:
         x = x if self.skip == 1 else self.skip * x
         update = update if self.branch == 1 else self.branch * update
         return (x + update).to(x.dtype)

@@ -18,6 +18,9 @@ from tinyformer.nn.mask import Grid
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: `score_mod(score, batch, head, q_idx, kv_idx)` is the new score."""
 
+Queries: TypeAlias = Float[Tensor, "batch num_heads q_seq head_dim"]
+"""The queries of each head, one vector for each token."""
+
 
 @dataclass(frozen=True)
 class ScoreMod:
@@ -110,9 +113,7 @@ class ScaledDotScore(nn.Module):
             raise ArgumentError("scale", scale, "must be at least 0, and finite", {"scale": head_dim**-0.5})
         self.scale = head_dim**-0.5 if scale is None else scale
 
-    def forward(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+    def forward(self, q: Queries) -> Queries:
         """Transformed queries, whose dot product with the keys, times `scale`, is the score.
 
         Rotary positions rotate the result: qᵢᵀ W R_(j-i) kⱼ depends on positions through j - i alone. If W were applied
@@ -138,9 +139,7 @@ class GeneralScore(ScaledDotScore):
         super().__init__(num_heads, head_dim, scale=1.0)
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / head_dim)
 
-    def forward(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+    def forward(self, q: Queries) -> Queries:
         return q @ self.weight.to(q.dtype)
 
 
@@ -156,9 +155,7 @@ class AdditiveScore(ScaledDotScore):
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
 
     def compare(
-        self,
-        q: Float[Tensor, "batch num_heads q_seq head_dim"],
-        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        self, q: Queries, k: Float[Tensor, "batch num_kv_heads k_seq head_dim"]
     ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
         """The scores of all pairs of a query and a key."""
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
@@ -214,9 +211,7 @@ class LocalGaussian(nn.Module):
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / math.sqrt(head_dim))
         self.vector = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
 
-    def forward(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, span: tuple[int, int]
-    ) -> Callable[[Tensor, Grid], Tensor]:
+    def forward(self, q: Queries, k_seq: int, span: tuple[int, int]) -> Callable[[Tensor, Grid], Tensor]:
         """The function that reweighs the weights of these queries; `span` is that of the mask."""
         before, after = span
         hidden = torch.tanh(q @ self.weight.to(q.dtype))

@@ -14,7 +14,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_
 from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
-from tinyformer.nn.score import LocalGaussian, ScaledDotScore, Scoring, make_score
+from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, make_score
 from tinyformer.nn.score import softcap as softcap_mod
 
 PLANNED_SEQS = (8, 256)
@@ -133,9 +133,7 @@ class SoftmaxAttention(nn.Module):
         scoring = self.scoring(q, k.shape[2], mask, is_cross)
         return attention_maps(q, k, mask, scoring, rows)
 
-    def transform_queries(
-        self, q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_q_heads q_seq head_dim"]:
+    def transform_queries(self, q: Queries) -> Queries:
         """Queries transformed by the score function, before their positions rotate them."""
         return self.score(q)
 
@@ -150,9 +148,7 @@ class SoftmaxAttention(nn.Module):
         mix = None if is_cross else self.position.mix(*weights.shape[-2:])
         return weighted_values(weights.to(v.dtype), v, mix)
 
-    def scoring(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"], k_seq: int, mask: AttentionMask, is_cross: bool
-    ) -> Scoring:
+    def scoring(self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool) -> Scoring:
         """The scoring of this call, given its transformed queries."""
         mods = [self.softcap] if self.softcap else []
         mix = reweigh = None
@@ -164,9 +160,7 @@ class SoftmaxAttention(nn.Module):
             reweigh = self.gaussian(q, k_seq, mask.span)
         return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
 
-    def position_part(
-        self, q: Float[Tensor, "batch num_heads q_seq head_dim"]
-    ) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
+    def position_part(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
         """The dimensions of the queries that the relative position acts on."""
         return q
 

@@ -1,0 +1,121 @@
+"""Parity with PyTorch's `MultiheadAttention` and `Transformer`, whose layers are pre-norm or post-norm."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nn.model_cases import make_encoder_decoder, token_ids
+from nn.variants import CAUSAL, ON_CPU, error, tokens
+from tinyformer.nn import Attention, AttentionMask, BaseAttention, EncoderDecoder, PostNormBlock, PreNormBlock
+
+
+def attention_weights(ours: BaseAttention) -> dict[str, Tensor]:
+    """The weights under PyTorch's names."""
+    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
+    weights = {
+        "in_proj_weight": torch.cat([proj.weight for proj in projections]),
+        "in_proj_bias": torch.cat([proj.bias for proj in projections if proj.bias is not None] or [torch.empty(0)]),
+        "out_proj.weight": ours.o_proj.weight,
+        "out_proj.bias": ours.o_proj.bias,
+    }
+    return weights if ours.o_proj.bias is not None else {k: v for k, v in weights.items() if k.endswith("weight")}
+
+
+def torch_masks(mask: AttentionMask, q_seq: int, k_seq: int) -> dict:
+    """torch's arguments, where True means "may not"."""
+    causal = torch.ones(q_seq, k_seq, dtype=torch.bool).triu(1 + k_seq - q_seq)
+    padding = None if mask.lengths is None else torch.arange(k_seq) >= mask.lengths[:, None]
+    return {"attn_mask": causal if mask.causal else None, "key_padding_mask": padding}
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+@pytest.mark.parametrize("mask", ["full", "causal", "padded", "causal+padded"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_parity_with_multihead_attention(bias, mask, cross):
+    x, upstream = tokens(2, 7 if not cross else 4).requires_grad_(), tokens(2, 7 if not cross else 4, seed=2)
+    source = tokens(2, 9, seed=3) if cross else x
+    described = AttentionMask("causal" in mask, torch.tensor([len(source[0]), 3]) if "padded" in mask else None)
+    # The mask of the queries' sequence does not apply to the context.
+    given = (AttentionMask(True, torch.tensor([1, 2])), source, described) if cross else (described,)
+    for backend in ("auto", *ON_CPU):
+        attention = Attention(32, 4, bias=bias, backend=backend)
+        random = torch.Generator().manual_seed(0)
+        for parameter in attention.parameters():  # biases, too: zeros hide mistakes
+            parameter.data = torch.randn(parameter.shape, generator=random) * parameter.shape[-1] ** -0.5
+        reference = nn.MultiheadAttention(32, 4, bias=bias, batch_first=True)
+        reference.load_state_dict(attention_weights(attention))
+        expected, weights = reference(
+            x, source, source, average_attn_weights=False, **torch_masks(described, x.shape[1], source.shape[1])
+        )
+        with torch.set_grad_enabled(backend != "flex"):
+            out = attention(x, *given)
+        assert error(out, expected) <= 1e-5
+        assert error(attention.weights(x, *given), weights) <= 1e-5
+        if backend != "flex":
+            parameters = [p for name, p in attention.named_parameters() if name.endswith("weight")]
+            dx, *dq_dk_dv, do = torch.autograd.grad(out, [x, *parameters], upstream)
+            theirs = torch.autograd.grad(expected, [x, reference.in_proj_weight, reference.out_proj.weight], upstream)
+            for ours, other in zip((dx, torch.cat(dq_dk_dv), do), theirs, strict=True):
+                assert error(ours, other) <= 1e-5
+
+
+def as_torch(network: EncoderDecoder, kind: type[nn.Module]) -> nn.Transformer:
+    """The same encoder and decoder as PyTorch builds them, whose parameters are made of the network's."""
+    is_pre = kind is PreNormBlock
+    options = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": is_pre}
+    theirs = nn.Transformer(32, 4, 2, 2, 128, **options).eval()
+    for side, stack in ((theirs.encoder, network.encoder), (theirs.decoder, network.decoder)):
+        if is_pre:
+            side.norm.load_state_dict(stack.final_norm.state_dict())
+        else:
+            side.norm = None  # PyTorch has one behind post-norm, too
+        for layer, block in zip(side.layers, stack.layers, strict=True):
+            layer.self_attn.load_state_dict(attention_weights(block.attention))
+            layer.linear1.load_state_dict(block.feed_forward.up_proj.state_dict())
+            layer.linear2.load_state_dict(block.feed_forward.down_proj.state_dict())
+            norms = [block.attention_norm, block.feed_forward_norm]
+            if block.cross_attention is not None:
+                layer.multihead_attn.load_state_dict(attention_weights(block.cross_attention))
+                norms.insert(1, block.cross_attention_norm)
+            for number, norm in enumerate(norms, start=1):
+                getattr(layer, f"norm{number}").load_state_dict(norm.state_dict())
+    return theirs
+
+
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # PyTorch's layer says so of pre-norm
+def test_parity_with_torch_transformer(kind):
+    network, source, target = make_encoder_decoder(kind), token_ids(seq=9), token_ids(seq=7, seed=1)
+    padded = AttentionMask(lengths=torch.tensor([9, 5]))
+    theirs = as_torch(network, kind)
+    embedding, positions = network.encoder.token_embedding.weight.detach(), network.encoder.position.embedding.weight
+    embedded = [
+        (embedding[tokens] + stack.position.embedding.weight.detach()[: tokens.shape[1]]).requires_grad_()
+        for tokens, stack in ((source, network.encoder), (target, network.decoder))
+    ]
+    is_padding = torch.arange(9) >= torch.tensor([[9], [5]])
+    expected = theirs(
+        *embedded,
+        tgt_mask=torch.ones(7, 7, dtype=torch.bool).triu(1),
+        src_key_padding_mask=is_padding,
+        memory_key_padding_mask=is_padding,
+    )
+    found = network.decoder(target, CAUSAL, context=network.encode(source, padded))
+    assert error(found, expected) <= 1e-5
+    torch.testing.assert_close(network(source, target, padded), found @ network.encoder.token_embedding.weight.T)
+    upstream = torch.randn(found.shape)
+    block, layer = network.decoder.layers[0], theirs.decoder.layers[0]
+    last, other = network.encoder.layers[0], theirs.encoder.layers[0]
+    pairs = [
+        (block.cross_attention.o_proj.weight, layer.multihead_attn.out_proj.weight),
+        (block.cross_attention_norm.weight, layer.norm2.weight),
+        (block.attention.o_proj.weight, layer.self_attn.out_proj.weight),
+        (block.feed_forward.up_proj.bias, layer.linear1.bias),
+        (last.feed_forward.down_proj.weight, other.linear2.weight),  # through the cross-attention
+        (last.attention.o_proj.weight, other.self_attn.out_proj.weight),
+    ]
+    ours = torch.autograd.grad(found, [pair[0] for pair in pairs] + [positions], upstream)
+    gradients = torch.autograd.grad(expected, [pair[1] for pair in pairs] + [embedded[0]], upstream)
+    for actual, reference in zip(ours[:-1], gradients[:-1], strict=True):
+        assert error(actual, reference) <= 1e-5
+    assert error(ours[-1][:9], gradients[-1].sum(0)) <= 1e-5
