@@ -5,9 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from nn.test_encoder_decoder import SOURCE, TARGET, make
 
-from tinyformer.analysis import CROSS_MEASURES, MEASURES, TokenPair, capture_pair, measure_pairs
+from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_batch
+from tinyformer.analysis import CROSS_MEASURES, MEASURES, capture_pair, measure_pairs, pairs_of
 from tinyformer.analysis.measures.measures import coverage, diagonal_distance, entropy, monotonicity, source_end
 
 DIAGONAL = torch.eye(3)
@@ -40,28 +40,25 @@ def test_an_order_that_is_half_kept():
 
 
 def test_each_kind_has_its_measures_on_every_pair_alone():
-    network = make().train()
-    pairs = [TokenPair(SOURCE[:1], TARGET[:1], TARGET[:1]), TokenPair(SOURCE[1:, :5], TARGET[1:, :3], TARGET[1:, :3])]
+    network = loud_encoder_decoder().train()
+    pairs = pairs_of(pair_batch([(9, 7), (5, 3)], seed=0))
     measures = measure_pairs(network, pairs, nullcontext())
     assert network.training
-    assert measures.addresses == [(kind, n) for kind in ("encoder", "decoder", "cross") for n in (0, 1)]
-    kinds = network.attentions_by_kind()
+    assert measures.addresses == ADDRESSES
     captured = [capture_pair(network, pair) for pair in pairs]
-    assert captured[1]["cross"][1].shape == (1, 4, 3, 5)
+    assert captured[1]["cross"][0].shape == (1, 4, 3, 5)
+    layer, call = network.cross_attentions()[0], []
+    layer.call_point.register_forward_hook(lambda module, args, out: call.append(out) and None)
     with torch.no_grad():
-        context = network.eval().encode(*pairs[1][:1])
-        call = []
-        kinds["cross"][0].call_point.register_forward_hook(lambda module, args, out: call.append(out) and None)
-        network.decode(pairs[1].target, context)
-        expected = kinds["cross"][0].maps_of_call(call[0]).weights
-    torch.testing.assert_close(captured[1]["cross"][0], expected)
+        network.eval()(*pairs[1][:2])
+        torch.testing.assert_close(captured[1]["cross"][0], layer.maps_of_call(call[0]).weights)
     assert torch.equal(captured[0]["decoder"][0].triu(1), torch.zeros(1, 4, 7, 7))
-    mean = torch.stack([entropy(one["cross"][0]) for one in captured]).mean(dim=0)
-    assert measures.values["entropy"][4] == pytest.approx(mean.tolist())
+    mean = torch.stack([entropy(maps["cross"][0]) for maps in captured]).mean(dim=0)
+    assert measures.values["entropy"][3] == pytest.approx(mean.tolist())
     for name, layers in measures.values.items():
-        own = [name in MEASURES] * 2 + [name in MEASURES and name != "block"] * 2 + [name in CROSS_MEASURES] * 2
-        assert [not math.isnan(values[0]) for values in layers] == own
+        known = [name in MEASURES] * 2 + [name in MEASURES and name != "block", name in CROSS_MEASURES]
+        assert [not math.isnan(values[0]) for values in layers] == known
     columns, rows = measures.table()
     assert columns[:3] == ["kind", "layer", "head"]
-    assert [row[:3] for row in rows[:2] + rows[-1:]] == [["encoder", 0, "00"], ["encoder", 0, "01"], ["cross", 1, "03"]]
-    assert "attention/cross/layer_01/head_03/coverage" in measures.scalars()
+    assert [row[:3] for row in rows[:2] + rows[-1:]] == [["encoder", 0, "00"], ["encoder", 0, "01"], ["cross", 0, "03"]]
+    assert "attention/cross/layer_00/head_03/coverage" in measures.scalars()
