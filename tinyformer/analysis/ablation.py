@@ -274,11 +274,10 @@ class HeadImportance:
             columns, rows = [*columns, "change"], {head: [*row, changes[head]] for head, row in rows.items()}
             rho = rank_correlation([importance[head] for head in living], [changes[head] for head in living])
             findings.scalars["analysis/rank_correlation"] = rho
-            findings.lines["rank correlation"] = (
-                "none: needs at least two heads"
-                if rho is None
-                else f"{rho:.3f} with the loss change of ablating the head"
-            )
+            sentence = "none: needs at least two heads"
+            if rho is not None:
+                sentence = f"{rho:.3f} with the loss change of ablating the head"
+            findings.lines["rank correlation"] = sentence
         findings.tables["importance"] = subject.head_table(columns, rows)
         return findings
 
