@@ -210,28 +210,18 @@ class HeadAblation:
         changes |= zip(living, self._changes(subject, base, [[head] for head in living]), strict=True)
         kv_heads = {(index, head): subject.layers[index].head_map.kv_heads[head] for index, head in changes}
         worst = sorted(living, key=lambda head: -changes[head].mean)[:5]
-        tables = {
-            "ablation": subject.head_table(
-                ["kv_head", *CHANGE_COLUMNS],
-                {head: [kv_heads[head], *change.row(base)] for head, change in changes.items()},
-            )
-        }
+        of_heads = {head: [kv_heads[head], *change.row(base)] for head, change in changes.items()}
+        tables = {"ablation": subject.head_table(["kv_head", *CHANGE_COLUMNS], of_heads)}
         sharing = defaultdict[tuple[int, int], list[Head]](list)
         for layer, head in living:
             sharing[layer, kv_heads[layer, head]].append((layer, head))
         # A head that does not share its K/V head is in the table of heads already.
         if groups := [group for group in sharing.values() if len(group) > 1]:
-            tables["kv_groups"] = (
-                [*subject.address_columns, "heads", *CHANGE_COLUMNS],
-                [
-                    [
-                        *subject.addresses[group[0][0]],
-                        " ".join(str(subject.head_address(*head)[-1]) for head in group),
-                        *change.row(base),
-                    ]
-                    for group, change in zip(groups, self._changes(subject, base, groups), strict=True)
-                ],
-            )
+            rows = []
+            for group, change in zip(groups, self._changes(subject, base, groups), strict=True):
+                numbers = " ".join(str(subject.head_address(*head)[-1]) for head in group)
+                rows.append([*subject.addresses[group[0][0]], numbers, *change.row(base)])
+            tables["kv_groups"] = [*subject.address_columns, "heads", *CHANGE_COLUMNS], rows
         return Findings(
             scalars={"analysis/loss": base.mean},
             lines={
@@ -284,11 +274,10 @@ class HeadImportance:
             columns, rows = [*columns, "change"], {head: [*row, changes[head]] for head, row in rows.items()}
             rho = rank_correlation([importance[head] for head in living], [changes[head] for head in living])
             findings.scalars["analysis/rank_correlation"] = rho
-            findings.lines["rank correlation"] = (
-                "none: needs at least two heads"
-                if rho is None
-                else f"{rho:.3f} with the loss change of ablating the head"
-            )
+            sentence = "none: needs at least two heads"
+            if rho is not None:
+                sentence = f"{rho:.3f} with the loss change of ablating the head"
+            findings.lines["rank correlation"] = sentence
         findings.tables["importance"] = subject.head_table(columns, rows)
         return findings
 

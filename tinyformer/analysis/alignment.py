@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -58,13 +57,13 @@ class CrossAlignment:
         if not halves[1]:
             reason = f"needs at least two pairs with a copied word, and the sample has {len(pairs)}"
             raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 10 * self.num_windows})
-        columns, rows, ablated, best, hits = ["model", "layer", "head", "choosing", "tested", "chosen"], [], [], {}, {}
+        columns, rows = ["model", "layer", "head", "choosing", "tested", "chosen"], []
+        ablated, best, hits = [], {}, {}
         heads = [(number, name) for number, layer in enumerate(cross) for name in map_names(layer)]
         for model_name, network in subject.networks().items():
-            choosing, tested = (_hits(subject, cast(EncoderDecoder, network), half) for half in halves)
-            flags = [
-                flag for layer in cast(EncoderDecoder, network).cross_attentions() for flag in layer.ablated_maps()
-            ]
+            assert isinstance(network, EncoderDecoder)
+            choosing, tested = (_hits(subject, network, half) for half in halves)
+            flags = [flag for layer in network.cross_attentions() for flag in layer.ablated_maps()]
             ablated += flags
             chosen = int(torch.cat(choosing).masked_fill(torch.tensor(flags), -1).argmax())
             hits[model_name] = [of_layer.tolist() for of_layer in tested]

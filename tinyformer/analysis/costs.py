@@ -72,7 +72,7 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
         reason = "is no BaseAttention, so its FLOPs and its cache cannot be counted"
         raise ArgumentError("attention", type(others[0]).__name__, reason)
     attentions, stacks, seq_len = network.attentions(), network.stacks(), network.max_seq_len
-    embeddings = [part for one in stacks for part in (one.token_embedding, one.position) if part is not None]
+    embeddings = [part for stack in stacks for part in (stack.token_embedding, stack.position) if part is not None]
     by_part = flops_per_token(network)
     forward, weights = sum(by_part.values()), projection_weights(attentions)
     cached = attentions_in(stacks[-1])  # the last stack generates
@@ -207,11 +207,9 @@ def hidden_flops_per_token(network: Network) -> int:
     A network of one stack is counted as causal, whatever its task; the encoder of an encoder–decoder as bidirectional.
     """
     seq_len, masks = network.max_seq_len, network.attention_masks(AttentionMask(causal=len(network.stacks()) == 1))
-    layers = zip(network.attentions(), masks, strict=True)
-    hidden = sum(
-        pair_multiply_adds(layer) * (seq_len**2 - visible_pairs(seq_len, mask.within(layer.window)))
-        for layer, mask in layers
-    )
+    hidden = 0
+    for layer, mask in zip(network.attentions(), masks, strict=True):
+        hidden += pair_multiply_adds(layer) * (seq_len**2 - visible_pairs(seq_len, mask.within(layer.window)))
     return round(2 * hidden / seq_len)
 
 

@@ -66,6 +66,12 @@ class GradientFlow:
         means = {
             name: float(torch.tensor(list(itertools.chain(*of_layers))).nanmean()) for name, of_layers in shares.items()
         }
+        columns = ["model", "layer", "sublayer", "gradient_norm", "target_gradient_norm"]
+        rows = [
+            [*kind, name, *at, *of_sublayer]
+            for name, network in subject.networks().items()
+            for (kind, *at), of_sublayer in sublayer_gradients(subject, network).items()
+        ]
         return Findings(
             scalars={f"analysis/{name}": _finite(mean) for name, mean in means.items()},
             lines={
@@ -83,17 +89,7 @@ class GradientFlow:
                 "gradients": depth_table(subject, norms, "gradient_norm"),
                 "saturation": _map_table(subject, shares),
                 "logits": _map_table(subject, {name: statistics[name] for name in statistics if name not in shares}),
-                "sublayers": (
-                    [
-                        *subject.address_columns[:-1],
-                        *("model", "layer", "sublayer", "gradient_norm", "target_gradient_norm"),
-                    ],
-                    [
-                        [*kind, name, *at, *norms]
-                        for name, network in subject.networks().items()
-                        for (kind, *at), norms in sublayer_gradients(subject, network).items()
-                    ],
-                ),
+                "sublayers": ([*subject.address_columns[:-1], *columns], rows),
             },
             figures={
                 **depth_charts(norms, {"gradients": (NORM_TITLE, "norm", "log")}),

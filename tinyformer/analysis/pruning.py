@@ -76,7 +76,7 @@ class HeadPruning:
         counts = sorted({round(i * len(ranked) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {num_pruned})
         whole = subject.losses().mean
         curve = _curve(subject, ranked, counts, whole)
-        seeds = [self.seed + 1 + index for index in range(self.random_orders)]
+        seeds = range(self.seed + 1, self.seed + 1 + self.random_orders)
         baselines = {
             seed: _curve(subject, pruning_order(subject, _random_scores(subject, seed)), counts, whole)
             for seed in seeds
@@ -97,6 +97,7 @@ class HeadPruning:
         old_size, new_size = subject.network.num_parameters(), pruned.num_parameters()
         old_bytes, new_bytes = num_bytes(subject.network.parameters()), num_bytes(pruned.parameters())
         left = [total - count for count in counts]
+        rows = [[at, total - at, loss, *(losses[at] for losses in baselines.values())] for at, loss in curve.items()]
         at_random = ", ".join(f"{losses[num_pruned]:.4f}" for losses in baselines.values())
         addresses = (",".join(map(str, subject.head_address(*head))) for head in sorted(removed))
         return Findings(
@@ -123,15 +124,7 @@ class HeadPruning:
                 "  speed": f"{old_speed:,.0f} -> {new_speed:,.0f} tokens/s in the forward pass",
                 "  check": f"differs from the gated model by {error:.1e}",
             },
-            tables={
-                "prune": (
-                    ["pruned", "left", "loss", *(f"loss_random_{seed}" for seed in seeds)],
-                    [
-                        [count, total - count, loss, *(losses[count] for losses in baselines.values())]
-                        for count, loss in curve.items()
-                    ],
-                )
-            },
+            tables={"prune": (["pruned", "left", "loss", *(f"loss_random_{seed}" for seed in seeds)], rows)},
             figures={
                 "prune": lines(
                     {self.order: (left, list(curve.values()))},
