@@ -632,7 +632,6 @@ BREAKS = (
         "return (ended[:, -1] < going_on[:, 0])",
         "return (ended[:, 0] < going_on[:, 0])",
         ("tests/generation/test_beam_search.py", "tests/interop/test_encoder_decoders.py"),
-        TIERS,
     ),
     Break(
         "suppressed_tokens_are_generated",
