@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-from nn.test_encoder_decoder import CROSS, LENGTHS, SOURCE, VOCAB, make
+from nn.model_cases import make_encoder_decoder
+from nn.test_networks import CROSS, LENGTHS, SOURCE
 from nn.variants import factory
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import EncoderDecoder
 
-END = 7
+VOCAB, END = 50, 7
 TOKENS = PairTokens(END, END, (END,))
 
 
@@ -27,7 +28,7 @@ def score(network: EncoderDecoder, source: Tensor, target: list[int], beam: Beam
 
 @pytest.mark.parametrize("beam", [Beam(27, 0.0), Beam(27, 1.0), Beam(27, 4.0), Beam(27, 4.0, length_offset=5)])
 def test_a_beam_of_all_targets_finds_the_best(beam: Beam) -> None:
-    network = make(std=0.2)
+    network = make_encoder_decoder(std=0.2)
     keep = torch.tensor([END, 3, 11])
     for token in set(range(VOCAB)) - set(keep.tolist()):  # all other tokens are impossible
         network.readout.proj.weight.data[token] = 0
@@ -55,7 +56,7 @@ def greedy(network: EncoderDecoder, source: Tensor, num_tokens: int) -> list[int
 
 @pytest.mark.parametrize("name", [name for name in CROSS if "+" not in name])
 def test_rows_and_caches_do_not_change_a_target(name: str) -> None:
-    network = make(cross=factory(name), std=0.4)
+    network = make_encoder_decoder(cross=factory(name), std=0.4)
     both = beam_search(network, SOURCE, LENGTHS, TOKENS, Beam(3), max_tokens=8)
     assert both == beam_search(network, SOURCE, LENGTHS, TOKENS, Beam(3), max_tokens=8, use_cache=False)
     for row, length in enumerate(LENGTHS.tolist()):
