@@ -4,9 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from nn.model_cases import make_transformer, token_ids
-from nn.test_encoder_decoder import LAYERS, WIDTH
-from nn.test_encoder_decoder import make as make_translator
+from nn.model_cases import make_encoder_decoder, make_transformer, token_ids
 from nn.variants import differential
 
 from tinyformer.nn import Attention, AttentionMask
@@ -105,11 +103,11 @@ def test_the_sentence():
 
 
 def test_the_layers_of_both_stacks_are_counted_and_each_has_its_key():
-    eager = partial(Attention, WIDTH, 4, backend="eager")
-    model, mask = make_translator(cross=eager, backend="eager"), AttentionMask(lengths=torch.tensor([9, 5]))
-    needed = 8 * 3 * LAYERS * 4 * 16 * 16 * 4  # sequences, layers, heads, and a context of 16 in fp32
+    eager = partial(Attention, 32, 4, backend="eager")
+    model, mask = make_encoder_decoder(cross=eager, backend="eager"), AttentionMask(lengths=torch.tensor([9, 5]))
+    needed = 8 * 3 * 2 * 4 * 16 * 16 * 4  # sequences, layers, heads, and a context of 16 in fp32
 
-    def found(free, longest=None, kernels=("eager",) * 3 * LAYERS):
+    def found(free, longest=None, kernels=("eager",) * 3 * 2):
         return find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, free, longest)
 
     inner = [("network", stack, "block", "attention", "backend") for stack in ("encoder", "decoder")]
