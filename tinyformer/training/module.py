@@ -59,14 +59,20 @@ class TrainingModule(L.LightningModule):
         self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
         if not self.step_targets:
             self.zero_grad()
-            self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
+            self.unit = self.targets
+            if not self._is_alone:
+                self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
         self.step_targets.append(self.targets)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The loss of a batch, weighted by its number of targets if it is not the only one of its step."""
         loss = self.task.loss(self.network, batch)
-        is_alone = self.trainer.accumulate_grad_batches == self.trainer.world_size == 1
-        return loss if is_alone else loss * (self.targets / self.unit)
+        return loss if self._is_alone else loss * (self.targets / self.unit)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a batch is the only one of its step, whose mean needs no weights and so no kernels."""
+        return self.trainer.accumulate_grad_batches == self.trainer.world_size == 1
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: Lightning counts the batches of a step anew in each epoch; see `on_train_batch_start`."""

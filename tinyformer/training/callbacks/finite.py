@@ -116,7 +116,9 @@ class FiniteCheck(L.Callback):
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
             total = total + torch.nn.utils.get_total_norm(gradients)
-        is_bad = sum_over_processes((~total.isfinite()).float()) > 0  # processes share gradients, but not losses
+        is_bad = total - total != 0  # nan where the total is not finite; `isfinite` launches four kernels
+        if trainer.world_size > 1:  # processes share gradients, but not losses
+            is_bad = sum_over_processes(is_bad.float()) > 0
         if self.action == "stop" and self._is_masked is not None:
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
@@ -133,7 +135,8 @@ class FiniteCheck(L.Callback):
         if self._sum is not None:
             return  # gradients are accumulated
         assert self._is_masked is not None
-        mean = self._loss * cast(TrainingModule, pl_module).factor
+        factor = cast(TrainingModule, pl_module).factor
+        mean = self._loss if isinstance(factor, float) else self._loss * factor
         self._unread.append(_Step(trainer.global_step, self._batches, mean, self._is_masked))
         self._batches, self._loss = [], None
         is_report = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]

@@ -135,15 +135,17 @@ class Report(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, TrainingModule)
-        # Lightning has divided the loss by the number of accumulated batches.
-        nats = outputs["loss"].detach() * pl_module.unit * trainer.accumulate_grad_batches
-        added = torch.stack((nats, pl_module.targets))
-        added = torch.where(added.isfinite().all(), added, 0.0)
+        nats = outputs["loss"].detach() * pl_module.unit
+        if trainer.accumulate_grad_batches > 1:  # by which Lightning has divided the loss
+            nats = nats * trainer.accumulate_grad_batches
+        is_finite = nats - nats == 0  # `isfinite` launches four kernels
+        added = torch.where(is_finite, torch.stack((nats, pl_module.targets)), 0.0)
         self._sums = added if self._sums is None else self._sums.to(added.dtype).to(added.device) + added
         self._sizes += batch_sizes(batch)
         if pl_module.step_targets:
             return  # gradients are accumulated
-        self._sums = sum_over_processes(self._sums) / trainer.world_size
+        if trainer.world_size > 1:
+            self._sums = sum_over_processes(self._sums) / trainer.world_size
         if trainer.global_step % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
         nats, targets = self._take_sums()  # waits for the device, so that the clock is read when its work is done
