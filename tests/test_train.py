@@ -86,9 +86,9 @@ def test_the_summary_says_how_fast_the_run_was(trained: Trained) -> None:
 def test_weights_that_will_not_fit_are_reported_before_the_first_step(
     program: Program, book: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinyformer.run import training_run
+    from tinyformer.run import pipeline
 
-    monkeypatch.setattr(training_run, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(pipeline, "free_memory", lambda device: 1000)
     ended = program("train.py", SMALL, TEXT, "hydra.run.dir=run attention.backend=eager")
     assert ended.code == 0
     sentence = r"The eager kernel stores at least .* attention.backend=flash stores none\."

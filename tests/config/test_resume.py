@@ -6,7 +6,8 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tinyformer.config.resume import expand_resume, is_first_process
+from tinyformer.config.folder import is_first_process
+from tinyformer.config.resume import expand_resume
 
 
 @pytest.fixture(autouse=True)
