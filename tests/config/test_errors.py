@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_early
 from tinyformer.config.conf import config_dir, default_num_kv_heads, register_resolvers
-from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, describe, nearest, report
+from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, describe, report
 from tinyformer.config.keys import readable
 from tinyformer.generation.sampling import Sampling
 
@@ -108,10 +108,3 @@ def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_on_request(capsys):
     for error, code, traceback in ((ConfigError("no"), USER_MISTAKE, True), (KeyError("x"), BUG, False)):
         assert report(error, "train", with_traceback=traceback) == code
         assert type(error).__name__ in capsys.readouterr().err
-
-
-def test_nearest():
-    hints = {"cosin": " Did you mean cosine?", "ab": " Did you mean abc or abd?", "zzz": "", "": ""}
-    for word, hint in hints.items():
-        # A choice that comes twice, as a key of two files does, is named once.
-        assert nearest(word, ["cosine", "abd", "abc", "cosine"]).replace("abd or abc", "abc or abd") == hint

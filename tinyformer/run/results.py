@@ -14,31 +14,15 @@ from tinyformer.data import DataModule
 from tinyformer.data.module import count
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
+from tinyformer.run import summary
 from tinyformer.run.analysis_run import describe_subject, keep_findings
 from tinyformer.run.data import reads_own_data
 from tinyformer.run.loggers import wandb_location
 from tinyformer.run.run import Run
 from tinyformer.run.sample import describe_prompts, print_generated
-from tinyformer.run.summary import (
-    Metrics,
-    data_results,
-    describe_data,
-    describe_events,
-    describe_profile,
-    describe_skipped,
-    describe_speed,
-    describe_split,
-    describe_telemetry,
-    is_partial,
-    print_summary,
-    speed_results,
-    split_results,
-    telemetry_results,
-    write_results,
-)
 from tinyformer.run.trainer import forward_context, scoring_trainer
 from tinyformer.tasks import Task
-from tinyformer.training import TrainingModule
+from tinyformer.training import FiniteCheck, TrainingModule, TrainingScores
 
 Lines = dict[str, str | None]
 """Lines of the summary by their names; None for one that is left out."""
@@ -47,7 +31,7 @@ Lines = dict[str, str | None]
 class Scores(NamedTuple):
     """The metrics of each split that was scored, and the seconds that the last one took."""
 
-    splits: dict[str, Metrics]
+    splits: dict[str, summary.Metrics]
     seconds: float = 0.0
 
 
@@ -107,16 +91,18 @@ def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: in
 def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str, Any]:
     """Write `results.json`, print the summary and a text sample; see `summarise`."""
     splits, steps, folder = run.data.splits, run.trainer.global_step, relative_path(run.folder)
-    telemetry = telemetry_results(run.telemetry, run.report.total.seconds)
+    skipped = [step for check in run.callbacks(FiniteCheck) for step in check.skipped]
+    profiles = [*sorted(run.folder.glob("*-profile.txt")), *run.folder.glob("trace.json")]
+    telemetry = summary.telemetry_results(run.telemetry, run.report.total.seconds)
     results = {
         f"best/val/{run.task.monitor}": run.checkpoints.best_value,
         "train/num_tokens": splits["train"].num_tokens,
         "train/num_unknown": splits["train"].num_unknown,
         "train/loss": run.report.latest.get("train/loss"),
-        **run.training_scores,
-        **speed_results(run.report),
+        **{name: value for scores in run.callbacks(TrainingScores) for name, value in scores.metrics.items()},
+        **summary.speed_results(run.report),
         **({"matched": asdict(run.matched)} if run.matched else {}),
-        "skipped_steps": run.skipped,
+        "skipped_steps": skipped,
         **telemetry,
         "held_out": run.data.caveats,
     }
@@ -124,20 +110,20 @@ def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str
     first: Lines = {
         "matched": str(run.matched) if run.matched else None,
         "warning": run.warning,
-        "speed": describe_speed(run.report, steps),
-        "telemetry": describe_telemetry(telemetry, run.telemetry),
-        **describe_data(run.data, list(splits), f", fingerprint {run.data.fingerprint[:12]}"),
+        "speed": summary.describe_speed(run.report, steps),
+        "telemetry": summary.describe_telemetry(telemetry, run.telemetry),
+        **summary.describe_data(run.data, list(splits), f", fingerprint {run.data.fingerprint[:12]}"),
         "held out": "\n".join(run.data.caveats) or None,
     }
     last: Lines = {
         "examples": ", ".join(map(relative_path, findings.files)) or None,
         "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
         "attention maps": relative_path(run.pictures[-1]) if run.pictures else None,
-        "events": describe_events(events, run.folder),
-        "not finite": describe_skipped(run.skipped),
+        "events": summary.describe_events(events, run.folder),
+        "not finite": f"{count(len(skipped), 'step')} skipped, the first at step {skipped[0]}" if skipped else None,
         "logs": f"{folder}/metrics.csv, {'attention/heads.csv, ' if run.pictures else ''}results.json",
         "prompt": None,
-        "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,
+        "profile": ", ".join(map(relative_path, profiles)) if run.settings.arguments.get("profiler") else None,
     }
     return summarise(run, steps, list(splits), scores, results, first, last)
 
@@ -147,7 +133,7 @@ def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) ->
     data, checkpoint = run.data, run.checkpoint
     results = {"split": run.split, "train/num_tokens": checkpoint.facts.get("train/num_tokens")}
     if scores is not None:
-        num_targets = None if is_partial(run.settings.limit) else data.splits[run.split].num_targets
+        num_targets = None if summary.is_partial(run.settings.limit) else data.splits[run.split].num_targets
         results["throughput/tokens_per_second"] = num_targets and num_targets / scores.seconds
         results["seconds"] = scores.seconds
     is_own = checkpoint.facts.get("data_fingerprint") is None or reads_own_data(data, checkpoint)
@@ -157,7 +143,7 @@ def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) ->
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
     first: Lines = {
         "checkpoint": f"{relative_path(checkpoint.path)}, after {count(checkpoint.step, 'step')}",
-        **describe_data(data, [run.split], remark),
+        **summary.describe_data(data, [run.split], remark),
     }
     last: Lines = {
         "attention maps": relative_path(run.pictures[-1]) if run.pictures else None,
@@ -198,7 +184,7 @@ def summarise(
         "attention_kernel": kernel,
         "steps": steps,
         "data_fingerprint": data.fingerprint,
-        "data": data_results(data, splits),
+        "data": summary.data_results(data, splits),
     }
     rows: Lines = dict.fromkeys(("checkpoint", "parameters", "matched", "device", "attention")) | first
     rows["parameters"] = f"{shared['num_parameters']:,}"
@@ -206,15 +192,16 @@ def summarise(
     rows["attention"] = f"{kernel} kernel (attention.backend={shared['attention_backend']})"
     scored: dict[str, Any] = {}
     for name, metrics in scores.splits.items() if scores else ():
-        scored |= split_results(metrics, data.splits[name], name, limit)
-        rows |= describe_split(run.task, metrics, data.splits[name], name, limit)
+        scored |= summary.split_results(metrics, data.splits[name], name, limit)
+        rows |= summary.describe_split(run.task, metrics, data.splits[name], name, limit)
     results = scored | shared | results
-    write_results(path, results)  # without the sample, whose absence tells a resumed run that it was killed before
+    # Without the sample, whose absence tells a resumed run that it was killed before.
+    summary.write_results(path, results)
     prompt = describe_prompts(run.generation, data.tokenizer, network.max_seq_len, run.task)
-    print_summary(rows | last | {"prompt": prompt, "wandb": wandb_location(run.loggers)})
+    summary.print_summary(rows | last | {"prompt": prompt, "wandb": wandb_location(run.loggers)})
     results["sample"] = None
     if run.task.generates and scores is not None:
         with forward_context(run.trainer, network):
             results["sample"] = print_generated(run.generation, run.task, network, data)
-    write_results(path, results)
+    summary.write_results(path, results)
     return results

@@ -19,7 +19,7 @@ from tinyformer.run.sample import Generation
 from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import Settings
 from tinyformer.tasks import Task
-from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingModule, TrainingScores
+from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.report import Report
 
@@ -101,13 +101,3 @@ class Run:
     def checkpoints(self) -> Checkpoints:
         """The callback that saves the run."""
         return self.callbacks(Checkpoints)[0]
-
-    @property
-    def training_scores(self) -> dict[str, float]:
-        """The metrics of training rows at the last validation, by name; empty where none are scored."""
-        return {name: value for scores in self.callbacks(TrainingScores) for name, value in scores.metrics.items()}
-
-    @property
-    def skipped(self) -> list[int]:
-        """The steps that were skipped since they were not finite."""
-        return [step for check in self.callbacks(FiniteCheck) for step in check.skipped]

@@ -153,24 +153,12 @@ def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> st
     return "\n".join(lines) or None
 
 
-def describe_skipped(steps: Sequence[int]) -> str | None:
-    """The line of the summary about steps that were skipped since they were not finite."""
-    return f"{count(len(steps), 'step')} skipped, the first at step {steps[0]}" if steps else None
-
-
 def describe_non_finite(stop: NonFiniteStep, last: Path, command: str) -> str:
     """The lines that say why a run stopped at a step that was not finite, and with which command it may continue."""
     cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
     if not last.exists():
         return f"{stop}\nNothing was saved; {cures}."
     return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {command}"
-
-
-def describe_profile(folder: Path) -> str:
-    """The line of the summary about the files that a profiler left in a run's folder."""
-    return ", ".join(
-        relative_path(path) for path in [*sorted(folder.glob("*-profile.txt")), *folder.glob("trace.json")]
-    )
 
 
 def print_summary(rows: dict[str, str | None]) -> None:
