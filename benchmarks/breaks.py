@@ -572,8 +572,8 @@ BREAKS = (
     Break(
         "size_below_the_match",
         "run/match.py",
-        "return min((low, high), key=lambda number: abs(count(number) - target))",
-        "return low",
+        "return min((max(above - 1, 1), above), key=lambda number: abs(count(number) - target))",
+        "return max(above - 1, 1)",
         ("tests/run/test_match.py",),
         TIERS,
     ),

@@ -1,8 +1,8 @@
 """Variants of equal cost: one size of a network is solved for, given a number of parameters or of FLOPs."""
 
+import bisect
 import copy
 import functools
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ class Matched:
     """A size that was solved.
 
     Attributes:
-        quantity: what was matched.
-        by: the config key of the size.
+        quantity: what was matched, as in `Match`.
+        by: the config key of the size, as in `Match`.
         size: the size.
         target: the number to match.
-        number: the number that the size gives, the nearest that its multiples allow.
+        number: the nearest that the multiples of the size allow.
     """
 
     quantity: str
@@ -142,14 +142,8 @@ def _solve(count: Callable[[int], int], target: int) -> int | None:
             return None
     if count(1) > target:
         return None
-    for step in itertools.count():
-        if high - low <= 1:
-            return min((low, high), key=lambda number: abs(count(number) - target))
-        # Counts are linear in most sizes and quadratic in others, where bisection bounds the number of steps.
-        part = (target - count(low)) / (count(high) - count(low)) if step % 2 == 0 else 0.5
-        middle = min(max(low + int(part * (high - low)), low + 1), high - 1)
-        low, high = (middle, high) if count(middle) <= target else (low, middle)
-    return None
+    above = low + bisect.bisect_left(range(low, high), target, key=count)
+    return min((max(above - 1, 1), above), key=lambda number: abs(count(number) - target))
 
 
 def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
