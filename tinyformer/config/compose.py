@@ -81,15 +81,20 @@ def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[st
 
     Returns:
         The overrides of each combination and the config composed from them, including its `hydra` node.
+
+    Raises:
+        ConfigError: an override lists values that cannot be made.
     """
     register_resolvers()
     words = readable(arguments, is_sweep=True)
     with hydra_parser() as parser:
-        axes = [
-            [f"{override.get_key_element()}={value}" for value in alternatives(word)] if is_swept(word) else [word]
-            for word, override in zip(words, parser.parse_overrides(words), strict=True)
-        ]
-        combinations = list(itertools.product(*axes))
+        axes = []
+        for word, override in zip(words, parser.parse_overrides(words), strict=True):
+            values = [f"{override.get_key_element()}={value}" for value in alternatives(word)]
+            if not values:
+                raise ConfigError(f"{word}: lists no values; {override.key_or_group}=A,B lists two.")
+            axes.append(values if is_swept(word) else [word])
+        combinations = itertools.product(*axes)
         return [(chosen, compose(program, list(chosen), return_hydra_config=True)) for chosen in combinations]
 
 
