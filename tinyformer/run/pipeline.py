@@ -123,9 +123,10 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     settings = make_settings(values["trainer"], options)
     start = load_start(options.resume, options.init_from, folder)
     if start is not None:
-        start.require_class(config.network._target_)
         if start.is_resumed:
             refuse_finished(start, folder, settings.arguments["max_steps"])
+        else:
+            start.require_class(config.network._target_)
         if config.model.vocab_size is None:
             config.model.vocab_size = start.larger_vocabulary
     # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
@@ -184,7 +185,7 @@ def set_up_evaluation(
     own: Any = OmegaConf.to_container(config, resolve=False)
     # What the network is may be changed, its data and tokenizer are those of the run.
     stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
-    data, split = evaluation_data(partial(make_data, config, invocation), start, options.split, own["data"])
+    data, split = evaluation_data(partial(make_data, config, invocation), start, options.split, values["data"])
     set_labels(config.task, data)
     task = instantiate(config.task.objective, _convert_="all")
     prepare_task(task, config, data, generation)
