@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from tinyformer.config.conf import axes_of, default_of
+from tinyformer.config.conf import axes_of, read
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, key_of
 from tinyformer.data.sources.text_paths import find_files
@@ -115,6 +115,19 @@ def _has_non_finite(value: Any) -> bool:
     if isinstance(value, list):
         return any(map(_has_non_finite, value))
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
+    """The plain value that the config files give a key of a group, such as `model.num_heads`; None without one.
+
+    Where the choice of the axis is unknown, the file is `default.yaml`, else `_shared.yaml`.
+    """
+    axis, _, name = key.partition(".")
+    for choice in ((choices or {}).get(axis, "default"), "_shared"):
+        value = read(choice, axis).get(name)
+        if isinstance(value, int | float | str) and "$" not in str(value):
+            return value
+    return None
 
 
 def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]]:

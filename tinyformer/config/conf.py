@@ -1,7 +1,7 @@
 """The config files in `conf`: where they are, their axes, choices and keys, and the functions that they call."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,19 +89,6 @@ def values_of_keys() -> dict[str, list[Any]]:
                 if key not in NEVER_SET:
                     add(node, key if is_global else f"{axis}.{key}")
     return values
-
-
-def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
-    """The plain value that the config files give a key of a group, such as `model.num_heads`; None without one.
-
-    Where the choice of the axis is unknown, the file is `default.yaml`, else `_shared.yaml`.
-    """
-    axis, _, name = key.partition(".")
-    for choice in ((choices or {}).get(axis, "default"), "_shared"):
-        value = read(choice, axis).get(name)
-        if isinstance(value, int | float | str) and "$" not in str(value):
-            return value
-    return None
 
 
 def register_resolvers(command: str = "tinyformer") -> None:
