@@ -23,12 +23,12 @@ from peers import GPT, Shape
 from torch import Tensor
 
 from tinyformer.analysis.costs import count_costs
-from tinyformer.config.invocation import Invocation
+from tinyformer.config.compose import Invocation
 from tinyformer.hardware import Peak, matmul_peak, measured_flops
 from tinyformer.nn import BACKENDS, AttentionMask
 from tinyformer.nn.score import Scoring
 from tinyformer.run.loggers import closing
-from tinyformer.run.training_run import fit, set_up
+from tinyformer.run.pipeline import fit, set_up
 
 TRAINED = (
     Shape("6 x 384", num_layers=6, d_model=384, num_heads=6, seq_len=256, batch_size=256),

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import torch
 from omegaconf import DictConfig
 
+from tinyformer.config.compose import Invocation, compose_run
 from tinyformer.config.errors import config_keys, exit_code_of
-from tinyformer.config.invocation import Invocation, config_dir
-from tinyformer.config.sweep import compose_run
 from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
 from tinyformer.run.parts import make_network
@@ -39,7 +38,7 @@ def with_config(job: Callable[[DictConfig, Path, Invocation], Result], overrides
         with tempfile.TemporaryDirectory() as folder, config_keys(config):
             results.append(job(config, Path(folder) / "run", invocation))
 
-    code = exit_code_of(run, config_dir(), "train")
+    code = exit_code_of(run, "train")
     if code:
         sys.exit(code)
     return results[0]

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.profiler import profile
 
 from tinyformer.batch import Batch
-from tinyformer.config.invocation import Invocation
+from tinyformer.config.compose import Invocation
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.programs.doctor.exactness import kernel_among, profiled_events
 from tinyformer.run.loggers import closing
+from tinyformer.run.pipeline import fit, set_up
 from tinyformer.run.run import Run
-from tinyformer.run.training_run import fit, set_up
 from tinyformer.training.callbacks.progress import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"

@@ -25,9 +25,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from tinyformer.config.invocation import Invocation
+from tinyformer.config.compose import Invocation
+from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run
-from tinyformer.run.training_run import set_up
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks.progress import StepProgress
 

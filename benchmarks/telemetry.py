@@ -26,9 +26,9 @@ import torch
 from here import ROOT, commit, with_config
 from omegaconf import DictConfig
 
-from tinyformer.config.invocation import Invocation
+from tinyformer.config.compose import Invocation
 from tinyformer.run.loggers import closing
-from tinyformer.run.training_run import fit, set_up
+from tinyformer.run.pipeline import fit, set_up
 from tinyformer.training import AttentionTelemetry
 
 EXPERIMENT = "experiment=shakespeare_cpu"

@@ -98,8 +98,8 @@ def book(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
     """A run of 30 steps on `BOOK`, which Python starts; tests read its folder and change nothing in it."""
-    from tinyformer.config.sweep import compose_run
-    from tinyformer.run.training_run import train
+    from tinyformer.config.compose import compose_run
+    from tinyformer.run.pipeline import train
 
     folder, out = tmp_path_factory.mktemp("trained"), io.StringIO()
     (folder / "book.txt").write_text(BOOK)

@@ -18,9 +18,9 @@ from wandb_file import read_history
 import tinyformer
 from tinyformer.analysis import HeadAblation
 from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.config.compose import compose_run
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.sweep import compose_run
-from tinyformer.run.training_run import train as train_run
+from tinyformer.run.pipeline import train as train_run
 
 EVERY_HEAD = [[layer, head] for layer in range(2) for head in range(4)]
 

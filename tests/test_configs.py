@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_types
-from tinyformer.config.invocation import register_resolvers
+from tinyformer.config.conf import register_resolvers
 from tinyformer.nn import Transformer
 
 CONF = ROOT / "conf"
@@ -26,7 +26,7 @@ NEEDED = {
 
 
 def composed(*overrides: str, program: str = "train"):
-    register_resolvers(CONF)
+    register_resolvers()
     GlobalHydra.instance().clear()
     ConfigStore.instance().store(name="stored_run", node={"seed": 0}, package="_global_")
     with initialize_config_dir(str(CONF), version_base=None):

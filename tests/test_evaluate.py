@@ -132,7 +132,7 @@ MISTAKES = {
     "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: its norm._target_ calls 'posix.system'",
     "model.num_layers=3": "checkpoint=",
     "data.files=none.txt": "data.files=none.txt: ",
-    "split=dev": "split=dev: must be one of ",
+    "split=dev": "split=dev: should be 'train', ",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "split=validation: the run was trained on",
 }
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from commands import SMALL, TEXT, Program, ran, results_of, weights_of
 from hydra.utils import instantiate
 
-from tinyformer.config.sweep import compose_run
+from tinyformer.config.compose import compose_run
 from tinyformer.nn import AttentionMask
 
 ARGUMENTS = f"{SMALL} {TEXT} callbacks.attention=null"

@@ -12,7 +12,7 @@ from model.models import answerer
 import tinyformer
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
-from tinyformer.run import training_run
+from tinyformer.run import pipeline
 
 SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
 CITIES = ["Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Doha"]
@@ -57,7 +57,7 @@ def test_a_run_its_continuation_its_evaluation_and_its_analyses(
     program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     longest = []
-    monkeypatch.setattr(training_run, "find_memory_shortage", lambda *facts: longest.append(facts[-1]))
+    monkeypatch.setattr(pipeline, "find_memory_shortage", lambda *facts: longest.append(facts[-1]))
     out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10 data.max_question_length=8")
     assert longest == [48]  # tokens of a window, not of a whole context
     assert ", 40 questions truncated" in out

@@ -9,7 +9,7 @@ import torch
 from commands import ROOT
 from hydra.utils import instantiate
 
-from tinyformer.config.sweep import compose_sweep
+from tinyformer.config.compose import compose_sweep
 from tinyformer.nn import AttentionMask, BaseAttention
 from tinyformer.programs.doctor.cases import TIMED_SHAPE, make_module
 from tinyformer.programs.doctor.variants import VARIANTS as TABLE

@@ -40,12 +40,7 @@ class ArgumentError(ValueError):
         name_of: Callable[[tuple[str, ...]], str] = ".".join,
         show: Callable[[Any], str] = repr,
     ) -> str:
-        """The error as one sentence.
-
-        Args:
-            name_of: turns the path of an argument into the name under which the reader sets it.
-            show: turns a value into text as the reader would write it.
-        """
+        """The error as one sentence, with arguments named and values shown as the reader would write them."""
 
         def named(argument: str) -> str:
             return name_of((*self.owner, *argument.split(".")))
@@ -67,7 +62,7 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
     Args:
         outer: the arguments, outermost first.
         passed: arguments of the factory whose values the caller takes from arguments of its own, such as
-            {"head_dim": "head_dim"}; an error about one of them is an error about the caller's own argument.
+            {"head_dim": "rope_head_dim"}; an error about one of them is an error about the caller's own argument.
     """
     try:
         yield
@@ -82,15 +77,9 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
 
 
 def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **arguments: float | None) -> None:
-    """Refuse the first of some arguments that is below a minimum; None is accepted.
+    """Refuse the first of some arguments, given by name, that is below a minimum; None is accepted.
 
-    Args:
-        minimum: the smallest value allowed.
-        works: an example for each argument; the minimum itself unless given.
-        arguments: the values, by the names of the arguments.
-
-    Raises:
-        ArgumentError: a value is below the minimum.
+    An example in `works`, or else the minimum itself, is told.
     """
     for argument, value in arguments.items():
         if value is not None and value < minimum:
@@ -99,15 +88,9 @@ def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **a
 
 
 def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | None) -> None:
-    """Refuse the first of some arguments that is above a maximum, before it takes minutes or all memory.
+    """Refuse the first of some arguments, given by name, that is above a maximum; None is accepted.
 
-    Args:
-        maximum: the largest value allowed.
-        works: an example for each argument.
-        arguments: the values, by the names of the arguments; None is accepted.
-
-    Raises:
-        ArgumentError: a value is above the maximum.
+    What would take minutes or all memory is so refused before; the example in `works` is told.
     """
     for argument, value in arguments.items():
         if value is not None and value > maximum:
@@ -115,15 +98,9 @@ def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | N
 
 
 def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
-    """Refuse the first of some arguments that is not a number, or not an integer.
+    """Refuse the first of some arguments, given by name, that is no integer (kind=int) or no real number (kind=float).
 
-    Args:
-        kind: int for integers, those of NumPy included; float for any real numbers.
-        works: an example for each argument.
-        arguments: the values, by the names of the arguments.
-
-    Raises:
-        ArgumentError: a value is of another type.
+    Integers of NumPy are accepted, booleans are not; the example in `works` is told.
     """
     for argument, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
@@ -132,11 +109,7 @@ def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **a
 
 
 def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
-    """Refuse a value that is not among the choices.
-
-    Raises:
-        ArgumentError: it is not; the reason lists the choices.
-    """
+    """Refuse a value that is not among the choices, which the reason lists."""
     known = list(choices)
     if value not in known:
         raise ArgumentError(argument, value, f"must be one of {', '.join(map(str, known))}")

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyformer.analysis.costs import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
-from tinyformer.config.sweep import compose_sweep
+from tinyformer.config.compose import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
 SEQ = 16

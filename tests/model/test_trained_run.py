@@ -87,7 +87,7 @@ def process_state() -> dict[str, Any]:
 
 def test_a_run_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["matmul_precision=high", "deterministic=true", "seed=3"]
-    importlib.import_module("tinyformer.run.training_run")  # which sets up loggers
+    importlib.import_module("tinyformer.run.pipeline")  # which sets up loggers
     with initialize_config_dir(str(ROOT / "conf"), version_base=None), warnings.catch_warnings():
         warnings.resetwarnings()
         monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)

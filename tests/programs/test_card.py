@@ -37,7 +37,7 @@ MISTAKES = {
     "dtype=fp8": "dtype=fp8: ",
     "batch=0": "batch=0: must be at least 1; batch=8 works.",
     "batch=many": "batch=many: should be a valid integer",
-    "seed=interval(1,2)": "Can only enumerate CHOICE and RANGE sweeps",
+    "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",
     "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
 }
 

@@ -7,9 +7,8 @@ import pytest
 from commands import SMALL, TEXT, Program, results_of
 from omegaconf import OmegaConf
 
+from tinyformer.config.compose import Invocation, compose_run
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.invocation import Invocation
-from tinyformer.config.sweep import compose_run
 from tinyformer.run.match import match_size
 
 NANO = ("model=nano", "model.vocab_size=100", "model.max_seq_len=128")

@@ -38,14 +38,14 @@ def test_a_saved_picture_has_a_line_above_it(tmp_path, save):
     assert (above[..., :3] < 0.5).any()
 
 
-@pytest.mark.parametrize("evaluated", [False, True])
-def test_pictures_of_telemetry_name_the_checkpoint_of_an_evaluation(tmp_path, monkeypatch, evaluated):
+@pytest.mark.parametrize("checkpoint", [None, "run/last.ckpt"])
+def test_pictures_of_telemetry_name_the_checkpoint_of_an_evaluation(tmp_path, monkeypatch, checkpoint):
     lines = []
     monkeypatch.setattr(analysis, "save_png", lambda picture, path, line: lines.append(line))
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "run" / "last.ckpt" if evaluated else None
+    path = checkpoint and tmp_path / checkpoint
     HeadLog(tmp_path / "folder", [], "text, validation split", path).picture(7, "maps", "step", PICTURE)
-    source = "checkpoint run/last.ckpt" if evaluated else "run folder"
+    source = f"checkpoint {checkpoint}" if checkpoint else "run folder"
     assert lines == [f"{source} · step 7 · data text, validation split"]
 
 

@@ -10,54 +10,30 @@ checkpoint as it is, and an override of `model.d_model` acts on what follows fro
 """
 
 import copy
-import difflib
 import functools
 import importlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tinyformer.config.errors import ConfigError
-from tinyformer.config.invocation import NO_AXES, config_dir, register_head_resolver
-from tinyformer.config.isolation import keep_hydra
-from tinyformer.config.keys import format_value, hydra_value, parsed, text_of
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.config.conf import AXES, STORED, choices_of, config_dir, files, register_resolvers, values_of_keys
+from tinyformer.config.keys import format_value, hydra_value, parsed
+from tinyformer.config.process import keep_hydra
+from tinyformer.errors import ArgumentError
 
 if TYPE_CHECKING:
     from tinyformer.checkpoint.file import Checkpoint
 
-# Torch takes seconds to import, and `--help` needs none of it: functions that read checkpoints import it.
-
 Plain: TypeAlias = dict[str, Any]
 Trust: TypeAlias = Callable[[str, Any], bool]
 """Whether the user has named a class at a key: a function of the key and the dotted name of the class."""
-
-AXES = (
-    *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
-    *("task", "data", "tokenizer"),
-)
-"""The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
-
-STORED = (*AXES, "datamodule", "seed", "deterministic")
-"""The top-level keys of a config that a checkpoint stores."""
-
-ARCHITECTURE = AXES[: AXES.index("network")]
-"""The axes that determine a network's function, which `init_from=` inherits."""
-
-OF_TRAINING = (
-    *("backend", "dropout", "embedding_dropout", "init", "init_std", "checkpoint_activations", "autocast_residual"),
-    "vocab_size",
-)
-"""Arguments that are not inherited: a new run chooses them, and its vocabulary size follows from its tokenizer."""
 
 SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
 """Keys that say what to read and how to split it: a checkpoint records them, but they are never followed."""
@@ -80,9 +56,6 @@ TYPED_AGAIN = {
     "entity": "sends the run to a team",
 }
 """Last parts of keys that only the command line may set, and what each of them does."""
-
-NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")
-"""Entries of our config files that are not values of a run."""
 
 MAX_JOBS = 10_000
 """Maximum number of jobs of a sweep."""
@@ -115,12 +88,9 @@ LIMITS = {
 
 
 class NotAdmittedError(ValueError):
-    """A file says more of a config than it may.
+    """A file says more of a config than it may: a key, and what it does there, as in "calls 'os.system'".
 
-    Args:
-        key: the key that it sets.
-        problem: what it does there, as in "calls 'os.system'".
-        target: the class that it names, if a user who trusts it can name it, too.
+    `target` is the class that it names, if a user who trusts it can name it, too.
     """
 
     def __init__(self, key: str, problem: str, target: str | None = None) -> None:
@@ -141,7 +111,7 @@ def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argum
         NotAdmittedError: the key is not one of our config files, or the value is not plain, is too large, or names a
             class that is neither ours nor trusted.
     """
-    if key in _files():
+    if key in files():
         if value not in (None, *choices_of(key)):
             raise NotAdmittedError(key, f"chooses {_shown(value)}, which is not a choice of this axis")
         return
@@ -163,12 +133,7 @@ def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argum
 
 
 def problem_of_value(key: str, value: Any) -> str | None:
-    """Why a file may not set a value, as in "is 20, more than 10"; None if it is plain and small enough.
-
-    Args:
-        key: the key that it would be set at.
-        value: a number, a text, a boolean, None, or a list of these.
-    """
+    """Why a file may not set a value, as in "is 20, more than 10"; None if it is plain and small enough for its key."""
     entries = [value]
     for _ in range(MAX_DEPTH):
         if sum(len(entry) if isinstance(entry, list) else 1 for entry in entries) > MAX_ENTRIES:
@@ -207,40 +172,6 @@ def _is_class_of_models(name: str) -> bool:
     return isinstance(value, type) and value.__module__.startswith(OF_MODELS)
 
 
-def choices_of(axis: str) -> list[str]:
-    """The choices of an axis: the names of its YAML files."""
-    return [name for name in _files()[axis] if not name.startswith("_")]
-
-
-@functools.cache
-def _files() -> dict[str, list[str]]:
-    """The names of our config files, by axis."""
-    folders = (folder for folder in config_dir().iterdir() if folder.is_dir() and folder.name not in NO_AXES)
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
-
-
-@functools.cache
-def values_of_keys() -> dict[str, list[Any]]:
-    """The dotted keys of the programs' configs, nodes included, each with its values in the config files."""
-    values: dict[str, list[Any]] = {axis: [{}] for axis in _files()}
-
-    def add(node: Any, key: str) -> None:
-        values.setdefault(key, []).append(node)
-        for name, entry in node.items() if isinstance(node, dict) else ():
-            add(entry, f"{key}.{name}")
-
-    for folder in (config_dir(), *(config_dir() / axis for axis in _files())):
-        for file in folder.glob("*.yaml"):
-            text = file.read_text(encoding="utf-8")
-            is_global = folder == config_dir() or re.search(r"^# @package _global_$", text, re.MULTILINE)
-            for name, node in (yaml.safe_load(text) or {}).items():
-                if name not in NEVER_SET:
-                    add(node, name if is_global else f"{folder.name}.{name}")
-    for key in [key for key in values if key.startswith("attention.")]:  # the files of cross_attention start from these
-        values[f"cross_{key}"] = [*values[key], *values.get(f"cross_{key}", [])]
-    return values
-
-
 def admit_override(entry: str, in_sweep: bool = False) -> str:
     """An override from a run folder or a finding, parsed, admitted and written anew.
 
@@ -249,7 +180,7 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
         in_sweep: whether it may have several values; each of them is checked.
 
     Raises:
-        NotAdmittedError: see `admit`; or it has several values, or changes more than a value of the config.
+        NotAdmittedError: see `admit`; or it changes more than a value of the config.
     """
     try:
         override = parsed(entry)
@@ -268,7 +199,34 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
         return f"{start}={_admit_value(key, override.value())}"
     if not in_sweep:
         raise NotAdmittedError(key, "has several values")
-    return f"{start}={_admit_alternatives(key, override)}"
+    if getattr(override.value(), "shuffle", False):
+        raise NotAdmittedError(key, "shuffles its values")
+    texts = alternatives(entry)
+    if not texts:
+        raise NotAdmittedError(key, "is no list of values")
+    if len(texts) > MAX_JOBS:
+        raise NotAdmittedError(key, f"makes more than {MAX_JOBS:,} jobs")
+    return f"{start}={','.join(_admit_value(key, parsed(f'{key}={text}').value()) for text in texts)}"
+
+
+def alternatives(entry: str) -> list[str]:
+    """The values of an override as they are typed, at most one more than `MAX_JOBS`; empty if it lists none.
+
+    Those of `glob` are our own choices of an axis.
+    """
+    if not is_swept(entry):
+        return [entry.partition("=")[2]]
+    override = parsed(entry)
+    values, axis = override.value(), override.key_or_group
+    if isinstance(values, Glob):
+        is_ours = axis in files() and all(isinstance(name, str) for name in values.include + values.exclude)
+        return values.filter(choices_of(axis)) if is_ours else []
+    if isinstance(values, ChoiceSweep | RangeSweep):
+        values.shuffle = False  # a shuffled sweep makes all of its values at once
+    try:
+        return list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+    except (HydraException, ArithmeticError, ValueError):
+        return []
 
 
 def is_swept(entry: str) -> bool:
@@ -279,42 +237,10 @@ def is_swept(entry: str) -> bool:
         return False
 
 
-def count_values(entry: str) -> int:
-    """The number of values of an override, at most one more than `MAX_JOBS`; 0 if it lists none that can be made."""
-    if not is_swept(entry):
-        return 1
-    override = parsed(entry)
-    value = override.value()
-    if isinstance(value, Glob):  # of our own files; others are not listed
-        is_plain = all(re.fullmatch(r"[\w*?]+", str(name)) for name in value.include + value.exclude)
-        return len(value.filter(_files().get(override.key_or_group, []))) if is_plain else 0
-    if isinstance(value, ChoiceSweep | RangeSweep):
-        value.shuffle = False  # a shuffled sweep makes all of its values at once
-    try:
-        return sum(1 for _ in itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
-    except (HydraException, ArithmeticError, ValueError):
-        return 0
-
-
-def _admit_alternatives(key: str, override: Override) -> str:
-    """The values of a sweep, as they are typed."""
-    value, number = override.value(), count_values(str(override.input_line))
-    if getattr(value, "shuffle", False):
-        raise NotAdmittedError(key, "shuffles its values")
-    if not number:
-        raise NotAdmittedError(key, "is no list of values")
-    if number > MAX_JOBS:
-        raise NotAdmittedError(key, f"makes more than {MAX_JOBS:,} jobs")
-    if isinstance(value, Glob):
-        return f"glob({hydra_value(value.include)},exclude={hydra_value(value.exclude)})"  # of our own files
-    texts = override.sweep_string_iterator()
-    return ",".join(_admit_value(key, parsed(f"{key}={text}").value()) for text in texts)
-
-
 def _admit_value(key: str, value: Any) -> str:
     """A single value, which may be a mapping, as it is typed."""
     try:
-        for path, leaf in [(key, value)] if key in _files() else leaves(value, key):
+        for path, leaf in [(key, value)] if key in files() else leaves(value, key):
             admit(path, leaf)
     except NotAdmittedError as error:
         inner = "" if error.key == key else f"sets {error.key[:100]}, which "
@@ -332,11 +258,9 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
-    """What a checkpoint stores of a config: the overrides from which Hydra composes it, by key.
+    """What a checkpoint stores of an unresolved config: the overrides from which Hydra composes it, by key.
 
-    Args:
-        config: the unresolved config of a run, as plain containers.
-        choices: the choice of each axis, or of some where the others have their default.
+    An axis without a choice has its default.
     """
     resolved = OmegaConf.create(config)
     base, chosen = composed(choices)
@@ -403,11 +327,7 @@ def _admitted(checkpoint: "Checkpoint", trust: Trust) -> Plain:
 
 
 def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: bool) -> None:
-    """Set an admitted value of a checkpoint in a config that Hydra has composed, as Hydra does it.
-
-    Raises:
-        NotAdmittedError: the config has no such key, or has a node there, or a value that follows from other keys.
-    """
+    """Set an admitted value of a checkpoint in a config that Hydra has composed, as Hydra does it."""
     ours: Any = base
     for name in key.split("."):
         ours = ours.get(name) if isinstance(ours, dict) else None
@@ -440,7 +360,8 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
     Raises:
         NotAdmittedError: there is no such key to delete.
     """
-    register_head_resolver()
+    if not OmegaConf.has_resolver("default_num_kv_heads"):
+        register_resolvers()
     chosen = (f"{axis}={overrides[axis]}" for axis in AXES if overrides.get(axis) in choices_of(axis))
     base, choices = copy.deepcopy(_compose(*chosen))
     for key in (key[1:] for key in overrides if key.startswith("~")):
@@ -460,89 +381,3 @@ def _compose(*overrides: str) -> tuple[Plain, dict[str, str | None]]:
         plain: Any = OmegaConf.to_container(config, resolve=False)
         choices = {axis: config.hydra.runtime.choices[axis] for axis in AXES}
         return {name: plain[name] for name in STORED if name in plain}, choices
-
-
-def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
-    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
-
-    Args:
-        arguments: the overrides, which then act on it as on a config file.
-        trusted: classes that the checkpoint may use beside those of this package and of the overrides.
-
-    Returns:
-        The checkpoint; None with options such as `--help` and no checkpoint.
-
-    Raises:
-        ConfigError: no checkpoint is named.
-        ArgumentError: it cannot be read, its config is not admitted, or its run read a path that the command line does
-            not repeat.
-    """
-    paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
-    if not paths and not any(argument.startswith("-") for argument in arguments):
-        keys = [argument.partition("=")[0] for argument in arguments]
-        for misspelt in difflib.get_close_matches("checkpoint", keys, n=1):
-            raise ConfigError(f"{misspelt}: there is no such key. Did you mean checkpoint?")
-        raise ConfigError("checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt.")
-    checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
-    if paths:
-        from tinyformer.checkpoint.file import load_checkpoint
-
-        given = _given(arguments)
-        with argument_path(passed={"path": "checkpoint"}):
-            checkpoint = load_checkpoint(paths[-1])
-            config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
-            missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
-            if missing and "data" not in given:
-                words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
-                reason = (
-                    f"its run read {words}, and a checkpoint's paths are not followed; add {words}, or choose data="
-                )
-                raise ArgumentError("path", str(checkpoint.path), reason)
-        # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
-        config = {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
-    ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
-    return checkpoint
-
-
-def inherit_architecture(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names, if any.
-
-    Args:
-        arguments: overrides. They take precedence over the checkpoint's values, unless a trained network cannot be
-            changed in this way.
-
-    Raises:
-        ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
-        ArgumentError: the checkpoint cannot be read, or its config is not admitted; see `admit_config`.
-    """
-    given = _given(arguments)
-    file = given.get("init_from", "null")
-    swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
-    if file == "null" or given.get("resume", "null") != "null" or swept:
-        return list(arguments)
-    from tinyformer.checkpoint.file import load_checkpoint
-
-    with argument_path(passed={"path": "init_from"}):
-        checkpoint = load_checkpoint(file)
-        config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
-    fixed = {axis: checkpoint.overrides[axis] for axis in ARCHITECTURE if axis in checkpoint.overrides}
-    fixed |= {f"model.{size}": config["model"][size] for size in ("num_layers", "num_heads", "d_model")}
-    for key in given.keys() & fixed.keys():
-        if given[key] != (own := hydra_value(fixed[key])):
-            raise ConfigError(
-                f"{key}={given[key]}: the checkpoint of init_from={file} has {key}={own}; leave {key}= out."
-            )
-    ours = dict(leaves(composed(checkpoint.overrides)[0]))
-    inherited = []
-    for key, value in checkpoint.overrides.items():
-        is_deleted, last = key.startswith("~"), key.rpartition(".")[2]
-        is_inherited = key.lstrip("~").partition(".")[0] in ARCHITECTURE and (is_deleted or last not in OF_TRAINING)
-        if is_inherited and key not in given and ours.get(key, ...) != value:
-            prefix = "" if is_deleted or key in ARCHITECTURE or key in ours else "+"
-            inherited.append(key if is_deleted else f"{prefix}{key}={hydra_value(value)}")
-    return [*inherited, *arguments]
-
-
-def _given(arguments: Sequence[str]) -> dict[str, str]:
-    """The texts that a command line sets, by key."""
-    return {argument.partition("=")[0].lstrip("+"): text_of(argument) for argument in arguments}

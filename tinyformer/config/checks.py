@@ -1,18 +1,23 @@
-"""Type checks of a config against the signatures of the classes that its nodes name."""
+"""Checks of a config: its values against the signatures of the classes that receive them, and what needs no torch."""
 
+import contextlib
 import difflib
 import inspect
 import math
 import pydoc
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
 
+from tinyformer.config.conf import axes_of, read
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.invocation import config_dir
 from tinyformer.config.keys import format_value, key_of
+from tinyformer.data.sources.text_paths import find_files
+from tinyformer.errors import argument_path
+from tinyformer.nn.sizes import head_dim_of, require_sizes
 
 RUNTIME_KEYS = frozenset({"model.vocab_size"})
 """Keys that are null until the run sets them."""
@@ -22,13 +27,20 @@ OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")
 """Nodes that the run instantiates."""
 
 
-def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] | None = None) -> None:
+def check_types(
+    config: DictConfig,
+    part: str = "",
+    choices: Mapping[str, Any] | None = None,
+    groups: Mapping[str, Any] | None = None,
+) -> None:
     """Check every value of a config against the signature of the class that receives it.
 
     Args:
         config: the whole config.
         part: the key of the node to check, such as `network`; the whole config by default.
         choices: the choice of each axis; errors name the default of its file.
+        groups: classes whose arguments are the values of a group without `_target_`, by its key, and a class whose
+            arguments are keys in no group, at "".
 
     Raises:
         ConfigError: a class has no such argument, or its type is another.
@@ -38,6 +50,11 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
         node = OmegaConf.select(config, path, throw_on_resolution_failure=False)
         if not part and node is not None and (not OmegaConf.is_dict(node) or node.get("_target_") is None):
             raise ConfigError(f"{path}={format_value(node)}: must be a mapping with a _target_; leave it out.")
+    for group, function in (groups or {}).items():
+        owner: Any = OmegaConf.select(config, group) if group else config
+        for name in owner.keys() if group else owner.keys() & _parameters(function):
+            value = OmegaConf.to_container(owner[name]) if OmegaConf.is_config(owner[name]) else owner[name]
+            check_value(function, name, value, f"{group}.{name}" if group else name, choices)
     for path, node in targets(config, part):
         function = _locate(node["_target_"], f"{path}._target_")
         makes_partial = node.get("_partial_", False)
@@ -51,17 +68,17 @@ def check_types(config: DictConfig, part: str = "", choices: Mapping[str, Any] |
 
 
 def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping[str, Any] | None = None) -> None:
-    """Check the value of one argument.
+    """Check the value of one argument of a function or class.
 
     Args:
-        function: the function or class that receives it.
+        function: the function or class.
         name: the argument.
         value: its value, as plain containers.
         key: the config key of the value.
         choices: the choice of each axis, for the default that the error names.
 
     Raises:
-        ConfigError: the function has no such argument, or its type is another.
+        ConfigError: there is no such argument, or its type is another.
     """
     parameters = _parameters(function)
     if name not in parameters:
@@ -103,14 +120,11 @@ def _has_non_finite(value: Any) -> bool:
 def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
     """The plain value that the config files give a key of a group, such as `model.num_heads`; None without one.
 
-    Args:
-        key: the key.
-        choices: the choice of each axis; where it is unknown, the file is `default.yaml`, else `_shared.yaml`.
+    Where the choice of the axis is unknown, the file is `default.yaml`, else `_shared.yaml`.
     """
-    group, _, rest = key.partition(".")
-    for choice in ((choices or {}).get(group, "default"), "_shared"):
-        file = config_dir() / group / f"{choice}.yaml"
-        value = OmegaConf.to_container(OmegaConf.load(file)).get(rest) if file.exists() else None  # type: ignore[union-attr]
+    axis, _, name = key.partition(".")
+    for choice in ((choices or {}).get(axis, "default"), "_shared"):
+        value = read(choice, axis).get(name)
         if isinstance(value, int | float | str) and "$" not in str(value):
             return value
     return None
@@ -180,3 +194,52 @@ def targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]
 
     node = OmegaConf.select(config, part) if part else config
     yield from walk(OmegaConf.to_container(node, resolve=True, throw_on_missing=True), part)
+
+
+def check_early(config: DictConfig, choices: Mapping[str, Any] | None = None) -> None:
+    """Report what a config alone shows before torch and Lightning are imported, which takes seconds.
+
+    Refuse a missing axis, sizes of the network that do not fit together, and text files that do not exist.
+    """
+    for axis, choice in axes_of("train").items():
+        if choice and config.get(axis) is None:
+            raise ConfigError(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}={choice}.")
+    written = OmegaConf.to_container(config, resolve=False)
+    for part in ("network", "datamodule"):
+        nodes: list[tuple[str, dict[str, Any]]] = []
+        if OmegaConf.is_dict(OmegaConf.select(config, part, throw_on_resolution_failure=False)):
+            with contextlib.suppress(InterpolationKeyError):  # which is reported when the part is made
+                nodes = list(targets(config, part))
+        for path, node in nodes:
+            check = EARLY.get(str(node["_target_"]))  # others are refused later
+            parameters = inspect.signature(check).parameters.values() if check else ()
+            arguments = {each.name: node[each.name] for each in parameters if each.name in node}
+            if check is None or any(each.default is each.empty and each.name not in node for each in parameters):
+                continue  # a factory gets the others later
+            for name, value in arguments.items():
+                check_value(check, name, value, key_of(written, f"{path}.{name}"), choices)
+            with argument_path(*path.split(".")):
+                check(**arguments)
+
+
+def _require_heads(d_model: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None) -> None:
+    """Refuse numbers of heads that do not fit the width; see `head_dim_of`."""
+    head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
+
+
+def _require_files(files: str | list[str] | None) -> None:
+    """Refuse files that do not exist; None stands for a data set of the Hub."""
+    find_files([files] if isinstance(files, str) else files or [])
+
+
+EARLY: dict[str, Callable[..., None]] = {
+    "tinyformer.nn.Encoder": require_sizes,
+    "tinyformer.nn.Decoder": require_sizes,
+    "tinyformer.nn.Attention": _require_heads,
+    "tinyformer.nn.LatentAttention": _require_heads,
+    "tinyformer.nn.DifferentialAttention": _require_heads,
+    "tinyformer.data.TextFiles": _require_files,
+    "tinyformer.data.SquadFiles": _require_files,
+    "tinyformer.data.LocalOrHub": _require_files,
+}
+"""The function that checks the arguments of a class without torch, by the name of the class."""

@@ -1,6 +1,7 @@
 """Mistakes of the user as a few lines in the words of the config; every other error keeps its traceback."""
 
 import contextlib
+import difflib
 import errno
 import functools
 import os
@@ -8,15 +9,21 @@ import re
 import sys
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
-from tinyformer.config.hydra_errors import describe_hydra_error, raising_module
-from tinyformer.config.invocation import config_dir
-from tinyformer.config.keys import format_value, key_of_argument
+from tinyformer.config.conf import STORED, axes_of, choices_of, files, programs, read, values_of_keys
+from tinyformer.config.keys import TEXTS, NoOverrideError, format_value, key_of_argument, text_of
 from tinyformer.errors import ArgumentError
 
 USER_MISTAKE, BUG = 2, 1
@@ -28,11 +35,13 @@ OF_THE_MACHINE = (
 )
 """File errors that the user can remedy: a full disk, a read-only folder, missing rights, a file instead of a folder."""
 
-
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|[Ss]torage size calculation overflowed"
 )
 """Messages of torch, on each device."""
+
+EXAMPLES = {"data.files": "book.txt", "data.path": "owner/name", "tokenizer.path": "tokenizer.json"}
+"""Values for the keys that have no default."""
 
 
 class ConfigError(ValueError):
@@ -64,11 +73,8 @@ def config_keys(config: DictConfig) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_sentences(config_name: str) -> Iterator[None]:
+def in_sentences(program: str) -> Iterator[None]:
     """Raise the mistakes of a caller in Python as sentences, as a program prints them.
-
-    Args:
-        config_name: the primary config, such as "train".
 
     Raises:
         ConfigError: in place of a mistake; with HYDRA_FULL_ERROR=1 in the environment, caused by it.
@@ -76,7 +82,7 @@ def in_sentences(config_name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        sentence = describe(error, config_dir(), config_name)
+        sentence = describe(error, program)
         if sentence is None:
             raise
         raise ConfigError(sentence) from (error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None)
@@ -92,60 +98,29 @@ def option_names(**names: str) -> Iterator[None]:
     try:
         yield
     except ArgumentError as error:
-
-        def name_of(path: tuple[str, ...]) -> str:
-            return names.get(path[0], ".".join(path))
-
-        raise ConfigError(error.describe(name_of, format_value)) from error
+        sentence = error.describe(lambda path: names.get(path[0], ".".join(path)), format_value)
+        raise ConfigError(sentence) from error
 
 
-def describe(error: BaseException, config_dir: Path, config_name: str) -> str | None:
-    """The sentence that explains a mistake to the user; None for any other error, which is a bug.
+def exit_code_of(job: Callable[[], int | None], program: str) -> int:
+    """The exit code of the job of a program that Hydra does not start: 0, 1 for a bug, 2 for a mistake of the user.
 
-    Mistakes are what this package raises about arguments and configs, what Hydra and OmegaConf raise about the command
-    line, Lightning's `MisconfigurationException`, and files that cannot be written.
-    """
-    error = cause_of(error)
-    if isinstance(error, ArgumentError):
-        return error.describe(show=format_value)
-    # Recognised by name, since Lightning takes seconds to import.
-    if isinstance(error, ConfigError) or type(error).__name__ == "MisconfigurationException":
-        return str(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
-        return "there is not enough memory; a smaller data.batch_size, model.max_seq_len or model.d_model needs less."
-    if type(error).__name__ == "TerminatedWorkerError":  # of joblib, which may not be installed
-        return "the process of a job was killed, as happens where memory runs out; fewer jobs side by side need less."
-    if isinstance(error, ValueError) and raising_module(error).startswith("lightning."):
-        return f"trainer: {str(error).strip().splitlines()[0]}"
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
-        return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
-    return describe_hydra_error(error, config_dir, config_name)
-
-
-def exit_code_of(job: Callable[[], int | None], config_dir: Path, config_name: str) -> int:
-    """Run the job of a program that Hydra does not start, and report its errors as `train` does.
-
-    Args:
-        job: the job; it may return an exit code for errors that it has reported itself.
-        config_dir: the folder of the config files.
-        config_name: the primary config, whose keys an error may suggest.
-
-    Returns:
-        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+    Errors are reported as `train` does, and may suggest keys of the primary config `program`; the job may return a code
+    for those that it has reported itself.
     """
     try:
         return job() or 0
     except Exception as error:
-        return report(error, config_dir, config_name, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
+        return report(error, program, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
 
 
-def report(error: BaseException, config_dir: Path, config_name: str, with_traceback: bool = False) -> int:
+def report(error: BaseException, program: str, with_traceback: bool = False) -> int:
     """Print an error to stderr: a mistake in at most `MAX_LINES` lines, a bug (or both, if asked) with its traceback.
 
     Returns:
         The exit code: 2 for a mistake of the user, 1 for a bug.
     """
-    text = describe(error, config_dir, config_name)
+    text = describe(error, program)
     if text is None or with_traceback:
         traceback.print_exception(error)
     else:
@@ -170,3 +145,107 @@ def cause_of(error: BaseException) -> BaseException:
     while isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def raising_module(error: BaseException) -> str:
+    """The name of the module that raised an error."""
+    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
+    return last[0].f_globals.get("__name__", "") if last else ""
+
+
+def describe(error: BaseException, program: str) -> str | None:
+    """The sentence that explains a mistake to the user; None for any other error, which is a bug.
+
+    Mistakes are what this package raises about arguments and configs, what Hydra and OmegaConf raise about the command
+    line of `program`, Lightning's `MisconfigurationException`, and files that cannot be written.
+    """
+    error = cause_of(error)
+    if isinstance(error, ArgumentError):
+        return error.describe(show=format_value)
+    # Recognised by name, since Lightning takes seconds to import.
+    if isinstance(error, ConfigError) or type(error).__name__ == "MisconfigurationException":
+        return str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        return "there is not enough memory; a smaller data.batch_size, model.max_seq_len or model.d_model needs less."
+    if type(error).__name__ == "TerminatedWorkerError":  # of joblib, which may not be installed
+        return "the process of a job was killed, as happens where memory runs out; fewer jobs side by side need less."
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+        return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return _describe_composition(error, program)
+    module, first = raising_module(error), (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, ValueError) and module.startswith("lightning."):
+        return f"trainer: {first}"
+    if isinstance(error, ValueError | TypeError | AttributeError) and module.startswith("hydra."):
+        return f"{first}: an axis without a choice is left out; --help lists the choices."
+    return None
+
+
+def _describe_composition(error: BaseException, program: str) -> str:
+    """An error of Hydra or OmegaConf about a command line as a sentence that says what would work."""
+    message = str(error)
+    if isinstance(error, MissingConfigException) and error.options:
+        axis, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        choices = [option for option in error.options if not option.startswith("_")]
+        return f"{axis}={choice}: there is no such choice.{nearest(choice, choices)} Choices: {', '.join(choices)}."
+    if isinstance(error, OverrideParseException):  # Hydra's message is about its grammar
+        what = message if isinstance(error, NoOverrideError) else "is no KEY=VALUE, such as attention=gqa"
+        return f"{error.override}: {what}."
+    if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
+        # The full key is that of the interpolation; the missing key stands in the message.
+        missing = re.search(r"resolving interpolation: Missing mandatory value: ([\w.]+)", message)
+        key = missing[1] if missing else str(error.full_key or error.key)
+        return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
+    if isinstance(error, InterpolationResolutionError) and TEXTS.fullmatch(error.full_key or ""):
+        node: Any = OmegaConf.to_container(error.parent_node, resolve=False)
+        return _unresolved(str(error.full_key), node[error.key])
+    if isinstance(error, InterpolationKeyError):
+        missing = re.search(r"^Interpolation key '([\w.]+)' not found", message)
+        if missing is None:
+            return " ".join(message.splitlines()[:2])
+        return f"{missing[1]} is needed by {error.full_key}, and the config has no such key."
+    first = message.splitlines()[0]
+    if named := re.search(r"Could not (?:override|append to config[^']*|delete(?: from config\.)?) '([^'@]+)", message):
+        return _unknown_key(named[1], program, is_added="already" in message)
+    if ambiguous := re.fullmatch(r"Ambiguous value for argument '(([^=]+)=(.*))'", first):
+        word, key, value = ambiguous.groups()
+        return f"{word}: -m makes a run of each value; {key}={format_value(value)} is one text."
+    if unread := re.fullmatch(r"Error merging override (([^=]+)=.*\$\{.*)", first):
+        return _unresolved(unread[2], text_of(unread[1]))
+    return first
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """The choices that look like a word, as " Did you mean a or b?"; empty if none does."""
+    close = difflib.get_close_matches(word, list(dict.fromkeys(choices)), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _unknown_key(key: str, program: str, is_added: bool) -> str:
+    """The sentence about a key that a config does not have, or that is added though the config has it."""
+    axis, _, name = key.partition(".")
+    others = [other for other in programs() if axis in (axes_of(other) | read(other))]
+    if others and program not in others and not (program == "evaluate" and axis in STORED):
+        return f"{key}: there is no such key here; {others[0]} has it."
+    keys = list(dict.fromkeys((*read(program), *values_of_keys())))
+    choices = choices_of(axis) if axis in files() and name else []
+    having = [f"{axis}={choice}" for choice in choices if name.partition(".")[0] in read(choice, axis)]
+    if 0 < len(having) < len(choices):
+        return f"{key}: there is no such key. It belongs to {' or '.join(having)}."
+    if key in keys and is_added:
+        return f"+{key}: adds a key that is there already; without the + it is set."
+    if key in keys:
+        or_replaces = f" or replaces {parent}" if (parent := key.rpartition(".")[0]) else ""
+        return f"{key}: there is no such key any more; an earlier override removes it{or_replaces}."
+    hint = nearest(key, keys)
+    if not hint:
+        by_last_part = {known.rpartition(".")[2]: known for known in reversed(keys)}
+        close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
+        hint = f" Did you mean {' or '.join(by_last_part[last] for last in close)}?" if close else ""
+    return f"{key}: there is no such key.{hint or ' --help lists the axes.'}"
+
+
+def _unresolved(key: str, text: str) -> str:
+    r"""The sentence about `${…}` in a text that refers to no other key; `\${…}` stands for itself."""
+    literal = format_value(text.replace("${", "\\${"))
+    return f"{key}={format_value(text)}: ${{…}} refers to another key, which is not there; {key}={literal} is a text."

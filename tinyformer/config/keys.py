@@ -24,6 +24,10 @@ COMMA = re.compile(r""",(?=(?:[^'"\[\]{}]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\})*
 """A comma between two values, not within quotes or brackets."""
 
 
+class NoOverrideError(OverrideParseException):
+    """A word of a command line is no KEY=VALUE; the message says what it may have been meant to be."""
+
+
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     """A command line in Hydra's grammar: what that has no words for is a text, and a path or a prompt always is one.
 
@@ -34,14 +38,14 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
         is_sweep: whether commas separate the values of several runs.
 
     Raises:
-        OverrideParseException: a word is no KEY=VALUE.
+        NoOverrideError: a word is no KEY=VALUE.
     """
     found = []
     for before, word in zip(["-", *words], words, strict=False):
         key, equals, value = word.partition("=")
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             example = shell_word(f"{before} {word}")
-            raise OverrideParseException(word, f"is no KEY=VALUE; a text with a space is quoted, as in {example}")
+            raise NoOverrideError(word, f"is no KEY=VALUE; a text with a space is quoted, as in {example}")
         is_set = equals and not word.startswith("-")
         found.append(f"{key}={_readable(key.lstrip('+'), value, is_sweep)}" if is_set else word)
     return found
@@ -75,11 +79,7 @@ def text_of(word: str) -> str:
 
 
 def parsed(word: str) -> Override:
-    """An override.
-
-    Raises:
-        ValueError: Hydra's grammar has no words for it.
-    """
+    """An override; a ValueError says that Hydra's grammar has no words for it."""
     try:
         return OverridesParser.create().parse_override(word)
     except (HydraException, RecursionError) as error:  # a number of thousands of digits is a ValueError

@@ -1,23 +1,16 @@
 """`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
 
-import os
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tinyformer.config.admission import (
-    MAX_JOBS,
-    NotAdmittedError,
-    admit_override,
-    count_values,
-    is_swept,
-    values_of_keys,
-)
+from tinyformer.config.admission import MAX_JOBS, NotAdmittedError, admit_override, alternatives, is_swept
+from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import has_checkpoint, refuse_foreign_files
 from tinyformer.config.keys import format_value, quoted, text_of
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
@@ -52,7 +45,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"resume={folder}: {saved} says {entry[:200]}, which {error}; if you trust it, add it to the command."
             ) from error
-        num_jobs *= count_values(overrides[-1])
+        num_jobs *= len(alternatives(overrides[-1]))
         if num_jobs > MAX_JOBS:
             raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
@@ -60,7 +53,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
     new = [argument for argument in new if argument not in options]
     own = [f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
-    # Hydra would replace the stored overrides before the new ones are accepted; see `training_run.keep_overrides`.
+    # Hydra would replace the stored overrides before the new ones are accepted; see `pipeline.keep_overrides`.
     return [*options, *overrides, *new, *own, "hydra.output_subdir=null"]
 
 
@@ -114,42 +107,6 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     return entries
 
 
-def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
-    """Refuse a folder with anything in it that a run does not make, such as links, which lead anywhere.
-
-    Raises:
-        ConfigError: there is something, or a folder cannot be listed; the sentence begins with the key.
-    """
-
-    def problem(path: Path, what: str) -> ConfigError:
-        return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
-
-    def tell(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise problem(Path(error.filename), "cannot be listed") from error
-
-    walk = os.walk(folder, onerror=tell)
-    for path in sorted(Path(parent, name) for parent, folders, files in walk for name in folders + files):
-        try:
-            mode = path.lstat().st_mode
-        except FileNotFoundError:  # another process, which the lock reports later, has moved its temporary file
-            continue
-        if stat.S_ISLNK(mode) and not _is_link_of_wandb(path, folder):
-            raise problem(path, "is a symbolic link, which a run does not make")
-        if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
-            raise problem(path, "is a checkpoint that a run does not make")
-        if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise problem(path, "is neither a file nor a folder")
-
-
-def _is_link_of_wandb(path: Path, folder: Path) -> bool:
-    """Whether wandb makes such a link: to its newest run in a folder, or to a log of that run."""
-    if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
-        return True
-    is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)
-    return path.parent.name == "wandb" and bool(is_known) and path.resolve().is_relative_to(folder.resolve())
-
-
 def _read(folder: Path, saved: Path) -> Any:
     try:
         # The base loader makes only texts, lists and mappings: no numbers, dates or merged mappings.
@@ -162,31 +119,6 @@ def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigError(f"resume={folder}: {saved} contains no list of overrides; a run writes one.")
     return entries
-
-
-def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
-    """Refuse to write into the folder of something else.
-
-    Raises:
-        ConfigError: the folder contains a run or a sweep; the sentence begins with the key.
-    """
-    path, own, other = Path(folder), format_value(str(folder)), format_value(f"{folder}-2")
-    is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
-    if is_first_process() and (is_sweep or has_checkpoint(path)):
-        what = f"a sweep; -m resume={own}" if is_sweep else f"a run; resume={own}"
-        raise ConfigError(f"{key}={own}: this folder contains {what} continues it, and {key}={other} starts another.")
-
-
-def is_first_process() -> bool:
-    """Whether this process writes files and prints: the first of several."""
-    # torchrun sets RANK, Slurm SLURM_PROCID; Lightning, where it starts the processes itself, sets the other two.
-    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
-    return all(int(os.environ.get(name, "0")) == 0 for name in names)
-
-
-def has_checkpoint(run: Path) -> bool:
-    """Whether a folder contains a run that can be resumed."""
-    return any((run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("last", "previous", "best"))
 
 
 def _what_is_missing(run: Path, saved: Path) -> str:

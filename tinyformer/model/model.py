@@ -29,8 +29,8 @@ from tinyformer.model.forward import (
 from tinyformer.model.text_maps import TextMaps, maps_of_batch
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network, RelativePosition
 from tinyformer.run.analysis_run import analyse, make_subject
-from tinyformer.run.evaluation_run import evaluation_in_python
-from tinyformer.run.run import Evaluation
+from tinyformer.run.pipeline import evaluation_in_python
+from tinyformer.run.run import Run
 from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
 from tinyformer.tasks.span import require_one_window
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
@@ -312,9 +312,7 @@ class Model:
         with self._evaluation(overrides) as run:
             return make_subject(run, num_windows)
 
-    def _evaluation(
-        self, overrides: Sequence[str], folder: str | Path | None = None
-    ) -> AbstractContextManager[Evaluation]:
+    def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> AbstractContextManager[Run]:
         """The evaluation of the model on the data of its run."""
         if self.origin is None:
             raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")

@@ -19,15 +19,15 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.admission import SCORE_KEYS, inherit_architecture, leaves
-from tinyformer.config.early import check_early
-from tinyformer.config.entry import remove_unused
+from tinyformer.config.admission import SCORE_KEYS, leaves
+from tinyformer.config.checks import check_early
+from tinyformer.config.compose import Invocation, hydra_parser, inherit_architecture
+from tinyformer.config.conf import register_resolvers
 from tinyformer.config.errors import ConfigError, config_keys, describe, in_sentences
-from tinyformer.config.invocation import Invocation, config_dir, register_resolvers
-from tinyformer.config.isolation import keep_hydra, keep_process
+from tinyformer.config.folder import refuse_foreign_files, remove_unused, require_unused
 from tinyformer.config.keys import readable
-from tinyformer.config.resume import expand_resume, refuse_foreign_files, require_unused
-from tinyformer.config.sweep import hydra_parser
+from tinyformer.config.process import keep_hydra, keep_process
+from tinyformer.config.resume import expand_resume
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, relative_path
 
@@ -133,8 +133,8 @@ def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
     Raises:
         ConfigError: an override has several values, or the folder contains links.
     """
-    register_resolvers(config_dir(), PROGRAM)
-    with hydra_parser(config_dir()) as parser:
+    register_resolvers(PROGRAM)
+    with hydra_parser() as parser:
         for override in parser.parse_overrides(list(words)):
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: {_ONE_RUN}.")
@@ -174,13 +174,13 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
                     "ignore", message="IProgress not found"
                 )  # tqdm's, of a notebook without widgets
                 import_matplotlib()
-                from tinyformer.run.training_run import train
+                from tinyformer.run.pipeline import train
 
                 with keep_process():
                     return TrainedRun(folder, train(own, folder, invocation), tuple(_classes(own)))
         except Exception as error:  # Hydra would print a line about it
             errors.append(error)
-            if describe(error, config_dir(), "train") is not None:
+            if describe(error, "train") is not None:
                 remove_unused(folder)
             return None
 

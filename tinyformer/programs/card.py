@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.config.checks import check_types, check_value
+from tinyformer.config.compose import Invocation, compose_sweep
+from tinyformer.config.conf import describe_axes
 from tinyformer.config.errors import config_keys, exit_code_of
-from tinyformer.config.invocation import Invocation, config_dir, describe_axes
-from tinyformer.config.sweep import compose_sweep
 from tinyformer.errors import ArgumentError, argument_path
 
 CONFIG_NAME = "card"
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="tinyformer card",
         description="Parameters, floating-point operations and KV cache of a variant.",
-        epilog=f"The axes of a network and their choices:\n\n{describe_axes(config_dir(), AXES)}",
+        epilog=f"The axes of a network and their choices:\n\n{describe_axes(AXES)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -90,11 +90,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file")
     options = parser.parse_intermixed_args(arguments)
-    return exit_code_of(lambda: _show(options), config_dir(), CONFIG_NAME)
+    return exit_code_of(lambda: _show(options), CONFIG_NAME)
 
 
 def _show(options: argparse.Namespace) -> None:
-    cards = [make_card(*variant) for variant in compose_sweep(config_dir(), CONFIG_NAME, options.overrides)]
+    cards = [make_card(*variant) for variant in compose_sweep(CONFIG_NAME, options.overrides)]
     as_json = json.dumps({"cards": cards}, indent=2)
     if options.save:
         if options.save.is_dir() or not options.save.parent.is_dir():
@@ -122,7 +122,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from tinyformer.analysis.costs import count_costs
     from tinyformer.analysis.memory import count_batch
     from tinyformer.run.match import match_size
-    from tinyformer.run.scores import register_score
+    from tinyformer.run.parts import register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     unresolved: Any = OmegaConf.to_container(config, resolve=False)

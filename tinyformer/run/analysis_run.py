@@ -16,11 +16,11 @@ from tinyformer.errors import argument_path
 from tinyformer.files import relative_path
 from tinyformer.nn import Network
 from tinyformer.run.parts import make_seeded_network
-from tinyformer.run.run import Evaluation
+from tinyformer.run.run import Run
 from tinyformer.training import RunWandbLogger
 
 
-def analyse(run: Evaluation) -> Findings:
+def analyse(run: Run) -> Findings:
     """The findings of the chosen analysis, which are saved; none without one."""
     if run.analysis is None:
         return Findings()
@@ -34,12 +34,8 @@ def analyse(run: Evaluation) -> Findings:
 def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts: Mapping[str, str]) -> None:
     """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases.
 
-    Args:
-        findings: the findings, to which the files are added.
-        folder: the folder.
-        loggers: the loggers of the run.
-        facts: what was analysed, for the line above each figure, unless the findings have facts of their own; see
-            `caption`.
+    Their paths are added to the findings. The line above each figure, see `caption`, says what was analysed: `facts`,
+    unless the findings have their own.
     """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
@@ -53,7 +49,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
             logger.log_findings(findings)
 
 
-def make_subject(run: Evaluation, num_windows: int) -> Subject:
+def make_subject(run: Run, num_windows: int) -> Subject:
     """The subject of an analysis: a checkpoint's network, and at most `num_windows` windows or pairs of a split."""
     checkpoint, data, trainer = run.checkpoint, run.data, run.trainer
     device = trainer.strategy.root_device
@@ -81,12 +77,5 @@ def make_subject(run: Evaluation, num_windows: int) -> Subject:
 
 
 def describe_subject(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:
-    """What an analysis shows, by name, for the line above its figures; see `caption`.
-
-    Args:
-        path: the checkpoint.
-        step: its optimizer steps.
-        data: the data.
-        split: the split that is analysed.
-    """
+    """What an analysis shows, by name, for the line above its figures; see `caption`."""
     return {"checkpoint": relative_path(path), "step": f"{step:,}", "data": f"{data.title}, {split} split"}

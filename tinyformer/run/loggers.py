@@ -24,29 +24,24 @@ MIN_SECRET = 8
 """Characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged."""
 
 
-def make_loggers(
-    config: DictConfig, folder: Path, network: Network, is_sweep: bool = False, first_step: int = 0
-) -> list[Logger]:
-    """The loggers of a run.
+def make_loggers(logger: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
+    """The loggers of a run: `metrics.csv`, and that of the `logger` group; the folder is made if it does not exist.
 
-    Args:
-        config: the config.
-        folder: the folder of the run, which is made if it does not exist.
-        network: the model, whose parameters and costs are logged.
-        is_sweep: whether the run is one of a sweep, whose runs are one group in Weights & Biases.
-        first_step: the step from which a resumed run continues.
+    The runs of a sweep are one group in Weights & Biases. A resumed run continues from `first_step`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
-    if "_target_" in config.logger:
-        run = {
-            "run_dir": str(folder),
-            "run_id": _wandb_id(folder),
-            "group": "/".join(folder.parts[-3:-1]) if is_sweep else None,
-        }
-        loggers.append(instantiate(config.logger, _convert_="all", **run))
-        loggers[-1].log_hyperparams(_hyperparameters(config, network))
+    if "_target_" in logger:
+        group = "/".join(folder.parts[-3:-1]) if is_sweep else None
+        run = {"run_dir": str(folder), "run_id": _wandb_id(folder), "group": group}
+        loggers.append(instantiate(logger, _convert_="all", **run))
     return loggers
+
+
+def log_hyperparameters(loggers: list[Logger], config: DictConfig, network: Network) -> None:
+    """Log the config of a run and the costs of its network, except into `metrics.csv`."""
+    for logger in loggers[1:]:
+        logger.log_hyperparams(_hyperparameters(config, network))
 
 
 @contextlib.contextmanager
@@ -90,11 +85,7 @@ def _hyperparameters(config: DictConfig, network: Network) -> dict[str, Any]:
 
 
 def _wandb_id(folder: Path) -> str:
-    """An id that a run and its resumption share, so that they are one run in the browser.
-
-    Raises:
-        ConfigError: the file contains something else.
-    """
+    """An id that a run and its resumption share, so that they are one run in the browser."""
     path = folder / "wandb" / "run_id"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

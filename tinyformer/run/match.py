@@ -1,8 +1,8 @@
 """Variants of equal cost: one size of a network is solved for, given a number of parameters or of FLOPs."""
 
+import bisect
 import copy
 import functools
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis.costs import count_costs
+from tinyformer.config.compose import Invocation, compose_run
 from tinyformer.config.errors import ConfigError, cause_of
-from tinyformer.config.invocation import Invocation
-from tinyformer.config.isolation import keep_hydra
 from tinyformer.config.keys import format_value
-from tinyformer.config.sweep import compose_run
+from tinyformer.config.process import keep_hydra
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
@@ -33,17 +32,7 @@ LARGEST = 2**18
 
 @dataclass(frozen=True)
 class Match:
-    """The quantity to match, and the size that is solved for.
-
-    Args:
-        quantity: a key of `QUANTITIES`.
-        by: the config key of the size.
-        to: the number to match; None for that of the same run with the defaults of `AXES`.
-        multiple_of: the size is a multiple of this.
-
-    Raises:
-        ArgumentError: the quantity is unknown, or a number is less than 1.
-    """
+    """The quantity to match, and the config key of the size that is solved for; see `conf/match/_shared.yaml`."""
 
     quantity: str
     by: str
@@ -60,11 +49,11 @@ class Matched:
     """A size that was solved.
 
     Attributes:
-        quantity: what was matched.
-        by: the config key of the size.
+        quantity: what was matched, as in `Match`.
+        by: the config key of the size, as in `Match`.
         size: the size.
         target: the number to match.
-        number: the number that the size gives, the nearest that its multiples allow.
+        number: the nearest that the multiples of the size allow.
     """
 
     quantity: str
@@ -85,13 +74,10 @@ def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, prog
     """Solve for the size that `match` names, and set it in a config.
 
     Args:
-        config: the config of a run, in which the size is set.
+        config: the config of a run.
         invocation: its overrides; those of `AXES` are left out for the reference network.
         vocab_size: number of tokens in the vocabulary, where the config does not set it.
         program: the primary config.
-
-    Returns:
-        What was matched; None without `match`.
 
     Raises:
         ConfigError: no value of the size reaches the target, or the config has no such size.
@@ -156,14 +142,8 @@ def _solve(count: Callable[[int], int], target: int) -> int | None:
             return None
     if count(1) > target:
         return None
-    for step in itertools.count():
-        if high - low <= 1:
-            return min((low, high), key=lambda number: abs(count(number) - target))
-        # Counts are linear in most sizes and quadratic in others, where bisection bounds the number of steps.
-        part = (target - count(low)) / (count(high) - count(low)) if step % 2 == 0 else 0.5
-        middle = min(max(low + int(part * (high - low)), low + 1), high - 1)
-        low, high = (middle, high) if count(middle) <= target else (low, middle)
-    return None
+    above = low + bisect.bisect_left(range(low, high), target, key=count)
+    return min((max(above - 1, 1), above), key=lambda number: abs(count(number) - target))
 
 
 def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:

@@ -2,22 +2,23 @@
 
 import pydoc
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import lightning as L
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.config.admission import SCORE_KEYS, leaves
 from tinyformer.config.checks import check_types
-from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
-from tinyformer.config.hydra_errors import raising_module
+from tinyformer.config.compose import Invocation
+from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, raising_module
 from tinyformer.data import DataModule, QuestionFormat, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
-from tinyformer.nn import AttentionMask, EncoderDecoder, Network
-from tinyformer.run.sample import check_generation, make_beam, refuse_prompts
-from tinyformer.run.scores import register_score
+from tinyformer.nn import SCORES, AttentionMask, EncoderDecoder, Network, ScaledDotScore
+from tinyformer.run.sample import Generation
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 
 LACKS = {
@@ -28,104 +29,115 @@ LACKS = {
 """What generated data lack for a task, and data that work, by task."""
 
 
-def check_config(config: DictConfig, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Check every value that a class or function receives.
+@dataclass(frozen=True)
+class Options:
+    """The values of `train.yaml` and `evaluate.yaml` that are in no group."""
 
-    Returns:
-        The config as plain containers, unresolved, so that overrides act on it when it is read from a checkpoint.
+    seed: int = 0
+    deterministic: bool | Literal["warn"] = False
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    compile: Literal["auto", True, False] = "auto"
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    resume: str | None = None
+    init_from: str | None = None
+    freeze_encoder: bool = False
+    checkpoint: str = ""
+    split: Literal["train", "validation", "test", "all"] | None = None
+    score: bool | None = None
 
-    Raises:
-        ConfigError: a value has another type, or the network has a decoder, and no choice of cross-attention.
-    """
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Options":
+        """The options among the values of a config."""
+        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
+
+
+def check_config(config: DictConfig, choices: Mapping[str, Any]) -> None:
+    """Check the type of every value that a class or function receives."""
     if "decoder" in config.network and config.get("cross_attention") is None:
         raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
-    # First, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     register_score(unresolved)
-    check_types(config, choices=choices)
-    check_generation(config.generate)
-    return unresolved
+    check_types(config, choices=choices, groups={"": Options, "generate": Generation})
 
 
-def make_data(config: DictConfig, choices: Mapping[str, Any], tokenizer: TextTokenizer | None = None) -> DataModule:
-    """The data of a run, not yet read.
+def register_score(config: Mapping[str, Any]) -> None:
+    """Import the user's classes that `attention.score` names, if any, and add them to `SCORES`.
 
-    Args:
-        config: the config.
-        choices: the choice of each axis, for errors.
-        tokenizer: replaces the config's.
+    The config is unresolved, since the target of an interpolation was not admitted as the name of a class.
+    """
+    values = dict(leaves(config))
+    for key in SCORE_KEYS:
+        name = values.get(key)
+        if not isinstance(name, str) or "." not in name or "${" in name:
+            continue
+        score: Any = pydoc.locate(name)
+        if not (isinstance(score, type) and issubclass(score, ScaledDotScore)):
+            known = ", ".join(SCORES)
+            reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
+            raise ArgumentError(key, name, reason)
+        SCORES[name] = score
+
+
+def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokenizer | None = None) -> DataModule:
+    """The data of a run, not yet read; a tokenizer may replace the config's.
 
     Raises:
-        ConfigError: the task needs labels, pairs or questions, and the data have none.
+        ConfigError: the task needs labels, pairs or questions, and the data have none; or a tokenizer is chosen for
+            data that have their own.
     """
-    if OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False) is None:
+    choices, chosen = invocation.choices, invocation.overridden("tokenizer")
+    node = OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False)
+    if node is None:
         lacks = LACKS.get(choices.get("task", ""), LACKS["classification"])
         raise ConfigError(f"data={choices.get('data', 'null')}: has {lacks}.")
-    arguments = {} if tokenizer is None else {"tokenizer": tokenizer}
-    return instantiate(config.datamodule, _convert_="all", **arguments)
+    if chosen and "tokenizer" not in node:
+        raise ConfigError(f"{chosen[0]}: data={choices.get('data')} has a tokenizer of its own; leave tokenizer= out.")
+    return instantiate(node, _convert_="all", **({} if tokenizer is None else {"tokenizer": tokenizer}))
 
 
-def make_task(config: DictConfig, data: DataModule) -> Task:
-    """The task of a run; its class labels are the data's, unless the config names them.
-
-    Raises:
-        ConfigError: `task.objective` is not a task, or needs other data or another network.
-        ArgumentError: there is a prompt, and the task generates no text.
-    """
+def set_labels(task: DictConfig, data: DataModule) -> None:
+    """Set the class labels, and the number of texts of an example, that a `task` group leaves to the data."""
     for key in ("labels", "num_texts"):
-        if key in config.task and config.task[key] is None:
-            config.task[key] = getattr(data, key)
-    task = instantiate(config.task.objective, _convert_="all")
+        if key in task and task[key] is None:
+            task[key] = getattr(data, key)
+
+
+def prepare_task(task: Any, config: DictConfig, data: DataModule, generation: Generation) -> None:
+    """Give a task the beam search of `generate`; refuse one that does not fit the data, the network or a prompt."""
+    name = type(task).__name__
     if not isinstance(task, Task):
-        raise ConfigError(f"task.objective: {type(task).__name__} is no subclass of tinyformer.tasks.Task.")
-    _require_network_of(task, pydoc.locate(str(config.network._target_)), config.get("cross_attention") is not None)
-    refuse_prompts(config.generate, task)
+        raise ConfigError(f"task.objective: {name} is no subclass of tinyformer.tasks.Task.")
+    network = pydoc.locate(str(config.network._target_))
+    if isinstance(network, type):  # otherwise it is a function of the user's
+        if not issubclass(network, task.network_class):
+            needed = f"{name} needs {task.network_class.__name__}, and this is {network.__name__}"
+            raise ConfigError(f"network: {needed}; leave network= out.")
+        if config.get("cross_attention") is not None and not issubclass(network, EncoderDecoder):
+            raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
+    if not task.generates:
+        with argument_path("generate"):
+            reason = f"{name} cannot generate text; a model trained with task=causal_lm can"
+            generation.refuse_prompt(reason, can_be_left_out=True)
     if isinstance(task, Seq2Seq):
-        task.beam = make_beam(config.generate)
+        task.beam = generation.beam
     if isinstance(task, SpanExtraction) and isinstance(data.row_format, QuestionFormat):
         with argument_path("task", "objective"):
             task.require_answers(data.splits)
     if task.needs_masking and config.task.masking is None:
-        name = type(task).__name__
         raise ConfigError(
             f"task.masking=null: {name} predicts masked tokens, but no token is masked; task=masked_lm masks some."
         )
-    return task
-
-
-def _require_network_of(task: Task, network: Any, has_cross_attention: bool) -> None:
-    """Refuse a network that the task cannot train, and options of an axis that the network does not have.
-
-    Raises:
-        ConfigError: the network is of another class, or there is cross-attention without a decoder.
-    """
-    needed = task.network_class
-    if not isinstance(network, type):
-        return  # a function of the user's
-    if not issubclass(network, needed):
-        own = f"{type(task).__name__} needs {needed.__name__}, and this is {network.__name__}"
-        raise ConfigError(f"network: {own}; leave network= out.")
-    if has_cross_attention and not issubclass(network, EncoderDecoder):
-        raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
 
 
 def require_known_tokens(task: Task, network: Network) -> None:
-    """Refuse special tokens that the vocabulary of a network does not have.
-
-    Raises:
-        ArgumentError: an id is too large.
-    """
+    """Refuse special tokens that the vocabulary of a network does not have."""
     if isinstance(task, Seq2Seq):
         with argument_path("model", "special_tokens"):
             task.special_tokens.require_known(network.vocab_size)
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
-    """The task's mask of the first batch of a split.
-
-    Raises:
-        ArgumentError: the split is empty.
-    """
+    """The task's mask of the first batch of a split; an empty split is refused."""
     with argument_path("datamodule"):
         return task.mask(next(iter(data.evaluation_dataloader(split))))
 
@@ -139,13 +151,7 @@ def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> 
 def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: str = "cpu") -> Network:
     """The network for a tokenizer's vocabulary, or of `model.vocab_size` tokens without a tokenizer.
 
-    Args:
-        config: the config.
-        tokenizer: the tokenizer, if any.
-        device: where its weights are; "meta" allocates none.
-
-    Raises:
-        ArgumentError: `model.vocab_size` is smaller than the vocabulary.
+    On the device "meta" it takes no memory.
     """
     vocab_size, needed = config.model.vocab_size, tokenizer.vocab_size if tokenizer else 0
     if vocab_size is not None and vocab_size < needed:
@@ -162,11 +168,7 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
 
 
 def _require_memory(config: Any) -> None:
-    """Refuse a network whose matrices alone do not fit into memory: the system would kill the process.
-
-    Raises:
-        ConfigError: a size is far too large.
-    """
+    """Refuse a network whose matrices alone do not fit into memory: the system would kill the process."""
     model, free = config.model, free_memory("cpu")
     d_ff = OmegaConf.select(config, "feed_forward.d_ff") or model.d_model
     sizes = [model.vocab_size, model.num_layers, model.d_model, d_ff]
@@ -182,11 +184,7 @@ def _require_memory(config: Any) -> None:
 
 @torch.no_grad()
 def _try_out(network: Network) -> None:
-    """Run a network on two tokens.
-
-    Raises:
-        ConfigError: its parts do not fit together.
-    """
+    """Run a network on two tokens, to refuse parts that do not fit together."""
     was_training = network.training
     tokens = torch.zeros(1, min(2, network.max_seq_len), dtype=torch.long)
     try:
@@ -202,3 +200,8 @@ def _try_out(network: Network) -> None:
         ) from error
     finally:
         network.train(was_training)
+
+
+def make_callbacks(group: DictConfig) -> list[L.Callback]:
+    """The callbacks of the `callbacks` group, without entries that are null."""
+    return [instantiate(node, _convert_="all") for node in group.values() if node is not None]

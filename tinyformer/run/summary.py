@@ -36,14 +36,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 
 def split_results(metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, Any]:
-    """The part of `results.json` about one split: its metrics and its size.
-
-    Args:
-        metrics: the metrics of the split.
-        split: the split.
-        name: its name, from which the prefix of the keys follows.
-        limit: `trainer.limit_val_batches`; where only a part is scored, its size is not known.
-    """
+    """The part of `results.json` about one split: its metrics and its size, which is unknown where a part is scored."""
     counts = {key: None if is_partial(limit) else getattr(split, key) for key in COUNTS}
     return {f"{PREFIXES[name]}/{key}": value for key, value in {**metrics, **counts}.items()}
 
@@ -132,12 +125,7 @@ def describe_speed(report: Report, steps: int) -> str:
 
 
 def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:
-    """The part of `results.json` about the time that telemetry took; empty without telemetry.
-
-    Args:
-        telemetry: the callbacks.
-        training_seconds: the time of the training steps alone.
-    """
+    """The part of `results.json` about the time that telemetry took; empty without telemetry."""
     if not telemetry:
         return {}
     seconds = sum(callback.seconds for callback in telemetry)
@@ -165,30 +153,12 @@ def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> st
     return "\n".join(lines) or None
 
 
-def describe_skipped(steps: Sequence[int]) -> str | None:
-    """The line of the summary about steps that were skipped since they were not finite."""
-    return f"{count(len(steps), 'step')} skipped, the first at step {steps[0]}" if steps else None
-
-
 def describe_non_finite(stop: NonFiniteStep, last: Path, command: str) -> str:
-    """The lines that say why a run stopped at a step that was not finite, and what may help.
-
-    Args:
-        stop: the step.
-        last: the last checkpoint, which may not exist.
-        command: the command that continues the run.
-    """
+    """The lines that say why a run stopped at a step that was not finite, and with which command it may continue."""
     cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
     if not last.exists():
         return f"{stop}\nNothing was saved; {cures}."
     return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {command}"
-
-
-def describe_profile(folder: Path) -> str:
-    """The line of the summary about the files that a profiler left in a run's folder."""
-    return ", ".join(
-        relative_path(path) for path in [*sorted(folder.glob("*-profile.txt")), *folder.glob("trace.json")]
-    )
 
 
 def print_summary(rows: dict[str, str | None]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
@@ -21,9 +20,7 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.checks import check_value
 from tinyformer.config.errors import ConfigError
@@ -32,14 +29,8 @@ from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device, resolve_precision
 from tinyformer.nn import AttentionMask, Network, kernel_of_layer
+from tinyformer.run.parts import Options
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
-
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""Modes of `torch.compile`."""
-
-
-MATMUL_PRECISIONS = ("highest", "high", "medium")
-"""Values of `torch.set_float32_matmul_precision`."""
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes that record the kernels of a step as CUDA graphs."""
@@ -74,6 +65,16 @@ REFUSED: dict[str, tuple[bool | int | None, str]] = {
 """Arguments that a run does not support: the only value that is accepted, and the reason."""
 
 
+@contextlib.contextmanager
+def _told_by_trainer() -> Iterator[None]:
+    """Tell what Lightning refuses as a mistake in the `trainer` group."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error
+
+
 @dataclass(frozen=True)
 class Settings:
     """Lightning's arguments and the device of a run.
@@ -81,10 +82,12 @@ class Settings:
     Args:
         arguments: arguments of Lightning's trainer, from the `trainer` group, with the precision resolved.
         device: the device type.
+        compiled: the arguments of `torch.compile`; None if the network is not compiled.
     """
 
     arguments: dict[str, Any]
     device: str
+    compiled: dict[str, Any] | None
 
     @property
     def precision(self) -> Any:
@@ -138,14 +141,8 @@ def set_up_process() -> None:
     keep_freed_memory()
 
 
-def make_settings(config: DictConfig) -> Settings:
-    """The `trainer` group as Lightning's arguments, each checked.
-
-    Raises:
-        ConfigError: an argument does not exist, or has another type.
-        ArgumentError: an argument is out of range, or asks for a device that the machine does not have.
-    """
-    arguments: dict[str, Any] = OmegaConf.to_container(config.trainer, resolve=True)  # type: ignore[assignment]
+def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
+    """The `trainer` group as Lightning's arguments, each checked; the device is chosen."""
     if missing := [name for name in NEEDED if name not in arguments]:
         raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
     with argument_path("trainer"):
@@ -169,12 +166,17 @@ def make_settings(config: DictConfig) -> Settings:
             if arguments.get(name) is not None:
                 require_choice(name, arguments[name], choices)
         device = resolve_device(arguments["accelerator"])
-    require_choice("matmul_precision", config.matmul_precision, MATMUL_PRECISIONS)
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    torch.set_float32_matmul_precision(options.matmul_precision)
     if device == "cuda":
         torch.cuda.set_device(_own_gpu(arguments["devices"]))
     arguments["precision"] = resolve_precision(arguments["precision"], device)
-    return Settings(arguments, device)
+    mode = options.compile_mode
+    is_compiled = device == "cuda" if options.compile == "auto" else options.compile
+    if is_compiled and mode in WITH_CUDA_GRAPHS and (arguments.get("accumulate_grad_batches") or 1) > 1:
+        # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
+        reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
+        raise ArgumentError("compile_mode", mode, reason, {"compile_mode": "default"})
+    return Settings(arguments, device, {"mode": mode} if is_compiled else None)
 
 
 def _check_time(limit: Any) -> None:
@@ -195,34 +197,8 @@ def _refuse_arguments(arguments: dict[str, Any]) -> None:
             raise ArgumentError(name, arguments[name], reason, {name: accepted})
 
 
-def compile_arguments(config: DictConfig, settings: Settings) -> dict[str, Any] | None:
-    """The arguments of `torch.compile`; None if the network is not compiled. "auto" compiles on CUDA.
-
-    Raises:
-        ArgumentError: `compile` or `compile_mode` is not a choice, or the mode gives wrong gradients.
-    """
-    is_compiled = {"auto": settings.device == "cuda", True: True, False: False}
-    if config.compile not in is_compiled:
-        raise ArgumentError("compile", config.compile, "must be true, false or auto")
-    require_choice("compile_mode", config.compile_mode, COMPILE_MODES)
-    if not is_compiled[config.compile]:
-        return None
-    if config.compile_mode in WITH_CUDA_GRAPHS and (settings.arguments.get("accumulate_grad_batches") or 1) > 1:
-        # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
-        reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
-        raise ArgumentError("compile_mode", config.compile_mode, reason, {"compile_mode": "default"})
-    return {"mode": config.compile_mode}
-
-
 def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
-    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each.
-
-    Args:
-        network: the model.
-        settings: the settings of the run.
-        mask: the task's mask.
-        training: whether there is a backward pass.
-    """
+    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each."""
     device, dtype = settings.device, settings.dtype
     mask = mask.to(device)
     with argument_path("network"):
@@ -231,17 +207,12 @@ def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, tr
     return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
 
 
-def make_callbacks(config: DictConfig) -> list[L.Callback]:
-    """The callbacks of the `callbacks` group, without entries that are null."""
-    nodes = [node for node in config.callbacks.values() if node is not None]
-    return [instantiate(node, _convert_="all") for node in nodes]
-
-
+@_told_by_trainer()
 def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
-    trainer = _make_trainer(
+    trainer = L.Trainer(
         **{name: value for name, value in settings.arguments.items() if name not in ("profiler", "plugins")},
         profiler=make_profiler(settings.arguments.get("profiler"), folder),
         default_root_dir=folder,
@@ -257,18 +228,16 @@ def training_trainer(
 
 
 def require_one_process(trainer: L.Trainer) -> None:
-    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook.
-
-    Raises:
-        ConfigError: it would start some.
-    """
-    if trainer.world_size > 1 and isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
-        devices = f"trainer.devices={trainer.num_devices}"
+    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook."""
+    launcher = trainer.strategy.launcher
+    if trainer.world_size > 1 and launcher is not None and not launcher.is_interactive_compatible:
         raise ConfigError(
-            f"{devices}: tinyformer.train is one process; `tinyformer train` on the command line starts more."
+            f"trainer.devices={trainer.num_devices}: tinyformer.train is one process; `tinyformer train` on the "
+            "command line starts more."
         )
 
 
+@_told_by_trainer()
 def scoring_trainer(
     settings: Settings,
     folder: Path,
@@ -284,7 +253,7 @@ def scoring_trainer(
         "strategy": "auto",
         "profiler": make_profiler(profiler, folder),
     }
-    return _make_trainer(
+    return L.Trainer(
         **settings.arguments | replaced,
         default_root_dir=folder,
         logger=list(loggers),
@@ -311,10 +280,10 @@ def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
         network._compiled_call_impl = compiled
 
 
+@_told_by_trainer()
 def _own_gpu(devices: Any) -> int:
     """The GPU of this process; Lightning makes it the current one only when training starts."""
-    with _told_by_trainer():
-        indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
+    indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
     rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
     return indices[rank % len(indices)]
 
@@ -323,22 +292,3 @@ def _is_in_cluster() -> bool:
     """Whether a launcher outside this run starts its processes; otherwise it would wait for the other nodes forever."""
     clusters = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
     return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in clusters)
-
-
-def _make_trainer(**arguments: Any) -> L.Trainer:
-    """Lightning's trainer.
-
-    Raises:
-        ConfigError: Lightning refuses an argument.
-    """
-    with _told_by_trainer():
-        return L.Trainer(**arguments)
-
-
-@contextlib.contextmanager
-def _told_by_trainer() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error

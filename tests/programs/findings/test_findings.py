@@ -19,12 +19,12 @@ from commands import ROOT, Ended, Program
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
+from tinyformer.config.folder import held
 from tinyformer.files import relative_path
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding
 from tinyformer.programs.findings.pages import CHANGED, page, read_outcomes
 from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
 from tinyformer.programs.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, measure, verdict
-from tinyformer.run.lock import held
 
 MINE = """\
 title: Two layers have more parameters than one

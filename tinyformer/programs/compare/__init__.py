@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.config.errors import exit_code_of, option_names, printable
-from tinyformer.config.invocation import config_dir
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib
 from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args(arguments)
-    return exit_code_of(lambda: _show(options), config_dir(), "train")
+    return exit_code_of(lambda: _show(options), "train")
 
 
 def _show(options: argparse.Namespace) -> None:

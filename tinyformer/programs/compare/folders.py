@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tinyformer.config.admission import count_values
+from tinyformer.config.admission import alternatives
 from tinyformer.errors import ArgumentError
 from tinyformer.files import load_plain_yaml
 
@@ -132,7 +132,7 @@ def _num_jobs(multirun: dict[str, Any]) -> int:
     is_basic = str(select(multirun, "hydra.sweeper._target_")).endswith(".BasicSweeper")
     arguments = select(multirun, "hydra.overrides.task")
     is_list = isinstance(arguments, list) and all(isinstance(argument, str) for argument in arguments)
-    return math.prod(map(count_values, arguments)) if is_basic and is_list else 0
+    return math.prod(len(alternatives(word)) for word in arguments) if is_basic and is_list else 0
 
 
 def _read(path: Path, expected: type = dict) -> Any:

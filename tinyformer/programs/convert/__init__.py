@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinyformer.config.errors import exit_code_of, option_names
-from tinyformer.config.invocation import config_dir
 from tinyformer.files import import_matplotlib
 
 
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     exporter.add_argument("checkpoint", type=Path, metavar="FILE.ckpt", help="the checkpoint of a run")
     exporter.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
     options = parser.parse_args(arguments)
-    return exit_code_of(lambda: _convert(options), config_dir(), "train")
+    return exit_code_of(lambda: _convert(options), "train")
 
 
 def _convert(options: argparse.Namespace) -> None:

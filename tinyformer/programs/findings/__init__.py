@@ -16,9 +16,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.config.entry import ending_at_ctrl_c
 from tinyformer.config.errors import exit_code_of
-from tinyformer.config.invocation import config_dir
+from tinyformer.config.process import ending_at_ctrl_c
 from tinyformer.files import import_matplotlib
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder to read in place of conf/finding")
     options = parser.parse_intermixed_args(arguments)
     try:
-        return exit_code_of(lambda: _show(options), config_dir(), "train")
+        return exit_code_of(lambda: _show(options), "train")
     except KeyboardInterrupt:
         print("Stopped. The same command continues from here.", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     import_matplotlib()
-    from tinyformer.config.resume import refuse_foreign_files
+    from tinyformer.config.folder import refuse_foreign_files
     from tinyformer.programs.findings.files import finding_names, read_finding, trust
     from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
     from tinyformer.programs.findings.pages import PAGE, page, read_outcomes, refuse_links

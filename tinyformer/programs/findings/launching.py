@@ -18,12 +18,10 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
-from tinyformer.config.entry import guard_imports
+from tinyformer.config.compose import hydra_parser
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.invocation import config_dir
-from tinyformer.config.isolation import keep_hydra
 from tinyformer.config.keys import quoted
-from tinyformer.config.sweep import hydra_parser
+from tinyformer.config.process import guard_imports, keep_hydra
 
 Job: TypeAlias = Callable[[], int]
 """What a launcher does, in this process or in another, to which it is sent; it returns an exit code."""
@@ -38,7 +36,7 @@ def require_launcher(words: Sequence[str]) -> None:
         ConfigError: in a sentence that names `--launcher`.
     """
     name, *settings = words
-    with keep_hydra(), hydra_parser(config_dir()):
+    with keep_hydra(), hydra_parser():
         installed = sorted(GlobalHydra.instance().config_loader().get_group_options("hydra/launcher"))
         if name not in installed:
             problem = "there is no such launcher."
@@ -68,7 +66,7 @@ def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]
         ConfigError: the launcher refuses a setting.
     """
     guard_imports()
-    with keep_hydra(), hydra_parser(config_dir()):
+    with keep_hydra(), hydra_parser():
         config = _compose(words, folder)
         context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks(config))
         launcher = Plugins.instance().instantiate_launcher(context, functools.partial(_do, jobs), config)

@@ -21,12 +21,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import tinyformer
-from tinyformer.config.admission import offer_stored_run
-from tinyformer.config.errors import report
-from tinyformer.config.invocation import config_dir
-from tinyformer.config.isolation import keep_hydra, keep_process
-from tinyformer.config.job_lines import named_lines
-from tinyformer.config.sweep import compose_run, compose_sweep
+from tinyformer.config.compose import compose_run, compose_sweep, offer_stored_run
+from tinyformer.config.errors import config_keys, report
+from tinyformer.config.folder import held
+from tinyformer.config.process import keep_hydra, keep_process, named_lines
 from tinyformer.files import relative_path
 from tinyformer.model.trained_run import train
 from tinyformer.nn import AttentionMask, Cache
@@ -37,8 +35,7 @@ from tinyformer.programs.doctor.verdict import examine
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.quantities import Record, Records, read_record, read_results
-from tinyformer.run.evaluation_run import evaluate
-from tinyformer.run.lock import held
+from tinyformer.run.pipeline import evaluate
 
 ENDED = "ended.json"
 """Written last: a folder with it is never made again."""
@@ -145,7 +142,7 @@ def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
                 _make(run)
                 print(f"{time.perf_counter() - start:.0f} s, {relative_path(run.folder)}")
             except Exception as error:  # reported like an error of the program, so that the other runs are made
-                codes.append(report(error, config_dir(), "train", os.environ.get("HYDRA_FULL_ERROR") == "1"))
+                codes.append(report(error, "train", os.environ.get("HYDRA_FULL_ERROR") == "1"))
     return max(codes, default=0)
 
 
@@ -226,7 +223,8 @@ def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
         loaded = offer_stored_run(arguments)
         config, invocation = compose_run("evaluate", arguments)
         folder.mkdir(parents=True)
-        evaluate(config, folder, invocation, loaded)
+        with config_keys(config):
+            evaluate(config, folder, invocation, loaded)
 
 
 @torch.no_grad()
@@ -237,7 +235,7 @@ def _count_costs(words: Sequence[str], folder: Path) -> None:
     filled with T tokens, and "score_flops_of_sequence", the operations of scores and weighted values of T tokens.
     """
     with keep_hydra():
-        ((overrides, config),) = compose_sweep(config_dir(), "card", words)
+        ((overrides, config),) = compose_sweep("card", words)
         card = make_card(overrides, config)
         small = OmegaConf.merge(config, {"model": {"vocab_size": 64}})  # whose size the cache does not depend on
         network = instantiate(small.network, _convert_="all").eval()

@@ -14,42 +14,29 @@ from tinyformer.data import DataModule
 from tinyformer.data.module import count
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
+from tinyformer.run import summary
 from tinyformer.run.analysis_run import describe_subject, keep_findings
-from tinyformer.run.evaluation_data import reads_own_data
+from tinyformer.run.data import reads_own_data
 from tinyformer.run.loggers import wandb_location
-from tinyformer.run.run import Evaluation, Parts, Run
+from tinyformer.run.run import Run
 from tinyformer.run.sample import describe_prompts, print_generated
-from tinyformer.run.summary import (
-    Metrics,
-    data_results,
-    describe_data,
-    describe_events,
-    describe_profile,
-    describe_skipped,
-    describe_speed,
-    describe_split,
-    describe_telemetry,
-    is_partial,
-    print_summary,
-    speed_results,
-    split_results,
-    telemetry_results,
-    write_results,
-)
 from tinyformer.run.trainer import forward_context, scoring_trainer
 from tinyformer.tasks import Task
-from tinyformer.training import TrainingModule
+from tinyformer.training import FiniteCheck, TrainingModule, TrainingScores
+
+Lines = dict[str, str | None]
+"""Lines of the summary by their names; None for one that is left out."""
 
 
 class Scores(NamedTuple):
     """The metrics of each split that was scored, and the seconds that the last one took."""
 
-    splits: dict[str, Metrics]
+    splits: dict[str, summary.Metrics]
     seconds: float = 0.0
 
 
 def has_test(task: Task, data: DataModule) -> bool:
-    """Whether a run ends by scoring its best weights on the test split."""
+    """Whether a training run ends by scoring its best weights on the test split."""
     return task.tests_best and "test" in data.splits
 
 
@@ -66,14 +53,14 @@ def score_training(run: Run) -> tuple[Scores, Findings]:
     return scores, task_findings(run, trainer, list(scores.splits)[-1], path, step)
 
 
-def score_evaluation(run: Evaluation, findings: Findings) -> Scores:
+def score_evaluation(run: Run, findings: Findings) -> Scores:
     """Score the split, drawing its attention maps; the files of the task's findings are added to `findings`."""
     scores = score_split(run, run.trainer, run.module, run.split)
     findings.files += task_findings(run, run.trainer, run.split, run.checkpoint.path, run.checkpoint.step).files
     return scores
 
 
-def score_split(run: Parts, trainer: L.Trainer, module: TrainingModule, split: str) -> Scores:
+def score_split(run: Run, trainer: L.Trainer, module: TrainingModule, split: str) -> Scores:
     """Score a split."""
     batches, start = run.data.evaluation_dataloader(split), time.perf_counter()
     trainer.validate(module, batches, verbose=False)
@@ -81,22 +68,17 @@ def score_split(run: Parts, trainer: L.Trainer, module: TrainingModule, split: s
     return Scores({split: module.metrics | final_metrics(run, trainer, split)}, seconds)
 
 
-def final_metrics(run: Parts, trainer: L.Trainer, split: str) -> dict[str, float | None]:
+def final_metrics(run: Run, trainer: L.Trainer, split: str) -> dict[str, float | None]:
     """The metrics of a split that are computed once, at the end of a run."""
     part = run.settings.decoded_part(run.data, split)
     with forward_context(trainer, run.network):
         return run.task.final_metrics(run.network, part, run.data.tokenizer)
 
 
-def task_findings(run: Parts, trainer: L.Trainer, split: str, path: Path, step: int) -> Findings:
+def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: int) -> Findings:
     """The task's own tables and figures of a split, see `analyse_predictions`, which are saved.
 
-    Args:
-        run: the run.
-        trainer: a trainer on the device and in the precision to use.
-        split: the split.
-        path: the checkpoint of the network's weights.
-        step: its optimizer steps.
+    The network has the weights of the checkpoint `path` of `step` steps; the trainer gives device and precision.
     """
     data, place, device = run.data, trainer.strategy.batch_to_device, trainer.strategy.root_device
     batches = (place(batch, device) for batch in data.evaluation_dataloader(split))
@@ -106,135 +88,120 @@ def task_findings(run: Parts, trainer: L.Trainer, split: str, path: Path, step: 
     return findings
 
 
-def make_results(run: Parts, scores: Scores | None, splits: list[str], steps: int) -> dict[str, Any]:
-    """What the `results.json` of a training run and of an evaluation have in common.
-
-    Args:
-        run: the run.
-        scores: its scores, if it is scored.
-        splits: the splits that it reads.
-        steps: optimizer steps of the network.
-    """
-    results: dict[str, Any] = {}
-    for name, metrics in scores.splits.items() if scores else ():
-        results |= split_results(metrics, run.data.splits[name], name, run.settings.limit)
-    return results | {
-        "num_parameters": run.network.num_parameters(),
-        "device": describe_device(run.settings.device),
-        "precision": run.settings.precision,
-        "attention_backend": run.config.attention.backend,
-        "attention_kernel": ", ".join(sorted(set(run.kernels))) or "its own",
-        "steps": steps,
-        "data_fingerprint": run.data.fingerprint,
-        "data": data_results(run.data, splits),
-    }
-
-
 def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str, Any]:
-    """Write `results.json`, print the summary and a text sample."""
+    """Write `results.json`, print the summary and a text sample; see `summarise`."""
     splits, steps, folder = run.data.splits, run.trainer.global_step, relative_path(run.folder)
-    results = make_results(run, scores, list(splits), steps) | {
+    skipped = [step for check in run.callbacks(FiniteCheck) for step in check.skipped]
+    profiles = [*sorted(run.folder.glob("*-profile.txt")), *run.folder.glob("trace.json")]
+    telemetry = summary.telemetry_results(run.telemetry, run.report.total.seconds)
+    results = {
         f"best/val/{run.task.monitor}": run.checkpoints.best_value,
         "train/num_tokens": splits["train"].num_tokens,
         "train/num_unknown": splits["train"].num_unknown,
         "train/loss": run.report.latest.get("train/loss"),
-        **run.training_scores,
-        **speed_results(run.report),
+        **{name: value for scores in run.callbacks(TrainingScores) for name, value in scores.metrics.items()},
+        **summary.speed_results(run.report),
         **({"matched": asdict(run.matched)} if run.matched else {}),
-        "skipped_steps": run.skipped,
-        **telemetry_results(run.telemetry, run.report.total.seconds),
+        "skipped_steps": skipped,
+        **telemetry,
         "held_out": run.data.caveats,
     }
     events = [event for callback in run.telemetry for event in callback.detector.events]
-    first = {
+    first: Lines = {
         "matched": str(run.matched) if run.matched else None,
         "warning": run.warning,
-        "speed": describe_speed(run.report, steps),
-        "telemetry": describe_telemetry(results, run.telemetry),
-        **describe_data(run.data, list(splits), f", fingerprint {run.data.fingerprint[:12]}"),
+        "speed": summary.describe_speed(run.report, steps),
+        "telemetry": summary.describe_telemetry(telemetry, run.telemetry),
+        **summary.describe_data(run.data, list(splits), f", fingerprint {run.data.fingerprint[:12]}"),
         "held out": "\n".join(run.data.caveats) or None,
     }
-    last = {
+    last: Lines = {
         "examples": ", ".join(map(relative_path, findings.files)) or None,
         "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
         "attention maps": relative_path(run.pictures[-1]) if run.pictures else None,
-        "events": describe_events(events, run.folder),
-        "not finite": describe_skipped(run.skipped),
+        "events": summary.describe_events(events, run.folder),
+        "not finite": f"{count(len(skipped), 'step')} skipped, the first at step {skipped[0]}" if skipped else None,
         "logs": f"{folder}/metrics.csv, {'attention/heads.csv, ' if run.pictures else ''}results.json",
         "prompt": None,
-        "profile": describe_profile(run.folder) if run.settings.arguments.get("profiler") else None,
+        "profile": ", ".join(map(relative_path, profiles)) if run.settings.arguments.get("profiler") else None,
     }
-    return summarise(run, results, scores, first, last)
+    return summarise(run, steps, list(splits), scores, results, first, last)
 
 
-def summarise_evaluation(run: Evaluation, findings: Findings, scores: Scores | None) -> dict[str, Any]:
-    """Write `results.json`, print the summary and, where the split was scored, a text sample."""
+def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) -> dict[str, Any]:
+    """Write `config.yaml` and `results.json`, print the summary and a text sample; see `summarise`."""
     data, checkpoint = run.data, run.checkpoint
-    results = {
-        **make_results(run, scores, [run.split], checkpoint.step),
-        "split": run.split,
-        "train/num_tokens": checkpoint.facts.get("train/num_tokens"),
-    }
+    results = {"split": run.split, "train/num_tokens": checkpoint.facts.get("train/num_tokens")}
     if scores is not None:
-        num_targets = None if is_partial(run.settings.limit) else data.splits[run.split].num_targets
+        num_targets = None if summary.is_partial(run.settings.limit) else data.splits[run.split].num_targets
         results["throughput/tokens_per_second"] = num_targets and num_targets / scores.seconds
         results["seconds"] = scores.seconds
-    results |= findings.scalars
     is_own = checkpoint.facts.get("data_fingerprint") is None or reads_own_data(data, checkpoint)
     remark = "" if is_own else "; not the data and splits of the run"
     if not is_own and checkpoint.trained_on is None:
         remark += ", which may have been trained on some of them"
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
-    first: dict[str, str | None] = {
+    first: Lines = {
         "checkpoint": f"{relative_path(checkpoint.path)}, after {count(checkpoint.step, 'step')}",
-        **describe_data(data, [run.split], remark),
+        **summary.describe_data(data, [run.split], remark),
     }
-    last: dict[str, str | None] = {
+    last: Lines = {
         "attention maps": relative_path(run.pictures[-1]) if run.pictures else None,
         **findings.lines,
         "analysis": ", ".join(map(relative_path, findings.files)) or None,
         "results": relative_path(run.folder / "results.json"),
     }
-    return summarise(run, results, scores, first, last)
+    return summarise(run, checkpoint.step, [run.split], scores, results | findings.scalars, first, last)
 
 
 def summarise(
-    run: Parts,
-    results: dict[str, Any],
+    run: Run,
+    steps: int,
+    splits: list[str],
     scores: Scores | None,
-    first: dict[str, str | None],
-    last: dict[str, str | None],
+    results: dict[str, Any],
+    first: Lines,
+    last: Lines,
 ) -> dict[str, Any]:
     """Write `results.json`, print the summary and, where a split was scored, what the model generates.
 
     Args:
         run: the run.
-        results: the contents of `results.json` except the sample.
+        steps: optimizer steps of the network.
+        splits: the splits that it reads.
         scores: the scores, if any.
+        results: what only this kind of run has in `results.json`, which is returned.
         first: lines of the summary above those about the splits that were scored.
         last: lines below them.
-
-    Returns:
-        The contents of `results.json`.
     """
-    path, network, generate = run.folder / "results.json", run.network, run.config.generate
-    write_results(path, results)  # without the sample, whose absence tells a resumed run that it was killed before
-    rows = (
-        dict.fromkeys(("checkpoint", "parameters", "matched", "device", "attention"))
-        | first
-        | {
-            "parameters": f"{results['num_parameters']:,}",
-            "device": f"{results['device']}, {results['precision']}",
-            "attention": f"{results['attention_kernel']} kernel (attention.backend={results['attention_backend']})",
-        }
-    )
+    path, network, data, limit = run.folder / "results.json", run.network, run.data, run.settings.limit
+    kernel = ", ".join(sorted(set(run.kernels))) or "its own"
+    shared: dict[str, Any] = {
+        "num_parameters": network.num_parameters(),
+        "device": describe_device(run.settings.device),
+        "precision": run.settings.precision,
+        "attention_backend": run.config.attention.backend,
+        "attention_kernel": kernel,
+        "steps": steps,
+        "data_fingerprint": data.fingerprint,
+        "data": summary.data_results(data, splits),
+    }
+    rows: Lines = dict.fromkeys(("checkpoint", "parameters", "matched", "device", "attention")) | first
+    rows["parameters"] = f"{shared['num_parameters']:,}"
+    rows["device"] = f"{shared['device']}, {shared['precision']}"
+    rows["attention"] = f"{kernel} kernel (attention.backend={shared['attention_backend']})"
+    scored: dict[str, Any] = {}
     for name, metrics in scores.splits.items() if scores else ():
-        rows |= describe_split(run.task, metrics, run.data.splits[name], name, run.settings.limit)
-    prompt = describe_prompts(generate, run.data.tokenizer, network.max_seq_len, run.task)
-    print_summary(rows | last | {"prompt": prompt, "wandb": wandb_location(run.loggers)})
+        scored |= summary.split_results(metrics, data.splits[name], name, limit)
+        rows |= summary.describe_split(run.task, metrics, data.splits[name], name, limit)
+    results = scored | shared | results
+    # Without the sample, whose absence tells a resumed run that it was killed before.
+    summary.write_results(path, results)
+    prompt = describe_prompts(run.generation, data.tokenizer, network.max_seq_len, run.task)
+    summary.print_summary(rows | last | {"prompt": prompt, "wandb": wandb_location(run.loggers)})
     results["sample"] = None
     if run.task.generates and scores is not None:
         with forward_context(run.trainer, network):
-            results["sample"] = print_generated(generate, run.task, network, run.data)
-    write_results(path, results)
+            results["sample"] = print_generated(run.generation, run.task, network, data)
+    summary.write_results(path, results)
     return results

@@ -3,11 +3,9 @@
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,22 +14,19 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from tinyformer.config.compose import Invocation
+from tinyformer.config.conf import config_dir, register_resolvers
 from tinyformer.config.errors import USER_MISTAKE, config_keys, report
-from tinyformer.config.guard import FolderGuard
-from tinyformer.config.invocation import Invocation, config_dir, register_resolvers
-from tinyformer.config.job_lines import named_lines
+from tinyformer.config.folder import FolderGuard, remove_unused
 from tinyformer.config.keys import readable
+from tinyformer.config.process import argv, close_output, guard_imports, named_lines
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
 """What a program does with a config, in a folder."""
 
 
 class JobFailed(Exception):  # noqa: N818 - the error was reported already
-    """A job of a sweep failed in another process, which has reported it.
-
-    Args:
-        exit_code: the exit code of the sweep.
-    """
+    """A job of a sweep failed in another process, which has reported it."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -80,12 +75,12 @@ def run_program(
             # Reported here: Hydra would hold back the error of a job until all jobs of the sweep have ended.
             try:
                 # Lightning starts the other processes of a run with this command line.
-                with config_keys(config), _argv([*script, *words, *arguments]):
+                with config_keys(config), argv([*script, *words, *arguments]):
                     job(config, folder, invocation)
             except BrokenPipeError:
-                exit_codes.append(_close_output())
+                exit_codes.append(close_output())
             except Exception as error:
-                exit_codes.append(report(error, directory, config_name, with_traceback))
+                exit_codes.append(report(error, config_name, with_traceback))
                 # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
                 if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
                     remove_unused(folder)
@@ -93,72 +88,19 @@ def run_program(
             raise JobFailed(exit_codes[-1])
 
     try:
-        register_resolvers(directory, command)
+        register_resolvers(command)
         is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
         arguments = list(prepare(readable(arguments, is_sweep)))
-        with _argv([*script, *arguments]):
+        with argv([*script, *arguments]):
             hydra.main(version_base=None, config_path=str(directory), config_name=config_name)(run_job)()
     except BrokenPipeError:
-        return _close_output()
+        return close_output()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except JobFailed as failure:
         exit_codes.append(failure.exit_code)
     except Exception as error:
-        exit_codes.append(report(error, directory, config_name, with_traceback))
+        exit_codes.append(report(error, config_name, with_traceback))
     if USER_MISTAKE in exit_codes:
         FolderGuard.put_back()
     return max(exit_codes, default=0)
-
-
-def guard_imports() -> None:
-    """Keep the processes that libraries start from importing what lies in the current folder.
-
-    Python looks there first in a process that runs `-c` or `-m`. These processes look first where this one did.
-    """
-    if os.environ.get("PYTHONSAFEPATH") != "1":
-        path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ.update(PYTHONSAFEPATH="1", PYTHONPATH=os.pathsep.join(path))
-
-
-@contextlib.contextmanager
-def ending_at_ctrl_c() -> Iterator[None]:
-    """End the process at once on Ctrl-C inside the block: libraries that are imported may catch `KeyboardInterrupt`."""
-    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _close_output() -> int:
-    """The exit code of a program whose output is no longer read, as in `| head -1`; it prints nothing further."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
-    return 128 + signal.SIGPIPE
-
-
-@contextlib.contextmanager
-def _argv(words: list[str]) -> Iterator[None]:
-    """Set `sys.argv` inside the block."""
-    before = sys.argv
-    sys.argv = words
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove the folder of a refused run, unless it contains more than Hydra's files."""
-    # Another process of the same run may have removed it.
-    if not folder.is_dir() or [path.name for path in folder.iterdir()] != [".hydra"]:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a parent with other runs is not empty
-        for parent in folder.parents:
-            if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd():
-                break
-            parent.rmdir()

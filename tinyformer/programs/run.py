@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from tinyformer.config.admission import inherit_architecture, offer_stored_run
-from tinyformer.config.early import check_early
-from tinyformer.config.entry import ending_at_ctrl_c, run_program
-from tinyformer.config.invocation import Invocation
+from tinyformer.config.checks import check_early
+from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run
+from tinyformer.config.process import ending_at_ctrl_c
 from tinyformer.config.resume import expand_resume
+from tinyformer.config.run_program import run_program
 from tinyformer.files import import_matplotlib
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def train_program(command: str, num_words: int = 0) -> int:
             check_early(config, invocation.choices)
         with ending_at_ctrl_c():
             import_matplotlib()
+            from tinyformer.run.pipeline import train
             from tinyformer.run.starting_checkpoint import continue_job
-            from tinyformer.run.training_run import train
 
         if not is_resumed_sweep or continue_job(config, folder):
             train(config, folder, invocation)
@@ -48,7 +48,7 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
         with ending_at_ctrl_c():
             import_matplotlib()
-            from tinyformer.run.evaluation_run import evaluate
+            from tinyformer.run.pipeline import evaluate
 
         evaluate(config, folder, invocation, checkpoints[0])
 

@@ -1,0 +1,190 @@
+"""Configs composed by Hydra from a command line, with what a checkpoint that it names says of them."""
+
+import contextlib
+import difflib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, open_dict
+
+from tinyformer.config.admission import admit_config, alternatives, composed, is_swept, leaves, recorded_sources
+from tinyformer.config.conf import AXES, config_dir, register_resolvers
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import format_value, hydra_value, readable, shell_word, text_of
+from tinyformer.errors import ArgumentError, argument_path
+
+if TYPE_CHECKING:
+    from tinyformer.checkpoint.file import Checkpoint
+
+ARCHITECTURE = AXES[: AXES.index("network")]
+"""The axes that determine a network's function, which `init_from=` inherits."""
+
+OF_TRAINING = (
+    *("backend", "dropout", "embedding_dropout", "init", "init_std", "checkpoint_activations", "autocast_residual"),
+    "vocab_size",
+)
+"""Arguments that are not inherited: a new run chooses them, and its vocabulary size follows from its tokenizer."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the command line of a run says in addition to its config.
+
+    Args:
+        overrides: its arguments, such as "attention=gqa".
+        choices: the choice of each axis, such as {"attention": "gqa"}.
+        is_sweep: whether the run is one of the jobs of a `--multirun`.
+        command: the program as the user called it, for hints.
+        in_python: whether `command` is a function that was called in Python.
+    """
+
+    overrides: Sequence[str] = ()
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    is_sweep: bool = False
+    command: str = "tinyformer train"
+    in_python: bool = False
+
+    def call(self, *words: str) -> str:
+        """The command with some words, as in `tinyformer train resume=outputs/run`."""
+        if self.in_python:
+            return f"{self.command}({json.dumps(words, ensure_ascii=False)})"
+        return " ".join((self.command, *map(shell_word, words)))
+
+    def overridden(self, *prefixes: str) -> list[str]:
+        """The overrides whose keys start with one of the prefixes."""
+        return [override for override in self.overrides if override.startswith(prefixes)]
+
+
+def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
+    """The config of one run of a program, and its invocation: arguments of `train`."""
+    register_resolvers()
+    overrides = readable(overrides)
+    if program == "train":
+        overrides = inherit_architecture(overrides)
+    with hydra_parser():
+        config = compose(program, list(overrides), return_hydra_config=True)
+    choices = dict(config.hydra.runtime.choices)
+    with open_dict(config):
+        del config["hydra"]
+    return config, Invocation(list(overrides), choices)
+
+
+def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[str, ...], DictConfig]]:
+    """Every combination of the alternatives on a command line; `attention=mha,gqa seed=1` has two.
+
+    Returns:
+        The overrides of each combination and the config composed from them, including its `hydra` node.
+
+    Raises:
+        ConfigError: an override lists values that cannot be made.
+    """
+    register_resolvers()
+    words = readable(arguments, is_sweep=True)
+    with hydra_parser() as parser:
+        axes = []
+        for word, override in zip(words, parser.parse_overrides(words), strict=True):
+            values = [f"{override.get_key_element()}={value}" for value in alternatives(word)]
+            if not values:
+                raise ConfigError(f"{word}: lists no values; {override.key_or_group}=A,B lists two.")
+            axes.append(values if is_swept(word) else [word])
+        combinations = itertools.product(*axes)
+        return [(chosen, compose(program, list(chosen), return_hydra_config=True)) for chosen in combinations]
+
+
+@contextlib.contextmanager
+def hydra_parser() -> Iterator[OverridesParser]:
+    """Initialise Hydra with our config files, and yield its parser of overrides."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(config_dir()), version_base=None):
+        yield OverridesParser.create(GlobalHydra.instance().config_loader())
+
+
+def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
+    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
+
+    Args:
+        arguments: the overrides, which then act on it as on a config file.
+        trusted: classes that the checkpoint may use beside those of this package and of the overrides.
+
+    Returns:
+        The checkpoint; None with options such as `--help` and no checkpoint.
+
+    Raises:
+        ConfigError: no checkpoint is named.
+        ArgumentError: it cannot be read, its config is not admitted, or its run read a path that the command line does
+            not repeat.
+    """
+    paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
+    if not paths and not any(argument.startswith("-") for argument in arguments):
+        keys = [argument.partition("=")[0] for argument in arguments]
+        for misspelt in difflib.get_close_matches("checkpoint", keys, n=1):
+            raise ConfigError(f"{misspelt}: there is no such key. Did you mean checkpoint?")
+        raise ConfigError("checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt.")
+    checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
+    if paths:
+        from tinyformer.checkpoint.file import load_checkpoint  # which imports torch, which takes seconds
+
+        given = _given(arguments)
+        with argument_path(passed={"path": "checkpoint"}):
+            checkpoint = load_checkpoint(paths[-1])
+            config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
+            missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
+            if missing and "data" not in given:
+                words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
+                reason = (
+                    f"its run read {words}, and a checkpoint's paths are not followed; add {words}, or choose data="
+                )
+                raise ArgumentError("path", str(checkpoint.path), reason)
+        # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
+        config = {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
+    ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
+    return checkpoint
+
+
+def inherit_architecture(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names, if any.
+
+    They take precedence over the checkpoint's values, unless a trained network cannot be changed in this way.
+
+    Raises:
+        ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
+        ArgumentError: the checkpoint cannot be read, or its config is not admitted; see `admit_config`.
+    """
+    given = _given(arguments)
+    file = given.get("init_from", "null")
+    swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
+    if file == "null" or given.get("resume", "null") != "null" or swept:
+        return list(arguments)
+    from tinyformer.checkpoint.file import load_checkpoint
+
+    with argument_path(passed={"path": "init_from"}):
+        checkpoint = load_checkpoint(file)
+        config = admit_config(checkpoint, lambda key, name: given.get(key) == name)
+    fixed = {axis: checkpoint.overrides[axis] for axis in ARCHITECTURE if axis in checkpoint.overrides}
+    fixed |= {f"model.{size}": config["model"][size] for size in ("num_layers", "num_heads", "d_model")}
+    for key in given.keys() & fixed.keys():
+        if given[key] != (own := hydra_value(fixed[key])):
+            raise ConfigError(
+                f"{key}={given[key]}: the checkpoint of init_from={file} has {key}={own}; leave {key}= out."
+            )
+    ours = dict(leaves(composed(checkpoint.overrides)[0]))
+    inherited = []
+    for key, value in checkpoint.overrides.items():
+        is_deleted, last = key.startswith("~"), key.rpartition(".")[2]
+        is_inherited = key.lstrip("~").partition(".")[0] in ARCHITECTURE and (is_deleted or last not in OF_TRAINING)
+        if is_inherited and key not in given and ours.get(key, ...) != value:
+            prefix = "" if is_deleted or key in ARCHITECTURE or key in ours else "+"
+            inherited.append(key if is_deleted else f"{prefix}{key}={hydra_value(value)}")
+    return [*inherited, *arguments]
+
+
+def _given(arguments: Sequence[str]) -> dict[str, str]:
+    """The texts that a command line sets, by key."""
+    return {argument.partition("=")[0].lstrip("+"): text_of(argument) for argument in arguments}

@@ -1,0 +1,146 @@
+"""What a program changes in its process, and how its output and its end are those of a program of the shell."""
+
+import contextlib
+import copy
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import TextIO
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import VersionBase
+
+
+@contextlib.contextmanager
+def keep_hydra() -> Iterator[None]:
+    """Give the block a Hydra of its own: the caller may be a program of Hydra, or have initialised it in a notebook."""
+    hydra, version = GlobalHydra.instance(), VersionBase.instance()
+    GlobalHydra.set_instance(GlobalHydra.__new__(GlobalHydra))
+    GlobalHydra.instance().clear()
+    VersionBase.set_instance(copy.copy(version))
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(hydra)
+        VersionBase.set_instance(version)
+
+
+@contextlib.contextmanager
+def keep_process() -> Iterator[None]:
+    """Restore at the end of the block what training sets for a whole process.
+
+    These are the states of random number generators, torch's flags, the current GPU, environment variables, filters of
+    warnings, and levels of loggers. Lightning restores the handlers of signals.
+    """
+    import torch
+
+    from tinyformer.checkpoint.file import random_state, restore_random_state
+
+    random, precision = random_state(), torch.get_float32_matmul_precision()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+    environment = dict(os.environ)
+    with warnings.catch_warnings(), _keep_levels():
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+            torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+            torch.set_float32_matmul_precision(precision)
+            restore_random_state(random)
+
+
+@contextlib.contextmanager
+def _keep_levels() -> Iterator[None]:
+    def loggers() -> dict[str, logging.Logger]:
+        known = logging.Logger.manager.loggerDict.items()
+        return {"": logging.root, **{name: logger for name, logger in known if isinstance(logger, logging.Logger)}}
+
+    before = {name: logger.level for name, logger in loggers().items()}
+    try:
+        yield
+    finally:
+        for name, logger in loggers().items():
+            logger.setLevel(before.get(name, logger.level))
+
+
+def guard_imports() -> None:
+    """Keep the processes that libraries start from importing what lies in the current folder.
+
+    Python looks there first in a process that runs `-c` or `-m`. These processes look first where this one did.
+    """
+    if os.environ.get("PYTHONSAFEPATH") != "1":
+        path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ.update(PYTHONSAFEPATH="1", PYTHONPATH=os.pathsep.join(path))
+
+
+@contextlib.contextmanager
+def ending_at_ctrl_c() -> Iterator[None]:
+    """End the process at once on Ctrl-C inside the block: libraries that are imported may catch `KeyboardInterrupt`."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def argv(words: list[str]) -> Iterator[None]:
+    """Set `sys.argv` inside the block."""
+    before, sys.argv = sys.argv, words
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def close_output() -> int:
+    """The exit code of a program whose output is no longer read, as in `| head -1`; it prints nothing further."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
+    return 128 + signal.SIGPIPE
+
+
+class NamedLines(io.TextIOBase):
+    """A stream of whole lines, each after the name of its job, so that those of several processes do not mix."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self.stream, self.name = stream, name
+        self.unfinished = ""
+
+    def write(self, text: str) -> int:
+        """Write the lines that the text ends, and keep its last, unfinished one."""
+        *lines, self.unfinished = (self.unfinished + text).split("\n")
+        self.stream.write("".join(f"{self.name} {line}\n" if line else "\n" for line in lines))
+        self.stream.flush()
+        return len(text)
+
+    def end(self) -> None:
+        """Write the unfinished line."""
+        if self.unfinished:
+            self.write("\n")
+
+
+@contextlib.contextmanager
+def named_lines(name: str) -> Iterator[None]:
+    """Prefix each line that the block prints with a name."""
+    out, err = NamedLines(sys.stdout, name), NamedLines(sys.stderr, name)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            yield
+    finally:
+        out.end()
+        err.end()

@@ -1,0 +1,100 @@
+"""The data of a run: those of its config, in a training run, and in an evaluation of a checkpoint."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tinyformer.checkpoint.file import Checkpoint
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import format_value
+from tinyformer.data import DataModule, GeneratedDataModule
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.files import relative_path
+from tinyformer.run.starting_checkpoint import Start
+
+MakeData = Callable[..., DataModule]
+"""`make_data` of a config: its argument is a tokenizer that replaces the config's."""
+
+
+def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool, device: str) -> DataModule:
+    """The data of a training run.
+
+    Args:
+        make: makes the data.
+        start: the checkpoint that the run begins with, if any.
+        inherits_tokenizer: whether the checkpoint's tokenizer replaces the config's.
+        device: the device type that the run computes on.
+
+    Raises:
+        ConfigError: the data do not fit the checkpoint.
+    """
+    data = make(start.tokenizer.for_training() if start is not None and inherits_tokenizer else None)
+    with argument_path("datamodule"):
+        data.require_device(device)
+        data.prepare()
+    if start is not None:
+        start.require_same_vocabulary(data.tokenizer)
+        if start.is_resumed and start.checkpoint.facts.get("data_fingerprint") != data.fingerprint:
+            path = start.checkpoint.path
+            raise ConfigError(
+                f"resume={format_value(relative_path(path.parents[1]))}: {data.title}: the data, or how they are "
+                f"split, have changed; init_from={format_value(relative_path(path))} starts a new run from its weights."
+            )
+    return data
+
+
+def evaluation_data(
+    make: MakeData, start: Start, split: str | None, settings: Mapping[str, Any]
+) -> tuple[DataModule, str]:
+    """The data of an evaluation, tokenised by the checkpoint's tokenizer, and the split to score.
+
+    Unless they are the run's own, and in the run's splits, the text that it has trained on is left out of every split
+    but "train".
+
+    Args:
+        make: makes the data.
+        start: the checkpoint.
+        split: the split, if one is chosen.
+        settings: the values of the `data` group.
+
+    Raises:
+        ArgumentError: the run has trained on all of the text, or there is no such split.
+    """
+    data = make()
+    with argument_path("datamodule"):
+        is_own = reads_own_data(data, start.checkpoint)
+        split = split or ("validation" if is_own or not data.scored_whole else "all")
+        whole, known = split == "all", start.checkpoint.trained_on
+        if isinstance(data, GeneratedDataModule):
+            require_own_draw(settings, data, start.stored["data"])
+        without = None if known is None or split == "train" or (is_own and not whole) else known.numpy().view(np.uint64)
+        data.without = without
+        # The run's own data may already be in the cache, tokenised by its tokenizer.
+        if not data.is_prepared(start.tokenizer, whole):
+            data = make(start.tokenizer)
+            data.without = without
+        data.prepare(whole)
+    data.require_split(split)
+    if data.left_out.get(split) and not data.splits[split].num_documents:
+        raise ArgumentError("split", split, "the run was trained on all of it", {"split": "train"})
+    return data, split
+
+
+def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapping[str, Any]) -> None:
+    """Refuse to draw other sequences of the run's kind than it has: some of them may be those that it was trained on.
+
+    `settings` are the values of the `data` group of the evaluation, `of_run` those of the checkpoint's run.
+    """
+    if of_run["module"]["_target_"].rpartition(".")[2] != type(data).__name__:
+        return
+    for name in ("split_seed", "train_fraction"):
+        value, drawn = settings.get(name), of_run.get(name)
+        if value != drawn:
+            reason = "would make other splits, with sequences that the checkpoint may have been trained on"
+            raise ArgumentError(name, value, reason, {name: drawn})
+
+
+def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:
+    """Whether data are those that the run of a checkpoint read, divided in the same way; their paths do not matter."""
+    return data.content == checkpoint.facts.get("content")

@@ -1,0 +1,328 @@
+"""A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses one that was trained."""
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.checkpoint.file import FORMAT, Checkpoint, load_checkpoint
+from tinyformer.config.admission import Plain, describe_config
+from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
+from tinyformer.config.conf import AXES
+from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, config_keys, in_sentences
+from tinyformer.config.folder import is_first_process, locked
+from tinyformer.config.keys import format_value, hydra_value, key_of_argument
+from tinyformer.config.process import keep_hydra, keep_process
+from tinyformer.data import DataModule, QuestionSplit
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.files import atomic_write, import_matplotlib, relative_path
+from tinyformer.hardware import free_memory
+from tinyformer.nn import AttentionMask, Network
+from tinyformer.run.analysis_run import analyse
+from tinyformer.run.data import evaluation_data, training_data
+from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
+from tinyformer.run.match import match_size, set_size
+from tinyformer.run.parts import (
+    Options,
+    check_config,
+    evaluation_mask,
+    make_callbacks,
+    make_data,
+    make_network,
+    prepare_task,
+    require_known_tokens,
+    set_labels,
+)
+from tinyformer.run.results import has_test, score_evaluation, score_training, summarise_evaluation, summarise_training
+from tinyformer.run.run import Run
+from tinyformer.run.sample import Generation, make_generation
+from tinyformer.run.starting_checkpoint import Start, load_start, refuse_finished, starting_network
+from tinyformer.run.summary import describe_non_finite
+from tinyformer.run.trainer import (
+    Settings,
+    choose_kernels,
+    make_settings,
+    require_one_process,
+    scoring_trainer,
+    set_up_process,
+    training_trainer,
+)
+from tinyformer.training import TrainingModule
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import Report
+from tinyformer.training.weights_memory import find_memory_shortage
+
+
+def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
+    """Train the model that a config describes; write checkpoints, metrics, pictures and `results.json` into a folder.
+
+    Args:
+        config: the config of `train`, as `compose_run("train", ["attention=gqa"])` returns it.
+        folder: where the files of the run are written.
+        invocation: what the command line says in addition to the config.
+
+    Returns:
+        The contents of `results.json`; empty in processes other than the first.
+
+    Raises:
+        ConfigError: something in the config cannot work; nothing was computed or written.
+        ArgumentError: the same, in the names of Python arguments; `config_keys` turns them into keys.
+        SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
+    """
+    with locked(folder):
+        run = set_up(config, folder, invocation or Invocation())
+        with closing(run.loggers):
+            fit(run)
+            leave_process_group(run)
+            return summarise_training(run, *score_training(run)) if is_first_process() else {}
+
+
+def evaluate(
+    config: DictConfig, folder: Path, invocation: Invocation | None = None, checkpoint: Checkpoint | None = None
+) -> dict[str, Any]:
+    """Score a checkpoint on a split and sample text, or analyse it; write `results.json` and pictures into a folder.
+
+    Args:
+        config: the config of `evaluate`, composed on top of the checkpoint's own.
+        folder: where the files of the evaluation are written.
+        invocation: what the command line says in addition to the config.
+        checkpoint: the one that `config.checkpoint` names, if it was loaded already.
+
+    Returns:
+        The contents of `results.json`.
+
+    Raises:
+        ConfigError: something in the config cannot work, or does not fit the checkpoint.
+        ArgumentError: the same, in the names of Python arguments; `config_keys` turns them into keys.
+    """
+    run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
+    with closing(run.loggers):
+        # First, so that a mistake in the analysis is refused before anything is scored or written.
+        findings = analyse(run)
+        return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)
+
+
+def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
+    """Make the parts of a training run, each checked as it is made."""
+    written, config = config, copy.deepcopy(config)
+    set_up_process()
+    check_config(config, invocation.choices)
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    options, generation = Options.of(values), make_generation(values["generate"])
+    settings = make_settings(values["trainer"], options)
+    start = load_start(options.resume, options.init_from, folder)
+    if start is not None:
+        if start.is_resumed:
+            refuse_finished(start, folder, settings.arguments["max_steps"])
+        else:
+            start.require_class(config.network._target_)
+        if config.model.vocab_size is None:
+            config.model.vocab_size = start.larger_vocabulary
+    # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
+    stored: Any = OmegaConf.to_container(config, resolve=False)
+    inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
+    data = training_data(partial(make_data, config, invocation), start, inherits_tokenizer, settings.device)
+    stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
+    set_labels(config.task, data)
+    task = instantiate(config.task.objective, _convert_="all")
+    prepare_task(task, config, data, generation)
+    matched = match_size(config, invocation, data.tokenizer.vocab_size)
+    set_size(stored, matched)
+    network = starting_network(partial(make_network, config, data.tokenizer), options, start, stored["task"])
+    require_known_tokens(task, network)
+    mask = evaluation_mask(task, data, "validation")
+    if has_test(task, data):
+        evaluation_mask(task, data, "test")  # refuses an empty split, which would end the run after its training
+    kernels = choose_kernels(network, settings, mask, training=True)
+    warning = memory_warning(stored, network, kernels, settings, mask, data)
+    if settings.compiled is not None:
+        # Otherwise torch compiles each graph twice: for the length of the first batch, then, at the second, for any.
+        network.compile(**settings.compiled, dynamic=data.row_format.varying_length or None)
+    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
+    module = TrainingModule(network, task, data, optimizer, schedule)
+    loggers = make_loggers(config.logger, folder, invocation.is_sweep, start.first_step if start else 0)
+    contents = checkpoint_contents(stored, invocation.choices, settings, data)
+    accept = partial(keep_overrides, config, written, folder, invocation)
+    saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
+    callbacks = [report := Report(), *make_callbacks(config.callbacks), saver]
+    if settings.arguments["enable_progress_bar"]:
+        callbacks.append(StepProgress(report))
+    trainer = training_trainer(settings, folder, loggers, callbacks)
+    if invocation.in_python:
+        require_one_process(trainer)
+    parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
+    run = Run(config, folder, invocation, start, stored, *parts, matched=matched, warning=warning)
+    log_hyperparameters(run.loggers, run.config, run.network)
+    return run
+
+
+def set_up_evaluation(
+    config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
+) -> Run:
+    """Make the parts of an evaluation, each checked as it is made; see `evaluate`."""
+    config = copy.deepcopy(config)
+    set_up_process()
+    check_config(config, invocation.choices)
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    options, generation = Options.of(values), make_generation(values["generate"])
+    with argument_path(passed={"path": "checkpoint"}):
+        start = Start(checkpoint or load_checkpoint(options.checkpoint), "checkpoint")
+    if values["trainer"].get("precision") == "auto":
+        config.trainer.precision = values["trainer"]["precision"] = start.checkpoint.facts.get("precision", "32-true")
+    settings = make_settings(values["trainer"], options)
+    is_scored = check_score(options, config.get("analysis") is not None, generation)
+    own: Any = OmegaConf.to_container(config, resolve=False)
+    # What the network is may be changed, its data and tokenizer are those of the run.
+    stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
+    data, split = evaluation_data(partial(make_data, config, invocation), start, options.split, values["data"])
+    set_labels(config.task, data)
+    task = instantiate(config.task.objective, _convert_="all")
+    prepare_task(task, config, data, generation)
+    network = starting_network(partial(make_network, config, data.tokenizer), options, start, stored["task"])
+    require_known_tokens(task, network)
+    mask = evaluation_mask(task, data, split)
+    analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
+    kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
+    step, path = start.checkpoint.step, start.checkpoint.path
+    module = TrainingModule(network, task, data, evaluated=split, first_step=step, checkpoint=path)
+    loggers = make_loggers(config.logger, folder, invocation.is_sweep)
+    trainer = scoring_trainer(
+        settings, folder, loggers, make_callbacks(config.callbacks), settings.arguments.get("profiler")
+    )
+    parts = (settings, data, split, task, generation, network, kernels, module, loggers, trainer)
+    run = Run(config, folder, invocation, start, stored, *parts, analysis=analysis, is_scored=is_scored)
+    log_hyperparameters(run.loggers, run.config, run.network)
+    return run
+
+
+def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
+    """Whether the split of an evaluation is scored: `score`; where that is null, whether there is no analysis.
+
+    Nothing to do is refused, and a prompt that would be ignored.
+    """
+    if options.score is False and not is_analysed:
+        raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
+    is_scored = not is_analysed if options.score is None else options.score
+    if not is_scored:
+        with argument_path("generate"):
+            generation.refuse_prompt("is not read by an analysis alone; add score=true")
+    return is_scored
+
+
+def memory_warning(
+    stored: Plain, network: Network, kernels: list[str], settings: Settings, mask: AttentionMask, data: DataModule
+) -> str | None:
+    """A sentence if the attention weights of a training step will not fit into memory."""
+    free, split = free_memory(settings.device), data.splits["train"]
+    lengths = split.sizes if isinstance(split, QuestionSplit) else getattr(split, "lengths", None)
+    longest = None if lengths is None else int(lengths.max(initial=1))
+    facts = (settings.device, settings.dtype, mask, data.batch_size, free, longest)
+    shortage = find_memory_shortage(network, kernels, *facts)
+    return shortage.describe(partial(key_of_argument, stored), format_value) if shortage else None
+
+
+def checkpoint_contents(
+    stored: Plain, choices: Mapping[str, Any], settings: Settings, data: DataModule
+) -> dict[str, Any]:
+    """What a checkpoint has for an evaluation in addition to the weights."""
+    return {
+        "format": FORMAT,
+        "overrides": describe_config(stored, choices),
+        "tokenizer": data.tokenizer.to_json(),
+        "facts": {
+            "precision": settings.precision,
+            "data_fingerprint": data.fingerprint,
+            "content": data.content,
+            "train/num_tokens": data.splits["train"].num_tokens,
+        },
+        "trained_on": None if data.trained_on is None else torch.from_numpy(data.trained_on.view(np.int64)),
+    }
+
+
+def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
+    """Write down the config, as the run has set it and as Hydra has `written` it, and the words, for `resume`."""
+    if not is_first_process():
+        return
+    texts = {"config.yaml": OmegaConf.to_yaml(config, resolve=True)}
+    if invocation.overrides:
+        (folder / ".hydra").mkdir(exist_ok=True)
+        texts[".hydra/config.yaml"] = OmegaConf.to_yaml(written)
+        texts[".hydra/overrides.yaml"] = OmegaConf.to_yaml(list(invocation.overrides))
+    for name, text in texts.items():
+        with atomic_write(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def fit(run: Run) -> None:
+    """Run the training loop."""
+    if is_first_process() and run.warning:
+        print(run.warning, file=sys.stderr)
+    resumed = str(run.checkpoint.path) if run.start and run.start.is_resumed else None
+    try:
+        run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
+    except (NonFiniteStep, Interrupted) as stop:
+        if not is_first_process():  # the first one reports how the run ended
+            raise SystemExit(0) from stop
+        folder, last = relative_path(run.folder), run.checkpoints.last
+        if isinstance(stop, NonFiniteStep):
+            raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
+        print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.invocation.call(f'resume={folder}')}")
+        raise SystemExit(128 + stop.signal_number) from stop
+    except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
+        raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
+        if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
+            raise
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError(
+            f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
+            f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
+        ) from error
+    if not run.trainer.global_step:
+        limit = format_value(run.settings.arguments.get("max_time"))
+        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
+
+
+def leave_process_group(run: Run) -> None:
+    """Leave the process group: the first process alone scores the run, on one device."""
+    if run.trainer.world_size > 1:
+        torch.distributed.destroy_process_group()
+    run.data.trainer = None  # it divided each batch among the processes
+
+
+@contextmanager
+def evaluation_in_python(
+    checkpoint: Path, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
+) -> Iterator[Run]:
+    """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
+
+    Args:
+        checkpoint: the file that it was loaded from.
+        network: the model.
+        overrides: the words of the command line of `tinyformer evaluate` beside the checkpoint.
+        folder: the folder of the evaluation; None for one that is not kept.
+        trusted: further classes that the checkpoint may use.
+    """
+    device = next(network.parameters()).device.type
+    words = [f"checkpoint={hydra_value(str(checkpoint))}", f"trainer.accelerator={device}", *overrides]
+    with TemporaryDirectory() as unkept, keep_hydra(), in_sentences("evaluate"), keep_process():
+        import_matplotlib()
+        loaded = offer_stored_run(words, trusted)
+        config, invocation = compose_run("evaluate", words)
+        with config_keys(config):
+            run = set_up_evaluation(config, Path(folder or unkept), invocation, loaded)
+            run.network = network
+            with closing(run.loggers):
+                yield run
