@@ -1,5 +1,7 @@
 """Small untrained models to analyse, with weights large enough that every head changes the loss."""
 
+import json
+import re
 from contextlib import nullcontext
 
 import torch
@@ -71,3 +73,9 @@ def columns_of(table):
     """The columns of a table by name."""
     columns, rows = table
     return dict(zip(columns, zip(*rows, strict=True), strict=True))
+
+
+def stored(path):
+    """The data in the file of an atlas."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="atlas-data">(.*?)</script>', text, re.DOTALL)[1])

@@ -1,12 +1,24 @@
 """Measures of heads, against values computed by hand."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from tinyformer.analysis import MEASURES, PATTERNS, measure_layers, repeated_tokens
+from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_batch, pair_subject
+from tinyformer.analysis import (
+    CROSS_MEASURES,
+    MEASURES,
+    PATTERNS,
+    capture_pair,
+    measure_layers,
+    measure_pairs,
+    pairs_of,
+    repeated_tokens,
+)
 from tinyformer.analysis.measures.capture import CapturedMaps
+from tinyformer.analysis.measures.measures import coverage, diagonal_distance, monotonicity, source_end
 from tinyformer.nn import AttentionMaps
 
 ALL = MEASURES | PATTERNS
@@ -157,3 +169,65 @@ def test_layers_are_measured_as_if_each_were_alone():
         for layer, found in zip(maps.layers, values, strict=True):
             expected = ALL[name].compute(layer, maps.rows, tokens).tolist()
             assert found == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+
+
+# Of cross-attention.
+
+# Diagonal, backwards, on the first key, and even.
+MAPS = torch.stack([torch.eye(3), torch.eye(3).flip(0), torch.eye(3)[[0, 0, 0]], torch.full((3, 3), 1 / 3)])[None]
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (diagonal_distance, [0, 2 / 3, 1 / 2, (1 / 2 + 1 / 3 + 1 / 2) / 3]),
+        (monotonicity, [1, -1, 0, 0]),
+        (coverage, [1, 1, 1 / 3, 1]),
+        (source_end, [1 / 3, 1 / 3, 0, 1 / 3]),
+    ],
+)
+def test_cross_measures_by_hand(measure, expected):
+    stacked = torch.stack([MAPS, MAPS.flip(1)])
+    assert measure(stacked).tolist() == [pytest.approx(expected), pytest.approx(expected[::-1])]
+
+
+def test_an_order_that_is_half_kept():
+    weights = torch.eye(4)[[0, 2, 1, 3]].view(1, 1, 4, 4)
+    assert monotonicity(weights).item() == pytest.approx((5 - 1) / 6)
+    assert math.isnan(monotonicity(torch.ones(1, 1, 1, 4)).item())
+    assert diagonal_distance(torch.ones(1, 1, 1, 1)).item() == 0
+
+
+def test_each_kind_has_its_measures_on_every_pair_alone():
+    network = loud_encoder_decoder().train()
+    pairs = pairs_of(pair_batch([(9, 7), (5, 3)], seed=0))
+    measures = measure_pairs(network, pairs, nullcontext())
+    assert network.training
+    assert measures.addresses == ADDRESSES
+    captured = [capture_pair(network, pair) for pair in pairs]
+    assert captured[1]["cross"][0].shape == (1, 4, 3, 5)
+    layer, call = network.cross_attentions()[0], []
+    layer.call_point.register_forward_hook(lambda module, args, out: call.append(out) and None)
+    with torch.no_grad():
+        network.eval()(*pairs[1][:2])
+        torch.testing.assert_close(captured[1]["cross"][0], layer.maps_of_call(call[0]).weights)
+    assert torch.equal(captured[0]["decoder"][0].triu(1), torch.zeros(1, 4, 7, 7))
+    for name, layers in measures.values.items():
+        known = [name in MEASURES] * 2 + [name in MEASURES and name != "block", name in CROSS_MEASURES]
+        assert [not math.isnan(values[0]) for values in layers] == known
+    columns, rows = measures.table()
+    assert columns[:3] == ["kind", "layer", "head"]
+    assert [row[:3] for row in rows[:2] + rows[-1:]] == [["encoder", 0, "00"], ["encoder", 0, "01"], ["cross", 0, "03"]]
+    assert "attention/cross/layer_00/head_03/coverage" in measures.scalars()
+
+
+@torch.no_grad()
+def test_measures_of_pairs_are_means_and_of_logits_the_largest():
+    network = loud_encoder_decoder()
+    pairs = [pair for batch in pair_subject(network).batches for pair in pairs_of(batch)]
+    whole, *alone = (measure_pairs(network, some, nullcontext()).values for some in (pairs, *([one] for one in pairs)))
+    for name, layers in whole.items():
+        values = torch.tensor([[value for layer in one[name] for value in layer] for one in alone])
+        expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
+        found = torch.tensor([value for layer in layers for value in layer])
+        torch.testing.assert_close(found, expected, equal_nan=True, msg=name)
