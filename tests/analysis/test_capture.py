@@ -22,10 +22,6 @@ def make(**settings):
     return network
 
 
-def hooks(network):
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules())
-
-
 def test_only_passes_inside_the_block_are_captured():
     network = make()
     with capture_attention(network, rows=8) as maps:  # at least as many as there are queries: all of them
@@ -34,9 +30,10 @@ def test_only_passes_inside_the_block_are_captured():
         network(token_ids(seq=4), CAUSAL)
     network(token_ids(), CAUSAL)
     assert [tuple(layer.shape) for layer in maps] == [(2, 4, 8, 8)] * 2 + [(2, 4, 4, 4)] * 2
-    with pytest.raises(ValueError), capture_attention(network):  # noqa: PT011 - longer than the context
-        network(token_ids(seq=17), CAUSAL)
-    assert hooks(network) == 0
+    for rows, seq in ((None, 17), (0, 8), (torch.tensor([0, 8]), 8)):  # longer than the context, and no such rows
+        with pytest.raises((ValueError, ArgumentError)), capture_attention(network, rows):
+            network(token_ids(seq=seq), CAUSAL)
+    assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in network.modules()) == 0
 
 
 def test_weights_have_no_dropout_and_checkpointing_captures_each_layer_once():
@@ -77,7 +74,6 @@ def test_captured_rows_are_those_of_the_whole_maps(name, mask):
     expected = model(tokens, mask)
     with capture_attention(model) as whole:
         assert torch.equal(model(tokens, mask), expected)
-    assert whole.rows.tolist() == list(range(11))
     for layer, maps in zip(model.attentions(), whole.layers, strict=True):
         assert_made_from_the_logits(layer, maps, mask)
     for rows in (4, torch.tensor([10, 0, 7])):
@@ -138,24 +134,6 @@ def test_rows_are_sampled_identically_without_the_global_generator():
     assert chosen[0] == chosen[1] == sorted(set(chosen[0]))
     assert len(chosen[0]) == 20
     assert max(chosen[0]) - min(chosen[0]) > 100  # from the whole sequence
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (0, "rows=0: must be at least 1; rows=64 works."),
-        (
-            torch.tensor([0, 8]),
-            "rows=[0, 8]: must be indices from 0 to 7, the queries of the sequence; rows=[0]",
-        ),
-    ],
-)
-def test_invalid_rows_are_refused(rows, message):
-    model = make()
-    with pytest.raises(ArgumentError) as caught, capture_attention(model, rows):
-        model(token_ids(), CAUSAL)
-    assert str(caught.value).startswith(message)
-    assert hooks(model) == 0
 
 
 def test_a_few_rows_of_a_long_sequence_take_little_memory():
