@@ -11,14 +11,7 @@ import torch
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import ResidualSurgery
-from tinyformer.analysis.residual import (
-    PART_NAMES,
-    SUBLAYER_NAMES,
-    distance_to_rank_one,
-    stacks_of,
-    token_cosine,
-    without_skips,
-)
+from tinyformer.analysis.residual import SUBLAYER_NAMES, distance_to_rank_one, stacks_of, token_cosine, without_skips
 from tinyformer.nn import AttentionMask, PostNormBlock, Residual
 
 SAME = torch.tensor([3.0, 4.0]).expand(1, 5, 2)
@@ -31,7 +24,6 @@ SIGNS = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
         (SAME, 0, 1),
         (SIGNS, 1, -1),  # their mean is zero
         (torch.eye(4).unsqueeze(0), 0.75**0.5, 0),  # each row is 3/4 and three times -1/4 from the mean
-        (torch.tensor([[[2.0], [4.0]]]), (2 / 20) ** 0.5, 1),
         (torch.zeros(1, 3, 2), 0, 0),
         (torch.cat([SAME[:, :2], SIGNS]), 0.5, 0),  # the mean over the batch
         (SIGNS.bfloat16() * 1e-3, 1, -1),
@@ -74,14 +66,8 @@ def test_losses_equal_those_of_models_built_without_the_part(make, subject_of, o
         assert change == pytest.approx(loss - base, abs=1e-9)
         assert abs(change) > 1e-4
     # The picture holds each of them, rounded.
-    axes, _ = found.figures["residual"].axes
-    rows, columns = ([tick.get_text() for tick in ticks] for ticks in (axes.get_yticklabels(), axes.get_xticklabels()))
-    layers = dict.fromkeys(f"{kind} layer {layer}" for kind, layer, *_ in removed)
-    assert all(title.endswith(row) for title, row in zip(layers, rows, strict=True))
-    last = [at for at in removed if at[:2] == removed[-1][:2]]
-    assert columns == [f"{PART_NAMES[part]}\n{SUBLAYER_NAMES[name]}" for *_, name, part in last]
-    largest = max(map(abs, table["change"]))
-    assert [float(text.get_text()) for text in axes.texts] == pytest.approx(table["change"], abs=largest / 100)
+    shown = [float(text.get_text()) for text in found.figures["residual"].axes[0].texts]
+    assert shown == pytest.approx(table["change"], abs=max(map(abs, table["change"])) / 100)
     kind, layer, name, part = removed[max(range(len(removed)), key=table["change"].__getitem__)]
     assert list(found.lines)[1].endswith(f"layer {layer} {name}.{part}=0")
 
