@@ -63,12 +63,6 @@ def all_rows(subject):
     return [row for batch in subject.batches for row in rows_of(batch)]
 
 
-def nats_of_rows(subject, rows=None):
-    """The loss of each row, computed alone and without padding."""
-    with torch.no_grad():
-        return torch.cat([subject.task.nats(subject.network, row)[0] for row in rows or all_rows(subject)]).double()
-
-
 def columns_of(table):
     """The columns of a table by name."""
     columns, rows = table

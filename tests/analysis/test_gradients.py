@@ -111,8 +111,9 @@ def test_rows_of_all_windows_with_and_without_the_scale(options):
         for index, (layer, call) in enumerate(attention_calls(network, window["inputs"], CAUSAL)):
             q, k, _ = call.qkv
             weights, logits = (part[0, :, 1:].double() for part in layer.maps_of_call(call))  # the first sees one key
-            visible = [logits[:, row, : row + 2] for row in range(logits.shape[1])]
-            rows["variance"][index].append(torch.stack([row.var(dim=1, correction=0) for row in visible], dim=1))
+            visible = logits.masked_fill(logits == -torch.inf, torch.nan)
+            squares = (visible - visible.nanmean(dim=-1, keepdim=True)).square()
+            rows["variance"][index].append(squares.nanmean(dim=-1))
             rows["jacobian"][index].append((weights * (1 - weights)).sum(dim=-1))
             unscaled = weights if "score" in options else attention_weights(q, k, CAUSAL, Scoring(1.0))[0, :, 1:]
             for name, these in (("saturated", weights), ("unscaled", unscaled)):

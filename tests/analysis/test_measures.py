@@ -22,16 +22,14 @@ from tinyformer.analysis.measures.measures import coverage, diagonal_distance, m
 from tinyformer.nn import AttentionMaps
 
 ALL = MEASURES | PATTERNS
-# One head on three tokens.
 THREE = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
-# The last two of four positions.
-OFFSET = torch.tensor([[0.1, 0.2, 0.7, 0.0], [0.4, 0.3, 0.2, 0.1]])
+OFFSET = torch.tensor([[0.1, 0.2, 0.7, 0.0], [0.4, 0.3, 0.2, 0.1]])  # the last two of four positions
 
 
-def measure(name, weights, rows, tokens=None):
+def measure(name, weights, rows):
     """A measure of one head on one sequence; a weight of 0 means that the mask hides the key."""
     weights = weights.expand(1, 1, *weights.shape)
-    tokens = torch.arange(weights.shape[-1]).unsqueeze(0) if tokens is None else tokens
+    tokens = torch.arange(weights.shape[-1]).unsqueeze(0)
     return ALL[name].compute(AttentionMaps(weights, weights.log()), torch.tensor(rows), tokens).item()
 
 
@@ -39,12 +37,11 @@ def nats(*weights):
     return -sum(w * math.log(w) for w in weights)
 
 
-def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
+def random_maps(seed=0, batch=2, heads=3, seq=8):
     """Random weights with their logits, and tokens that occur several times."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(batch, heads, seq, seq, generator=generator, dtype=torch.float64)
-    if causal:
-        logits = logits.masked_fill(~torch.ones(seq, seq, dtype=torch.bool).tril(), -torch.inf)
+    logits = logits.masked_fill(~torch.ones(seq, seq, dtype=torch.bool).tril(), -torch.inf)
     return AttentionMaps(logits.softmax(dim=-1), logits), torch.randint(4, (batch, seq), generator=generator)
 
 
@@ -72,10 +69,7 @@ def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
             (1 + 0.5 + 0.375) ** 2 / (1 + 0.5**2 + 0.375**2 + 2 * (0.5**2 + 0.25**2 + 0.25**2)),
             (0.54 + 0.3) ** 2 / (0.54**2 + 0.3**2 + 2 * 0.24**2),
         ),
-        ("similarity", math.nan, math.nan),
-        ("mean_similarity", math.nan, math.nan),
-        ("induction", math.nan, math.nan),
-        ("duplicate_token", math.nan, math.nan),
+        *((name, math.nan, math.nan) for name in ("similarity", "mean_similarity", "induction", "duplicate_token")),
     ],
 )
 def test_measures_by_hand(name, three, offset):
@@ -119,7 +113,6 @@ def halves(seq, boundary, causal):
         (halves(16, 6, causal=False), False, 1),
         (halves(400, 198, causal=False), False, 1),  # a seventh of the boundaries is tried
         (torch.eye(8), True, (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),  # of the second half, which sees both
-        (torch.eye(8), False, 1 / 4),
         (torch.full((12, 12), 1 / 12), False, (4 * 4 + 8 * 8) / 144),  # of 4 and 8 tokens, where the least crosses
         (torch.eye(8)[:1].expand(8, 8), True, 0),
         (0.5 * halves(8, 4, causal=False), False, 1 / 2),  # with a sink
@@ -141,12 +134,9 @@ def test_repeated_tokens():
     assert tokens.shape == (5, 60)
     assert torch.equal(tokens[:, :30], tokens[:, 30:])
     assert all(len(set(row.tolist())) == 30 for row in tokens)
-    assert set(tokens.flatten().tolist()) == set(range(40))
-    assert not torch.equal(repeated_tokens(40, 5, period=30, seed=1), tokens)
     # A small vocabulary is used up before a token returns.
     for row in repeated_tokens(4, 3, period=10):
         assert sorted(row[:4].tolist()) == sorted(row[4:8].tolist()) == [0, 1, 2, 3]
-        assert torch.equal(row[:10], row[10:])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "similarity" not in name])
@@ -206,18 +196,10 @@ def test_each_kind_has_its_measures_on_every_pair_alone():
     assert measures.addresses == ADDRESSES
     captured = [capture_pair(network, pair) for pair in pairs]
     assert captured[1]["cross"][0].shape == (1, 4, 3, 5)
-    layer, call = network.cross_attentions()[0], []
-    layer.call_point.register_forward_hook(lambda module, args, out: call.append(out) and None)
-    with torch.no_grad():
-        network.eval()(*pairs[1][:2])
-        torch.testing.assert_close(captured[1]["cross"][0], layer.maps_of_call(call[0]).weights)
     assert torch.equal(captured[0]["decoder"][0].triu(1), torch.zeros(1, 4, 7, 7))
     for name, layers in measures.values.items():
         known = [name in MEASURES] * 2 + [name in MEASURES and name != "block", name in CROSS_MEASURES]
         assert [not math.isnan(values[0]) for values in layers] == known
-    columns, rows = measures.table()
-    assert columns[:3] == ["kind", "layer", "head"]
-    assert [row[:3] for row in rows[:2] + rows[-1:]] == [["encoder", 0, "00"], ["encoder", 0, "01"], ["cross", 0, "03"]]
     assert "attention/cross/layer_00/head_03/coverage" in measures.scalars()
 
 

@@ -11,10 +11,9 @@ from nn.model_cases import make_encoder
 
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, rows_of, stored
-from tinyformer.analysis import MEASURES, HeadMaps, ResidualSurgery, Subject, capture_weights, measure_layers
+from tinyformer.analysis import MEASURES, HeadMaps, Subject, capture_weights, measure_layers
 from tinyformer.analysis.ablation import MODES, losses_without, resampled_positions
 from tinyformer.analysis.measures.inputs import of_one_length, without_padding
-from tinyformer.analysis.residual import rank_by_depth
 from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions
 from tinyformer.nn import AttentionMask, ClassReadout, SpanReadout, TokenReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, SpanExtraction
@@ -78,8 +77,7 @@ def test_what_replaces_a_head_of_rows_without_padding(make, mode):
     outputs = [[outputs_of(subject, row) for row in rows] for rows in batches]
     for index, layer in enumerate(subject.layers):
         (found,) = losses_without(subject, [[(index, 1)]], mode)
-        expected = []
-        of_head = [[of_row[index][1] for of_row in of_batch] for of_batch in outputs]
+        expected, of_head = [], [[of_row[index][1] for of_row in of_batch] for of_batch in outputs]
         mean = torch.cat([own for of_batch in of_head for own in of_batch]).mean(dim=0)
         for rows, of_batch in zip(batches, of_head, strict=True):
             lengths = torch.tensor([len(own) for own in of_batch])
@@ -110,14 +108,11 @@ def test_rows_without_padding():
 
 
 @pytest.mark.parametrize("lengths", [(3, 7, 12, 1, 5), (3, 7, 12, 3, 3, 1, 5)], ids=["different", "some alike"])
-def test_measures_and_ranks_are_those_of_rows_without_padding(tmp_path, lengths):
+def test_measures_are_those_of_rows_without_padding(tmp_path, lengths):
     subject = examples(lengths)
     rows = all_rows(subject)
-    measures, ranks = [], []
-    for row in rows:
-        maps = capture_weights(subject.network, row["inputs"], AttentionMask())
-        measures.append(measure_layers(MEASURES, maps, row["inputs"]))
-        ranks.append(rank_by_depth(subject.network, row["inputs"], AttentionMask())[0])
+    maps = [capture_weights(subject.network, row["inputs"], AttentionMask()) for row in rows]
+    measures = [measure_layers(MEASURES, *each) for each in zip(maps, (row["inputs"] for row in rows), strict=True)]
     table = columns_of(HeadMaps(importance=False)(subject, tmp_path).tables["maps"])
     shown = stored(tmp_path / "atlas.html")["kinds"][0]["keys"]
     assert shown == TOKENIZER.token_strings(rows[0]["inputs"][0].tolist())
@@ -127,9 +122,6 @@ def test_measures_and_ranks_are_those_of_rows_without_padding(tmp_path, lengths)
         values = torch.tensor([found[name] for found in measures]).flatten(1)
         expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
         torch.testing.assert_close(torch.tensor(table[name]), expected)
-    found = columns_of(ResidualSurgery(num_resamples=1)(subject, tmp_path).tables["rank"])
-    columns = torch.tensor([found["distance_to_rank_one"][:3], found["token_cosine"][:3]]).mT
-    torch.testing.assert_close(columns, torch.tensor(ranks).nanmean(dim=0))
 
 
 def test_a_longer_row_takes_random_tokens_of_the_other_row():

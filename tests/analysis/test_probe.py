@@ -7,17 +7,8 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 
 from analysis.subjects import CAUSAL
-from tinyformer.analysis import (
-    MEASURES,
-    PATTERNS,
-    Probe,
-    Probes,
-    capture_attention,
-    capture_weights,
-    make_probes,
-    measure_heads,
-    repeated_tokens,
-)
+from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, capture_weights, repeated_tokens
+from tinyformer.analysis.measures.probe import Probe, Probes, make_probes, measure_heads
 from tinyformer.analysis.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, DifferentialAttention
 from tinyformer.tasks import MaskedLM
@@ -41,42 +32,39 @@ def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
     first, second = (capture_weights(network, token_ids(), CAUSAL) for _ in range(2))
     assert torch.equal(first[0], second[0])  # without dropout
     assert torch.equal(torch.random.get_rng_state(), state)
-    with pytest.raises(ValueError):  # noqa: PT011 - longer than the context
-        capture_weights(network, token_ids(seq=17), CAUSAL)
     assert all(module.training == training for module in network.modules())
 
 
 DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 4], [3, 3, 3, 3, 3, 3, 4, 4]])
-JOINED = {
-    "causal": (CAUSAL, CAUSAL),
-    "bidirectional": (AttentionMask(), AttentionMask()),
-    "documents": (AttentionMask(documents=DOCUMENTS), AttentionMask()),
-    "causal documents": (AttentionMask(causal=True, documents=DOCUMENTS), CAUSAL),
-}
-APART = {
-    "of two kinds": (CAUSAL, AttentionMask()),
-    "padded": (AttentionMask(lengths=torch.tensor([8, 3])), AttentionMask()),
-}
+BOTH, PADDED = AttentionMask(), AttentionMask(lengths=torch.tensor([8, 3]))
 
 
-@pytest.mark.parametrize("masks", JOINED | APART)
-def test_probes_share_a_forward_pass_in_which_none_sees_padding(masks):
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        (CAUSAL, CAUSAL, True),
+        (BOTH, BOTH, True),
+        (AttentionMask(documents=DOCUMENTS), BOTH, True),
+        (AttentionMask(causal=True, documents=DOCUMENTS), CAUSAL, True),
+        (CAUSAL, BOTH, False),
+        (PADDED, BOTH, False),
+    ],
+    ids=["causal", "bidirectional", "documents", "causal documents", "of two kinds", "padded"],
+)
+def test_probes_share_a_forward_pass_in_which_none_sees_padding(first, second, joined):
     """The pass ends in the last attention, and what it gives is what each probe alone gives."""
     torch.manual_seed(0)
     network = make_transformer().eval()
     network.encoder.layers[1].attention = DifferentialAttention(32, 2, window=5, layer_index=1)
-    texts, passes = (token_ids(2, 8), token_ids(3, 5)), []
-    alone = zip(texts, (JOINED | APART)[masks], (MEASURES, PATTERNS), strict=True)
-    probes = Probes([Probe(*each) for each in alone])
-    expected = {}
-    for text, mask, measures in ((probe.tokens, probe.mask, probe.measures) for probe in probes.each):
-        with capture_attention(network, 5) as maps, torch.no_grad():
-            network(text, mask)
-        expected |= measure_layers(measures, maps, text)
+    texts, passes, expected = (token_ids(2, 8), token_ids(3, 5)), [], {}
+    probes = Probes([Probe(texts[0], first, MEASURES), Probe(texts[1], second, PATTERNS)])
+    for probe in probes.each:
+        maps = capture_weights(network, probe.tokens, probe.mask, 5)
+        expected |= measure_layers(probe.measures, maps, probe.tokens)
     network.encoder.register_forward_pre_hook(lambda _, args: passes.append(tuple(args[0].shape)))
     network.encoder.layers[-1].feed_forward.register_forward_hook(lambda *args: pytest.fail("went on"))
     found = measure_heads(network, probes, 5, nullcontext())
-    assert passes == ([(5, 8)] if masks in JOINED else [(2, 8), (3, 5)])
+    assert passes == ([(5, 8)] if joined else [(2, 8), (3, 5)])
     assert list(found.values) == [*MEASURES, *PATTERNS]
     assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
     for name, layers in expected.items():

@@ -7,15 +7,13 @@ import torch
 from nn.variants import D_MODEL, network
 from torch import nn
 
-from analysis.pair_subjects import EOS, loud_encoder_decoder, pair_subject
+from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import HeadPruning
 from tinyformer.analysis.ablation import gated
 from tinyformer.analysis.pruning import ORDERS, pruning_order
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
-from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import Attention, prune_heads
 
 
@@ -56,13 +54,11 @@ def test_the_curve_is_the_loss_without_the_first_heads(tmp_path, order):
     with gated(subject.network, other[:3]):
         assert curve["loss_random_5"][3] == subject.losses().mean
     assert list(curve) == ["pruned", "left", "loss", "loss_random_4", "loss_random_5"]
-    lines = found.figures["prune"].axes[0].lines
-    drawn = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in lines}
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in found.figures["prune"].axes[0].lines}
     assert list(drawn) == ["random, seed 4", "random, seed 5", order, "pruned.ckpt, 5 heads"]
-    assert drawn[order] == (curve["left"], curve["loss"])
-    assert drawn["pruned.ckpt, 5 heads"] == ((5,), (curve["loss"][3],))
-    names = ", ".join(f"[{layer},{head}]" for layer, head in sorted(ranked[:3]))
-    assert found.lines["pruned"] == f"3 of 8 heads, by {order}: {names}"
+    assert drawn[order] == [list(point) for point in zip(curve["left"], curve["loss"], strict=True)]
+    assert drawn["pruned.ckpt, 5 heads"] == [[5, curve["loss"][3]]]
+    assert found.lines["pruned"].startswith(f"3 of 8 heads, by {order}: [")
     assert HeadPruning(order=order).needs_gradient is (order == "importance")
 
 
@@ -97,10 +93,6 @@ def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads, is_pair
     assert network.pruned_heads() == []
     assert all(layer.head_gate.factors is None for layer in network.attentions())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
-    if is_pair:
-        special = PairTokens(EOS, EOS, (EOS,))
-        search = partial(beam_search, smaller, batch["source"], batch["source_lengths"], special, Beam(2), 8)
-        assert search(use_cache=True) == search(use_cache=False)
 
 
 def test_a_pruned_model_can_be_pruned_further(tmp_path):
@@ -108,9 +100,7 @@ def test_a_pruned_model_can_be_pruned_further(tmp_path):
     prune_heads(network.attentions()[1], [2])
     _, found = prune(network, tmp_path, fraction=0.7, order="random", seed=1)
     pruned = load_checkpoint(found.files[0]).overrides["model.pruned_heads"]
-    assert len(pruned) == 6
-    assert [1, 2] in pruned
-    assert [1, 3] in pruned  # the third head that is left
+    assert (len(pruned), [1, 2] in pruned, [1, 3] in pruned) == (6, True, True)  # the third head that is left
     assert "[1,2]" not in found.lines["pruned"]
 
 

@@ -31,9 +31,7 @@ def linked_transformer(**options):
         for layer in network.encoder.layers:
             layer.attention.q_proj.weight.zero_()
         first = network.encoder.layers[0]
-        vectors = torch.zeros_like(network.encoder.token_embedding.weight)
-        vectors[range(32), range(32)] = 1
-        network.encoder.token_embedding.weight.copy_(vectors)
+        torch.nn.init.eye_(network.encoder.token_embedding.weight)
         row = HEAD * first.attention.head_dim
         first.attention.k_proj.weight.zero_()
         for projection, letter in ((first.attention.q_proj, "c"), (first.attention.k_proj, "a")):

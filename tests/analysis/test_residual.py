@@ -11,8 +11,15 @@ import torch
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import ResidualSurgery
-from tinyformer.analysis.residual import SUBLAYER_NAMES, distance_to_rank_one, stacks_of, token_cosine, without_skips
-from tinyformer.nn import AttentionMask, PostNormBlock, Residual
+from tinyformer.analysis.residual import (
+    SUBLAYER_NAMES,
+    distance_to_rank_one,
+    rank_by_depth,
+    stacks_of,
+    token_cosine,
+    without_skips,
+)
+from tinyformer.nn import PostNormBlock, Residual
 
 SAME = torch.tensor([3.0, 4.0]).expand(1, 5, 2)
 SIGNS = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
@@ -72,17 +79,8 @@ def test_losses_equal_those_of_models_built_without_the_part(make, subject_of, o
     assert list(found.lines)[1].endswith(f"layer {layer} {name}.{part}=0")
 
 
-def streams_by_hand(network, row):
-    """The residual streams of each stack for a row, from its layers."""
-    encoder = network.encoder
-    if "source" not in row:
-        x = encoder.position(encoder.token_embedding(row["inputs"]), 0)
-        return [[x, *(x := layer(x, CAUSAL) for layer in encoder.layers)]]
-    x, y = (
-        stack.position(stack.token_embedding(row[name]), 0)
-        for stack, name in ((encoder, "source"), (network.decoder, "inputs"))
-    )
-    return [[x, *(x := layer(x, AttentionMask()) for layer in encoder.layers)], [y]]
+def inputs_of(row):
+    return (row["source"], row["inputs"]) if "source" in row else (row["inputs"], CAUSAL)
 
 
 @subjects
@@ -96,13 +94,12 @@ def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, su
     for model, skips in itertools.product((network, untrained), ("with", "without")):
         name = f"{'trained' if model is network else 'untrained'}, {skips} skips"
         with nullcontext() if skips == "with" else without_skips(model):
-            streams = [streams_by_hand(model, row) for row in all_rows(subject)]
+            of_rows = [rank_by_depth(model, *inputs_of(row)) for row in all_rows(subject)]
         for stack, kind in enumerate(stacks_of(network)):
-            of_rows = [[(distance_to_rank_one(x), token_cosine(x)) for x in of_row[stack]] for of_row in streams]
+            expected = torch.tensor([of_row[stack] for of_row in of_rows]).mean(dim=0)
             of_model = [row for row in rows if row[:-3] == [*kind, name]]
             assert [row[-3] for row in of_model] == list(range(len(network.stacks()[stack].layers) + 1))
-            ranks = torch.tensor([row[-2:] for row in of_model][: len(of_rows[0])])
-            torch.testing.assert_close(ranks, torch.tensor(of_rows).mean(dim=0))
+            torch.testing.assert_close(torch.tensor([row[-2:] for row in of_model]), expected)
     names = {"_".join([*kind, chart]) for kind in stacks_of(network) for chart in ("rank", "token_cosine")}
     assert set(found.figures) == {"residual", *names}
     last = "/".join(["analysis", *kind, "untrained_without_skips/rank_distance"])

@@ -15,11 +15,12 @@ TEXT = "The animal didn't cross (it was  tired).\n\nNaïve e\u0301 👋🏽 👨
 NAMES = "The animal didn't cross ( it was tired ) . Naïve e\u0301 👋🏽 👨‍👩‍👧 中 文 हिन्दी 3 . 5"
 
 
-def learned(model, trainer, special, **parts):
+def learned(model, trainer, special, pre_tokenizer, decoder, normalizer=None):
     """A tokenizer of another kind, learned on `TEXT`."""
     tokenizer = Tokenizer(model)
-    for name, part in parts.items():
-        setattr(tokenizer, name, part)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
+    if normalizer:
+        tokenizer.normalizer = normalizer
     tokenizer.train_from_iterator([TEXT] * 3, trainer(vocab_size=90, special_tokens=special, show_progress=False))
     return TextTokenizer(tokenizer, special[-1])
 
@@ -32,16 +33,13 @@ TOKENIZERS = {
         models.Unigram(),
         partial(trainers.UnigramTrainer, unk_token="<unk>"),
         ["<unk>", "</s>"],
-        pre_tokenizer=pre_tokenizers.Metaspace(),
-        decoder=decoders.Metaspace(),
+        *(pre_tokenizers.Metaspace(), decoders.Metaspace()),
     ),
     "wordpiece": learned(
         models.WordPiece(unk_token="[UNK]"),
         trainers.WordPieceTrainer,
         ["[UNK]", "[SEP]"],
-        normalizer=normalizers.BertNormalizer(),
-        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
-        decoder=decoders.WordPiece(),
+        *(pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(), normalizers.BertNormalizer()),
     ),
 }
 
