@@ -72,14 +72,7 @@ def test_the_suggested_threshold_finds_a_head(tmp_path, name):
     assert HeadCircuit(**caught.value.works)(subject, tmp_path).scalars["analysis/num_found"] >= 1
 
 
-@pytest.mark.parametrize(
-    ("measures", "problem"),
-    [
-        ({"inductoin": 0.4}, "inductoin"),
-        ({}, "at least one measure"),
-        ({"self": 0}, "measures.self=0: must be above 0"),
-    ],
-)
-def test_mistakes_are_named(measures, problem):
-    with pytest.raises(ArgumentError, match=problem):
+@pytest.mark.parametrize(("measures", "words"), [({"inductoin": 0.4}, "inductoin"), ({"self": 0}, "must be above 0")])
+def test_mistakes_are_named(measures, words):
+    with pytest.raises(ArgumentError, match=words):
         HeadCircuit(measures)

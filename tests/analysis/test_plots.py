@@ -17,10 +17,6 @@ def uniform(layers, heads, seq):
     return [rows.expand(heads, seq, seq) for _ in range(layers)]
 
 
-def texts(picture):
-    return [label.text for label in picture.labels]
-
-
 def labelled(picture, text):
     return [label for label in picture.labels if label.text == text]
 
@@ -47,13 +43,13 @@ def test_maps_are_large_enough_and_labels_are_legible(layers, heads, seq, token)
     height, width = picture.pixels.shape
     assert width >= heads * 100
     assert height >= layers * 100
-    captions = [text for text in texts(picture) if text.startswith("layer")]
+    texts = [label.text for label in picture.labels]
+    captions = [text for text in texts if text.startswith("layer")]
     assert captions == [f"layer {i} head {j}" for i in range(layers) for j in range(heads)]
-    assert texts(picture).count("Queries") == layers
-    assert texts(picture).count("Keys") == heads
+    assert (texts.count("Queries"), texts.count("Keys")) == (layers, heads)
     captioned = picture.captioned("run a\nb · step 3" + " x" * 300)
     assert (captioned.pixels[-height:, :width] == picture.pixels).all()
-    assert texts(captioned)[-1].startswith(r"run a\nb · step 3")
+    assert captioned.labels[-1].text.startswith(r"run a\nb · step 3")
     require_readable(captioned)
 
 
@@ -99,15 +95,13 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path):
     ],
 )
 def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
-    values = [[1.0, 2.0], [3.0, 5.0]]
-    picture = measure_maps({measure: values}, [["a", "head b"]] * 2, "title", num_keys=21, meanings={measure: "nats"})
-    labels = {}
-    for value, share in zip(("1.00", "2.00", "3.00", "5.00"), shares, strict=True):
-        (labels[value],) = labelled(picture, value)
-        colour = int(picture.pixels[labels[value].top, labels[value].left - 2])
-        assert colour == round(share * (COLOURS - 1) + 0.01)
+    values = {measure: [[1.0, 2.0], [3.0, 5.0]]}
+    picture = measure_maps(values, [["a", "b"]] * 2, "title", num_keys=21, meanings={measure: "nats"})
+    labels = {label.text: label for label in picture.labels}
+    colours = [picture.pixels[labels[at].top, labels[at].left - 2] for at in ("1.00", "2.00", "3.00", "5.00")]
+    assert colours == [round(share * (COLOURS - 1) + 0.01) for share in shares]
     assert labels["1.00"].left < labels["2.00"].left
-    assert labels["1.00"].top < labels["3.00"].top == labelled(picture, "layer 1")[0].top
+    assert labels["1.00"].top < labels["3.00"].top == labels["layer 1"].top
 
 
 def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_colour():

@@ -122,7 +122,6 @@ def test_words_of_the_target_and_of_the_source(target):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": None}, r"text=None: must be the text that has the words of pairs"),
         ({"pairs": []}, r"pairs=\[\]: must hold pairs of words of text"),
         ({"pairs": [["cat", "bb"]]}, r"cat is not a word of the text, whose words are <eos> bb aa aa cc"),
         ({"pairs": [["cc", "aa"]]}, r"the text has aa 2 times: aa:1 to aa:2; pairs=\[\['cc', 'aa:1'\]\] works"),
