@@ -8,8 +8,9 @@ from nn.model_cases import block_factory, token_ids
 from torch.nn.utils.rnn import pad_sequence
 
 from analysis.subjects import TOKENIZER, loud
-from tinyformer.analysis import Subject
+from tinyformer.analysis import Subject, TokenPair
 from tinyformer.batch import IGNORED
+from tinyformer.data import PairTokens
 from tinyformer.nn import Attention, Decoder, Encoder, EncoderDecoder, LayerNorm, LearnedPosition, TokenReadout
 from tinyformer.tasks import Seq2Seq
 
@@ -20,6 +21,7 @@ LENGTHS = [(9, 7), (5, 3), (6, 6), (4, 8), (7, 2)]
 """Tokens of source and target of each pair, with the `eos`."""
 
 EOS = TOKENIZER.eos_id
+SPECIAL = PairTokens(EOS, EOS, (EOS,))
 
 
 def loud_encoder_decoder(seed=0, pruned_heads=(), residuals=None, attention_position=None, vocab_size=50, **attention):
@@ -33,21 +35,20 @@ def loud_encoder_decoder(seed=0, pruned_heads=(), residuals=None, attention_posi
     return loud(EncoderDecoder(encoder, decoder, TokenReadout, pruned_heads=pruned_heads))
 
 
+def batch_of(pairs):
+    """A batch of pairs of tokens, padded as `Pairs` does."""
+    lengths = torch.tensor([pair.source.shape[1] for pair in pairs])
+    batch = {"source_lengths": lengths, "rows": torch.arange(len(pairs))}
+    for index, (name, padding) in enumerate({"source": EOS, "inputs": EOS, "targets": IGNORED}.items()):
+        batch[name] = pad_sequence([pair[index][0] for pair in pairs], batch_first=True, padding_value=padding)
+    return batch
+
+
 def pair_batch(lengths, seed):
-    """A batch of random pairs, padded as `Pairs` does."""
-    ids = [token_ids(1, size, seed=seed + index)[0] for index, pair in enumerate(lengths) for size in pair]
-    sources, targets = ([tokens.clamp(min=2) for tokens in ids[side::2]] for side in (0, 1))
-    for tokens in (*sources, *targets):
-        tokens[-1] = EOS
-    inputs = [torch.cat([torch.tensor([EOS]), tokens[:-1]]) for tokens in targets]
-    padded = partial(pad_sequence, batch_first=True)
-    return {
-        "source": padded(sources, padding_value=EOS),
-        "source_lengths": torch.tensor([source for source, _ in lengths]),
-        "inputs": padded(inputs, padding_value=EOS),
-        "targets": padded(targets, padding_value=IGNORED),
-        "rows": torch.arange(len(lengths)),
-    }
+    """A batch of random pairs."""
+    ids = [token_ids(1, size, seed=seed + index)[0, :-1] for index, pair in enumerate(lengths) for size in pair]
+    texts = [tokens.clamp(min=2).tolist() for tokens in ids]
+    return batch_of([TokenPair.of(*texts[at : at + 2], SPECIAL, 16) for at in range(0, len(texts), 2)])
 
 
 def pair_subject(network, batch_size=3, untrained=None, save_pruned=None):

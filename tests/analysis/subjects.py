@@ -1,5 +1,7 @@
 """Small untrained models to analyse, with weights large enough that every head changes the loss."""
 
+import json
+import re
 from contextlib import nullcontext
 
 import torch
@@ -61,13 +63,13 @@ def all_rows(subject):
     return [row for batch in subject.batches for row in rows_of(batch)]
 
 
-def nats_of_rows(subject, rows=None):
-    """The loss of each row, computed alone and without padding."""
-    with torch.no_grad():
-        return torch.cat([subject.task.nats(subject.network, row)[0] for row in rows or all_rows(subject)]).double()
-
-
 def columns_of(table):
     """The columns of a table by name."""
     columns, rows = table
     return dict(zip(columns, zip(*rows, strict=True), strict=True))
+
+
+def stored(path):
+    """The data in the file of an atlas."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="atlas-data">(.*?)</script>', text, re.DOTALL)[1])

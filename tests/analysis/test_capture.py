@@ -1,15 +1,20 @@
-"""Captured weights equal the definition, and capturing changes nothing else."""
+"""Captured weights equal the definition, capturing changes nothing else, and so do probes of all heads."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 from nn.variants import NAMES, documents, factory, network
 
-from tinyformer.analysis import capture_attention
+from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, capture_weights, repeated_tokens
 from tinyformer.analysis.measures.capture import attention_calls
+from tinyformer.analysis.measures.probe import Probe, Probes, make_probes, measure_heads
+from tinyformer.analysis.measures.table import measure_layers
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMask, Cache
+from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
 from tinyformer.programs.doctor.speed import peak_memory
+from tinyformer.tasks import MaskedLM
 
 CAUSAL = AttentionMask(causal=True)
 
@@ -22,10 +27,6 @@ def make(**settings):
     return network
 
 
-def hooks(network):
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules())
-
-
 def test_only_passes_inside_the_block_are_captured():
     network = make()
     with capture_attention(network, rows=8) as maps:  # at least as many as there are queries: all of them
@@ -34,9 +35,10 @@ def test_only_passes_inside_the_block_are_captured():
         network(token_ids(seq=4), CAUSAL)
     network(token_ids(), CAUSAL)
     assert [tuple(layer.shape) for layer in maps] == [(2, 4, 8, 8)] * 2 + [(2, 4, 4, 4)] * 2
-    with pytest.raises(ValueError), capture_attention(network):  # noqa: PT011 - longer than the context
-        network(token_ids(seq=17), CAUSAL)
-    assert hooks(network) == 0
+    for rows, seq in ((None, 17), (0, 8), (torch.tensor([0, 8]), 8)):  # longer than the context, and no such rows
+        with pytest.raises((ValueError, ArgumentError)), capture_attention(network, rows):
+            network(token_ids(seq=seq), CAUSAL)
+    assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in network.modules()) == 0
 
 
 def test_weights_have_no_dropout_and_checkpointing_captures_each_layer_once():
@@ -77,17 +79,15 @@ def test_captured_rows_are_those_of_the_whole_maps(name, mask):
     expected = model(tokens, mask)
     with capture_attention(model) as whole:
         assert torch.equal(model(tokens, mask), expected)
-    assert whole.rows.tolist() == list(range(11))
     for layer, maps in zip(model.attentions(), whole.layers, strict=True):
         assert_made_from_the_logits(layer, maps, mask)
     for rows in (4, torch.tensor([10, 0, 7])):
         with capture_attention(model, rows) as some:
             model(tokens, mask)
         assert_rows(some, whole, some.rows)
-        assert len(some.rows) == (4 if isinstance(rows, int) else 3)
     assert some.rows.tolist() == [10, 0, 7]
     # With a cache, which holds causal text only.
-    for rows, places in ((torch.tensor([3, 1]), [10, 8]), (None, [7, 8, 9, 10]), (64, [7, 8, 9, 10])):
+    for rows, places in ((torch.tensor([3, 1]), [10, 8]), (64, [7, 8, 9, 10])):
         if mask is CAUSAL:
             cache = Cache(2)
             model(tokens[:, :7], CAUSAL, cache)
@@ -126,46 +126,89 @@ def test_layers_of_other_windows_and_scales_are_captured_as_if_each_were_alone()
 
 @torch.no_grad()
 def test_rows_are_sampled_identically_without_the_global_generator():
-    model, tokens = make(max_seq_len=200), token_ids(1, 200)
-    chosen = []
+    model, chosen = make(max_seq_len=200), []
     for seed in (0, 1):
         torch.manual_seed(seed)
         state = torch.get_rng_state()
-        with capture_attention(model, rows=20) as maps:
-            model(tokens, CAUSAL)
+        chosen.append(capture_weights(model, token_ids(1, 200), CAUSAL, 20).rows.tolist())
         assert torch.equal(torch.get_rng_state(), state)
-        chosen.append(maps.rows.tolist())
     assert chosen[0] == chosen[1] == sorted(set(chosen[0]))
     assert len(chosen[0]) == 20
     assert max(chosen[0]) - min(chosen[0]) > 100  # from the whole sequence
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (0, "rows=0: must be at least 1; rows=64 works."),
-        (
-            torch.tensor([0, 8]),
-            "rows=[0, 8]: must be indices from 0 to 7, the queries of the sequence; rows=[0]",
-        ),
-    ],
-)
-def test_invalid_rows_are_refused(rows, message):
-    model = make()
-    with pytest.raises(ArgumentError) as caught, capture_attention(model, rows):
-        model(token_ids(), CAUSAL)
-    assert str(caught.value).startswith(message)
-    assert hooks(model) == 0
 
 
 def test_a_few_rows_of_a_long_sequence_take_little_memory():
     sizes = {"num_layers": 1, "d_model": 8, "num_heads": 1, "max_seq_len": 16_384}
     model, tokens = make_transformer(**sizes, position=False, backend="flash").eval(), token_ids(1, 16_384)
 
-    def capture():
-        with capture_attention(model, rows=64) as maps, torch.no_grad():
-            model.encoder(tokens, CAUSAL)
-        assert maps[0].shape == (1, 1, 64, 16_384)
-
     # A map of 64 rows takes 4 MiB, and a few are held at once: 17 MiB. One bit for each pair would take 32 MiB.
-    assert peak_memory(capture, "cpu") < 24 * 2**20
+    assert peak_memory(lambda: capture_weights(model, tokens, CAUSAL, 64), "cpu") < 24 * 2**20
+
+
+# Probes.
+
+
+@pytest.mark.parametrize(("max_seq_len", "period"), [(64, 12), (7, 3), (1, 0)])
+def test_probes_are_windows_and_repeated_tokens_within_the_context(max_seq_len, period):
+    windows = {"inputs": token_ids(3, 8)}
+    probe, *patterns = make_probes(MaskedLM(), [windows], 50, max_seq_len, num_sequences=4, period=12).each
+    assert probe.tokens is windows["inputs"]
+    assert (probe.mask, probe.measures) == (AttentionMask(), MEASURES)
+    assert [pattern.tokens.tolist() for pattern in patterns] == [repeated_tokens(50, 4, period).tolist()] * (period > 0)
+    assert all((pattern.mask, pattern.measures) == (AttentionMask(), PATTERNS) for pattern in patterns)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
+    network = make_transformer(dropout=0.5).train(training)
+    network.readout.register_forward_hook(lambda *args: pytest.fail("the readout was computed"))
+    state = torch.random.get_rng_state()
+    first, second = (capture_weights(network, token_ids(), CAUSAL) for _ in range(2))
+    assert torch.equal(first[0], second[0])  # without dropout
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(module.training == training for module in network.modules())
+
+
+DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 4], [3, 3, 3, 3, 3, 3, 4, 4]])
+BOTH, PADDED = AttentionMask(), AttentionMask(lengths=torch.tensor([8, 3]))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        (CAUSAL, CAUSAL, True),
+        (BOTH, BOTH, True),
+        (AttentionMask(documents=DOCUMENTS), BOTH, True),
+        (AttentionMask(causal=True, documents=DOCUMENTS), CAUSAL, True),
+        (CAUSAL, BOTH, False),
+        (PADDED, BOTH, False),
+    ],
+    ids=["causal", "bidirectional", "documents", "causal documents", "of two kinds", "padded"],
+)
+def test_probes_share_a_forward_pass_in_which_none_sees_padding(first, second, joined):
+    """The pass ends in the last attention, and what it gives is what each probe alone gives."""
+    torch.manual_seed(0)
+    network = make_transformer().eval()
+    network.encoder.layers[1].attention = DifferentialAttention(32, 2, window=5, layer_index=1)
+    texts, passes, expected = (token_ids(2, 8), token_ids(3, 5)), [], {}
+    probes = Probes([Probe(texts[0], first, MEASURES), Probe(texts[1], second, PATTERNS)])
+    for probe in probes.each:
+        maps = capture_weights(network, probe.tokens, probe.mask, 5)
+        expected |= measure_layers(probe.measures, maps, probe.tokens)
+    network.encoder.register_forward_pre_hook(lambda _, args: passes.append(tuple(args[0].shape)))
+    network.encoder.layers[-1].feed_forward.register_forward_hook(lambda *args: pytest.fail("went on"))
+    found = measure_heads(network, probes, 5, nullcontext())
+    assert passes == ([(5, 8)] if joined else [(2, 8), (3, 5)])
+    assert list(found.values) == [*MEASURES, *PATTERNS]
+    assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
+    for name, layers in expected.items():
+        torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)
+
+
+def test_autocast_changes_what_layers_attend_with_as_it_does_in_training():
+    network = make_transformer(bias=True, qk_norm=True).eval()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        with capture_attention(network) as maps:
+            network(token_ids(), CAUSAL)
+        assert all(map(torch.equal, maps, capture_weights(network, token_ids(), CAUSAL)))
+    assert {weight.dtype for weight in network.parameters()} == {torch.float32}

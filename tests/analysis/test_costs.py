@@ -1,25 +1,28 @@
-"""Analytic costs, against torch's counter, a real cache and published numbers."""
+"""Analytic costs, against torch's counter, a real cache, a real training step and published numbers."""
 
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
-from commands import ROOT
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyformer.analysis.costs import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
+from tinyformer.analysis.memory import BatchCosts, count_batch
 from tinyformer.config.compose import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
+from tinyformer.training import AdamW
 
 SEQ = 16
 CAUSAL = AttentionMask(causal=True)
-TINY = ("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.max_seq_len=16", "model.vocab_size=50")
-SHARINGS = ("mha", "gqa", "mqa", "mla", "differential")
+TINY = "model.num_layers=2 model.num_heads=4 model.d_model=32 model.max_seq_len=16 model.vocab_size=50 "
+TINY += "attention.backend=eager"
 VARIANTS = (
-    *(f"attention={sharing} attention.score=general position=rotary model.bias=true" for sharing in SHARINGS),
-    *(f"attention={sharing} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for sharing in SHARINGS[2:]),
+    *(f"attention={sharing} attention.score=general position=rotary model.bias=true" for sharing in ("mla", "gqa")),
+    *(f"attention={name} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for name in ("mqa", "differential")),
     "attention=gqa position=relative model.pruned_heads=[[0,1],[0,0],[1,3]]",
     "attention=differential attention.window=[4,null] attention.local_gaussian=true",
     "attention=mqa position=t5 attention.score=dot attention.sink=true attention.softcap=30",
@@ -30,30 +33,31 @@ VARIANTS = (
 
 
 @functools.cache
-def composed(*overrides: str) -> DictConfig:
-    [(_, config)] = compose_sweep(ROOT / "conf", "card", overrides)
+def composed(overrides: str) -> DictConfig:
+    [(_, config)] = compose_sweep("card", overrides.split())
     return config.network
 
 
-def network(*overrides: str, device: str = "cpu") -> Transformer:
+def network(overrides: str, device: str = "meta") -> Transformer:
     with torch.device(device):
-        return instantiate(composed(*overrides), _convert_="all")
+        return instantiate(composed(overrides), _convert_="all")
 
 
 def tiny(overrides: str, device: str = "cpu") -> Transformer:
-    return network(*TINY, "attention.backend=eager", *overrides.split(), device=device)
+    return network(f"{TINY} {overrides}", device)
 
 
 @functools.cache
 def costs(overrides: str) -> Costs:
     """The costs of a variant with GPT-2's vocabulary."""
-    return count_costs(network("model.vocab_size=50257", *overrides.split(), device="meta"))
+    return count_costs(network(f"model.vocab_size=50257 {overrides}"))
 
 
-def counted(model: Transformer) -> dict[str, int]:
+@torch.no_grad()
+def counted(model: nn.Module, *inputs: object) -> dict[str, int]:
     """The FLOPs that torch counts in a forward pass, by the name of the module; "Global" is the total."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL)
+    with FlopCounterMode(display=False) as counter:
+        model(*inputs)
     return {name: sum(by_operator.values()) for name, by_operator in counter.get_flop_counts().items()}
 
 
@@ -66,7 +70,8 @@ def numel(model: Transformer, *parts: str, ending: str = "") -> int:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_costs_are_those_of_the_network_the_counter_and_the_cache(variant: str) -> None:
     model = tiny(variant).eval()
-    found, seen = count_costs(model, "fp32"), counted(model)
+    ids = torch.zeros(1, SEQ, dtype=torch.long)
+    found, seen = count_costs(model, "fp32"), counted(model, ids, CAUSAL)
     assert count_costs(tiny(variant, "meta"), "fp32") == found
     # Parameters.
     assert found.num_parameters == sum(p.numel() for p in model.parameters())
@@ -90,7 +95,7 @@ def test_costs_are_those_of_the_network_the_counter_and_the_cache(variant: str) 
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
         cache, expected = Cache(2), count_costs(model, name)
         with torch.no_grad():
-            model.to(dtype)(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL, cache)
+            model.to(dtype)(ids, CAUSAL, cache)
         assert cache.num_bytes == expected.cache_bytes
         if "window" not in variant:
             assert cache.num_bytes == SEQ * expected.cache_bytes_per_token
@@ -129,14 +134,16 @@ def test_published_numbers() -> None:
     assert gpt3.num_parameters == pytest.approx(175e9, rel=0.01)
     # A layer has 12 d² weights and 13 d biases and scales.
     assert gpt3.num_parameters == 96 * (12 * 12_288**2 + 13 * 12_288) + (50_257 + 2048 + 2) * 12_288
-    assert costs(f"model=medium {GPT}").num_parameters == 354_823_168
     # The weights of meta-llama/Meta-Llama-3-8B; its cache is a quarter of multi-head's.
-    llama = count_costs(network("experiment=llama_gqa", device="meta"))
+    llama = count_costs(network("experiment=llama_gqa"))
     assert (llama.num_parameters, llama.cache_reduction, llama.seq_len) == (8_030_261_248, 4, 8192)
+    # DeepSeek-V2 (arXiv 2405.04434, table 1): 9/2 head_dim elements for each token in a layer.
+    deepseek = "model.num_heads=128 model.d_model=5120 attention.head_dim=128 attention.kv_rank=512"
+    assert costs(f"attention=mla {deepseek} attention.rope_head_dim=64").cache_reduction == 2 * 128 / (9 / 2)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("seq", "window"), [(16, None), (16, 1), (16, 5), (16, 6), (16, 16), (16, 99), (1, 3), (7, 7)])
+@pytest.mark.parametrize(("seq", "window"), [(16, None), (16, 1), (16, 5), (16, 6), (16, 99), (1, 3), (7, 7)])
 def test_visible_pairs_are_those_of_the_mask(seq: int, window: int | None, causal: bool) -> None:
     mask = AttentionMask(causal=causal, window=window)
     dense = mask.dense(seq, seq, torch.device("cpu"))
@@ -144,7 +151,6 @@ def test_visible_pairs_are_those_of_the_mask(seq: int, window: int | None, causa
 
 
 TRANSLATORS = (
-    "position=learned model.bias=true",
     "attention=gqa cross_attention=mqa cross_attention.score=general feed_forward=swiglu model.num_encoder_layers=3",
     "attention=mla cross_attention=mla model.shared_embedding=false model.tied_readout=false",
     "cross_attention=differential cross_attention.gate=true block=post_norm position=relative",
@@ -158,13 +164,9 @@ def test_both_stacks_of_an_encoder_decoder_are_counted(variant: str) -> None:
     assert found.attention_parameters == numel(model, ".attention.", ".cross_attention.")
     assert found.feed_forward_parameters == numel(model, ".feed_forward.")
     assert found.embedding_parameters == numel(model, "token_embedding", "coder.position")
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(ids, ids)
-    assert found.flops_per_token * SEQ == counter.get_total_flops()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(ids[:, :5], ids)
+    assert found.flops_per_token * SEQ == counted(model, ids, ids)["Global"]
     sizes = batch_sizes({"source": ids[:, :5], "inputs": ids})
-    assert TrainingFlops.of(model).count(sizes, SEQ) == 3 * counter.get_total_flops()
+    assert TrainingFlops.of(model).count(sizes, SEQ) == 3 * counted(model, ids[:, :5], ids)["Global"]
     # A causal mask hides pairs of the decoder's own attention alone.
     hidden = sum(pair_multiply_adds(layer) for layer in model.attentions_by_kind()["decoder"]) * SEQ * (SEQ - 1)
     assert found.attended_flops_per_token == found.flops_per_token - hidden // SEQ
@@ -182,19 +184,84 @@ def test_a_kernel_that_skips_hidden_pairs_takes_less() -> None:
     assert full.attended_flops_per_token - local.attended_flops_per_token == 6 * pair * (triangle - band) // 512
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reduction"),
-    [
-        ("attention=gqa model.num_heads=32 model.d_model=4096 attention.num_kv_heads=8", 4),
-        ("attention=differential model.num_heads=32 model.d_model=4096 attention.num_kv_heads=8", 4),
-        ("attention=gqa attention.num_kv_heads=2 attention.v_head_dim=64", 2),
-        # DeepSeek-V2 (arXiv 2405.04434, table 1): 9/2 head_dim elements for each token in a layer.
-        (
-            "attention=mla model.num_heads=128 model.d_model=5120 attention.head_dim=128 attention.kv_rank=512 "
-            "attention.rope_head_dim=64",
-            2 * 128 / (9 / 2),
-        ),
-    ],
-)
-def test_the_cache_reduction_of_each_sharing(overrides: str, reduction: float) -> None:
-    assert costs(overrides).cache_reduction == reduction
+# The memory of a training step.
+
+BATCH = 3
+STORED = {
+    "eager, additive": "attention.score=additive position=t5",
+    "fused": "attention.backend=sdpa",
+    "fused, differential": "attention=differential attention.backend=sdpa attention.num_kv_heads=4 position=none",
+    "dropout": "model.dropout=0.1 attention.dropout=0.1 attention.backend=eager",
+    "translator": "task=seq2seq cross_attention.backend=eager feed_forward=swiglu model.num_encoder_layers=1",
+}
+
+
+def batch_costs(overrides: str, dtype: str = "fp32", optimizer: object = AdamW()) -> BatchCosts:
+    return count_batch(lambda: tiny(overrides), optimizer, BATCH, dtype)
+
+
+def stored(overrides: str, dtype: str) -> int:
+    """Bytes that autograd stores of a real pass through the layers, each storage once and without parameters."""
+    model, ids = tiny(overrides).train(), torch.zeros(BATCH, SEQ, dtype=torch.long)
+    own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    found: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    casts = torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), casts:
+        if "seq2seq" in overrides:
+            model.decoder(ids, CAUSAL, None, model.encode(ids))
+        else:
+            model.encoder(ids, CAUSAL)
+    sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
+    return sum(size for place, size in sizes.items() if place not in own)
+
+
+# Torch's fused kernel on CPU computes short sequences of bf16 in fp32.
+CASES = [(name, dtype) for name in STORED for dtype in ("fp32", "bf16") if dtype == "fp32" or "fused" not in name]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_activations_are_what_autograd_stores(name: str, dtype: str) -> None:
+    assert batch_costs(STORED[name], dtype).activation_bytes == stored(STORED[name], dtype)
+
+
+def test_shared_keys_and_values_are_stored_once_by_a_fused_kernel() -> None:
+    whole, shared = (batch_costs(f"attention=gqa attention.num_kv_heads={n} attention.backend=flash") for n in (4, 1))
+    # Of 32 numbers for a token in keys and in values, 8 are left, in 2 layers; rotary keeps tables, not keys.
+    assert whole.activation_bytes - shared.activation_bytes == 2 * 2 * BATCH * SEQ * 24 * 4
+
+
+def test_activation_checkpointing_stores_inputs_and_one_layer() -> None:
+    two, three = (batch_costs(f"model.num_layers={n}").activation_bytes for n in (2, 3))
+    recomputed = batch_costs("model.num_layers=3 model.checkpoint_activations=true").activation_bytes
+    layer, inputs = three - two, BATCH * SEQ * 32 * 4
+    assert recomputed == three - 2 * layer + 3 * inputs
+
+
+@pytest.mark.parametrize("choice", ["adamw", "muon"])
+def test_the_state_is_that_of_an_optimizer_after_a_step(choice: str) -> None:
+    [(_, config)] = compose_sweep("card", [f"optimizer={choice}"])
+    model, make = tiny("attention=gqa"), instantiate(config.optimizer)
+    optimizer = make(model)
+    model(torch.zeros(1, SEQ, dtype=torch.long), CAUSAL).sum().backward()
+    optimizer.step()
+    own = [part.state for part in getattr(optimizer, "optimizers", [optimizer])]
+    state = [value for part in own for of_one in part.values() for value in of_one.values()]
+    found = batch_costs("attention=gqa", optimizer=make)
+    assert found.optimizer_bytes == sum(value.numel() * value.element_size() for value in state)
+    assert found.weight_bytes == found.gradient_bytes == 4 * model.num_parameters()
+    assert found.training_bytes == 8 * model.num_parameters() + found.optimizer_bytes + found.activation_bytes
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    def make() -> nn.Module:
+        model = tiny("model.tied_readout=false")
+        model.encoder.requires_grad_(False)
+        return model
+
+    found = count_batch(make, AdamW(), BATCH)
+    assert found.gradient_bytes == 4 * make().readout.proj.weight.numel() < found.weight_bytes

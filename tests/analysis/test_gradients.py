@@ -12,15 +12,13 @@ from nn.model_cases import make_transformer
 from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_subject
 from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, make_subject
 from tinyformer.analysis import GradientFlow
-from tinyformer.analysis.gradients import count_saturated, gradient_norms, logit_statistics, sublayer_gradients
+from tinyformer.analysis.gradients import gradient_norms, sublayer_gradients
 from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.analysis.residual import stacks_of
 from tinyformer.batch import IGNORED
-from tinyformer.nn import AttentionMaps, PostNormBlock, PreNormBlock, Residual
+from tinyformer.nn import PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
 from tinyformer.nn.score import Scoring
-
-blocks = pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
 
 
 def norms_by_hand(network, tokens, targets):
@@ -33,7 +31,7 @@ def norms_by_hand(network, tokens, targets):
     return [float(gradient.norm()) for gradient in torch.autograd.grad(loss, streams)]
 
 
-@blocks
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
 def test_norms_by_hand_with_and_without_skips(kind):
     network = loud_transformer(3, kind=kind).requires_grad_(False)  # as if it were frozen
     subject = make_subject(network, padded=True, untrained=partial(loud_transformer, 3, 5, kind=kind))
@@ -47,9 +45,8 @@ def test_norms_by_hand_with_and_without_skips(kind):
         mean = torch.tensor(expected).mean(dim=0).tolist()
         assert table["gradient_norm"][first : first + 4] == pytest.approx(mean, rel=1e-4)
     assert table["depth"] == (0, 1, 2, 3) * 4
-    assert table["model"][::4] == tuple(
-        f"{model}, {skips} skips" for model in ("trained", "untrained") for skips in ("with", "without")
-    )
+    models = [f"{model}, {skips} skips" for model in ("trained", "untrained") for skips in ("with", "without")]
+    assert list(table["model"][::4]) == models
     assert set(found.figures) == {"gradients", "saturation"}
     of_sublayers = sublayer_gradients(subject, subject.untrained())
     rows = [["untrained", *at, *norms] for (_, *at), norms in of_sublayers.items()]
@@ -72,18 +69,10 @@ def test_both_stacks_of_an_encoder_decoder():
     assert list(zip(heads["kind"], heads["layer"], strict=True))[::4] == ADDRESSES
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: make_subject(loud_transformer(2), padded=True),
-        lambda: make_subject(loud_transformer(2, kind=PostNormBlock), padded=True),
-        lambda: pair_subject(loud_encoder_decoder()),
-    ],
-    ids=["pre", "post", "pairs"],
-)
-def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(make):
+@pytest.mark.parametrize("is_pair", [False, True], ids=["windows", "pairs"])
+def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(is_pair):
     """Of their mean loss, and of the loss of the last target of each, averaged."""
-    subject = make()
+    subject = pair_subject(loud_encoder_decoder()) if is_pair else make_subject(loud_transformer(2), padded=True)
     network = subject.network.requires_grad_(False)  # as if it were frozen
     found = sublayer_gradients(subject, network)
     assert not any(weight.requires_grad for weight in network.parameters())
@@ -111,35 +100,6 @@ def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(make):
     assert found == expected
 
 
-@pytest.mark.parametrize("sink", [-torch.inf, 0.5], ids=["plain", "sink"])
-def test_logits_by_hand(sink):
-    """The variance of a row's visible logits and the trace of the softmax's Jacobian, of rows that have a choice."""
-    heads = [[[5.0], [1.0, 3.0], [0.0, 3.0, 6.0]], [[5.0], [2.0, 2.0], [-1.0, 0.0, 1.0]]]
-    variances = [1 + 6, 0 + 2 / 3]
-
-    def softmax(row):
-        return torch.cat([row, torch.tensor([sink])]).softmax(dim=0)[:-1]
-
-    logits, weights = torch.full((1, 2, 3, 3), -torch.inf), torch.zeros(1, 2, 3, 3)
-    traces = [0.0, 0.0]
-    for head, row in itertools.product(range(2), range(3)):
-        visible = torch.tensor(heads[head][row])
-        logits[0, head, row, : row + 1], weights[0, head, row, : row + 1] = visible, softmax(visible)
-        traces[head] += float(torch.autograd.functional.jacobian(softmax, visible).trace()) if row else 0
-    found = logit_statistics(AttentionMaps(weights, logits))
-    for values, expected in zip(found.tolist(), (variances, traces, [2, 2]), strict=True):
-        assert values == pytest.approx(expected, rel=1e-6)
-
-
-def test_saturated_rows_by_hand():
-    weights = torch.tensor([[1.0, 0.0, 0.0], [0.01, 0.99, 0.0], [0.985, 0.005, 0.01]])
-    logits = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1) > 0, -torch.inf)
-    maps = AttentionMaps(torch.stack([weights, weights.flip(0)])[None], logits.expand(1, 2, 3, 3))
-    # The first row has one visible key.
-    assert count_saturated(maps, 0.99).tolist() == [1, 2]
-    assert count_saturated(maps, 0.98).tolist() == [2, 2]
-
-
 @pytest.mark.parametrize("options", [{}, {"score": "dot"}, {"num_kv_heads": 2}, {"score": "general"}], ids=str)
 def test_rows_of_all_windows_with_and_without_the_scale(options):
     """Means over the rows of windows without padding; without the scale, queries and keys stay."""
@@ -151,8 +111,9 @@ def test_rows_of_all_windows_with_and_without_the_scale(options):
         for index, (layer, call) in enumerate(attention_calls(network, window["inputs"], CAUSAL)):
             q, k, _ = call.qkv
             weights, logits = (part[0, :, 1:].double() for part in layer.maps_of_call(call))  # the first sees one key
-            visible = [logits[:, row, : row + 2] for row in range(logits.shape[1])]
-            rows["variance"][index].append(torch.stack([row.var(dim=1, correction=0) for row in visible], dim=1))
+            visible = logits.masked_fill(logits == -torch.inf, torch.nan)
+            squares = (visible - visible.nanmean(dim=-1, keepdim=True)).square()
+            rows["variance"][index].append(squares.nanmean(dim=-1))
             rows["jacobian"][index].append((weights * (1 - weights)).sum(dim=-1))
             unscaled = weights if "score" in options else attention_weights(q, k, CAUSAL, Scoring(1.0))[0, :, 1:]
             for name, these in (("saturated", weights), ("unscaled", unscaled)):

@@ -1,38 +1,32 @@
-"""The maps of a text: which tokens are shown, and what is measured."""
+"""The maps of a text, or of a pair: which tokens are shown, and what is measured."""
 
 import base64
 import itertools
-import math
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from analysis.atlas_pages import stored
-from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import CAUSAL, TOKENIZER, columns_of, loud_transformer, make_subject
+from analysis.pair_subjects import ADDRESSES, EOS, SPECIAL, loud_encoder_decoder, pair_subject
+from analysis.subjects import CAUSAL, TOKENIZER, columns_of, loud_transformer, make_subject, stored
 from tinyformer.analysis import (
     MEASURES,
     PATTERNS,
     HeadMaps,
-    capture_attention,
+    capture_pair,
+    capture_weights,
     head_labels,
     measure_layers,
+    pairs_of,
     repeated_tokens,
 )
 from tinyformer.analysis.ablation import head_importance
 from tinyformer.errors import ArgumentError
+from tinyformer.generation.beam_search import beam_search
 from tinyformer.model.model import Model
-from tinyformer.nn import DifferentialAttention, ShawPosition, T5Position, prune_heads
+from tinyformer.nn import DifferentialAttention, prune_heads
 from tinyformer.tasks import CausalLM
-
-
-def captured(network, tokens, rows=None):
-    with capture_attention(network, rows) as maps, torch.no_grad():
-        network(tokens, CAUSAL)
-    return maps
 
 
 @pytest.mark.parametrize("rows", [256, 2], ids=["all", "sampled"])
@@ -45,18 +39,16 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     assert table["layer"] == (0, 0, 0, 0, 1, 1, 1)
     assert table["head"] == ("00", "01", "02", "03", "00", "01", "03")
     windows = torch.cat([batch["inputs"] for batch in subject.batches])
-    expected = measure_layers(MEASURES, captured(network, windows, rows), windows)
+    expected = measure_layers(MEASURES, capture_weights(network, windows, CAUSAL, rows), windows)
     repeated = repeated_tokens(50, 8, 8)
-    expected |= measure_layers(PATTERNS, captured(network, repeated, rows), repeated)
+    expected |= measure_layers(PATTERNS, capture_weights(network, repeated, CAUSAL, rows), repeated)
     assert list(table) == ["layer", "head", *expected, "importance", "label"]
     for name, layers in expected.items():
         values = [value for layer in layers for value in layer]
         assert table[name] == pytest.approx([None if value != value else value for value in values], rel=1e-4), name  # noqa: PLR0124
     assert table["importance"] == tuple(head_importance(subject))
     assert table["label"] == tuple(itertools.chain(*head_labels(expected)))
-    data = stored(tmp_path / "atlas.html")
-    assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
-    assert all(measure["description"] for measure in data["measures"])
+    assert [head["name"] for head in stored(tmp_path / "atlas.html")["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
 
 
 def test_page_and_picture_show_the_checkpoint_and_the_ablated_heads(tmp_path):
@@ -67,9 +59,8 @@ def test_page_and_picture_show_the_checkpoint_and_the_ablated_heads(tmp_path):
     assert [head["ablated"] for head in data["heads"]] == [False] * 6 + [True, False]
     loss = f"{subject.losses().mean:.4f} nats per token, over 6 windows"
     assert data["facts"] == {"checkpoint": "a/last.ckpt", "step": "7", "loss": loss}
-    assert [label.text for label in found.figures["maps"].labels if "ablated" in label.text] == [
-        "layer 1 head 2 ablated"
-    ]
+    captions = [label.text for label in found.figures["maps"].labels]
+    assert [text for text in captions if "ablated" in text] == ["layer 1 head 2 ablated"]
 
 
 def test_both_maps_of_a_differential_head_have_its_importance(tmp_path):
@@ -86,7 +77,6 @@ def test_both_maps_of_a_differential_head_have_its_importance(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "shown", "line"),
     [
-        ({}, None, "8 maps of 8 tokens;"),
         ({"num_tokens": 3}, None, "8 maps of 3 tokens;"),
         ({"text": "abc"}, "abc", "8 maps of 4 tokens;"),
         ({"text": "abc" * 9}, "abc" * 5, "8 maps of 16 of the text's 28 tokens;"),
@@ -100,8 +90,6 @@ def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
         ids = [TOKENIZER.eos_id, *TOKENIZER.encode(shown)]
     assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
     assert found.lines["atlas"].startswith(line)
-    captions = [label.text for label in found.figures["maps"].labels if "layer" in label.text]
-    assert captions == [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
 
 
 def test_the_measures_of_a_text_are_its_own(tmp_path):
@@ -110,55 +98,88 @@ def test_the_measures_of_a_text_are_its_own(tmp_path):
     table, own = columns_of(found.tables["maps"]), Model(network, TOKENIZER, CausalLM()).attention(text).measures()
     for name in MEASURES | PATTERNS:
         assert table[name] == pytest.approx([row[name] for row in own], rel=1e-4), name
-    assert max(table["entropy"]) <= math.log(9)
     assert "importance" not in table
     assert stored(tmp_path / "atlas.html")["facts"] == {"text": '"abcabcab"'}
 
 
-def test_page_and_picture_show_the_maps_of_the_model(tmp_path):
-    network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 20
-    found = HeadMaps(text=text)(make_subject(network), tmp_path)
-    tokens = torch.tensor([[TOKENIZER.eos_id, *TOKENIZER.encode(text[:39])]])
-    whole = torch.cat([layer[0] for layer in captured(network, tokens)])
-    for head, weights in zip(stored(tmp_path / "atlas.html")["heads"], whole, strict=True):
-        levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
-        np.testing.assert_allclose(levels / 65535, weights, atol=1e-4)
-    picture = found.figures["maps"]
+def test_the_picture_shows_the_first_tokens(tmp_path):
+    text = "x" + "abc" * 20
+    picture = HeadMaps(text=text)(make_subject(loud_transformer(max_seq_len=40)), tmp_path).figures["maps"]
     below = max(label.bottom for label in picture.labels if label.text.startswith("layer 1"))
     across = [label.text for label in picture.labels if label.top > below and label.text != "Keys"]
     assert across[-96:] == ["<eos>", *text[:23]] * 4
 
 
-LEARNED = [{"attention_position": lambda head_dim: T5Position(4)}, {"attention_position": ShawPosition}]
-LEARNED += [{"sink": True}, {"score": "general"}, {"score": "additive"}]
+def test_the_maps_of_a_pair(tmp_path):
+    """Of the first pair of the split that fits, with a row of cross-attention for each token that is predicted."""
+    subject = pair_subject(loud_encoder_decoder())
+    found = HeadMaps(num_tokens=6)(subject, tmp_path)
+    pair = pairs_of(subject.batches[0])[1]  # the first has 9 and 7 tokens
+    source, target, predicted = (TOKENIZER.token_strings(ids[0].tolist()) for ids in pair)
+    data = stored(tmp_path / "atlas.html")
+    assert data["kinds"] == [
+        {"name": "encoder", "queries": source, "keys": source},
+        {"name": "decoder", "queries": target, "keys": target},
+        {"name": "cross", "queries": predicted, "keys": source},
+    ]
+    assert predicted == [*target[1:], "<eos>"]
+    assert found.lines["atlas"].startswith("16 maps of 5 source and 3 target tokens;")
+    kinds = ("encoder", "decoder", "cross")
+    addresses = [(kinds[head["kind"]], head["layer"], int(head["name"])) for head in data["heads"]]
+    assert addresses == [(*address, head) for address in ADDRESSES for head in range(4)]
+    captured = capture_pair(subject.network, pair)
+    whole = [weights for of_kind in captured.values() for layer in of_kind for weights in layer[0]]
+    for head, weights in zip(data["heads"], whole, strict=True):
+        levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
+        np.testing.assert_allclose(levels / 65535, weights, atol=1e-5)
+    table = columns_of(found.tables["maps"])
+    assert table["importance"] == tuple(head_importance(subject))
+    assert [value is None for value in table["coverage"]] == [kind != "cross" for kind in table["kind"]]
+    # Where no pair is short enough, the first is cut.
+    HeadMaps(num_tokens=2, importance=False)(subject, tmp_path)
+    source, _, predicted = (ids[0].tolist() for ids in pairs_of(subject.batches[0])[0])
+    cross = stored(tmp_path / "atlas.html")["kinds"][2]
+    assert cross["keys"] == TOKENIZER.token_strings([source[0], EOS])
+    assert cross["queries"] == TOKENIZER.token_strings(predicted[:2])
 
 
-@pytest.mark.parametrize("options", LEARNED, ids=["t5", "relative", "sink", "general", "additive"])
-def test_maps_of_scores_with_parameters_of_their_own(tmp_path, options):
-    one_stack, pair = make_subject(loud_transformer(**options)), pair_subject(loud_encoder_decoder(**options))
-    assert list(HeadMaps(num_windows=1)(one_stack, tmp_path).figures) == ["maps"]
-    found = HeadMaps(num_windows=1)(pair, tmp_path)
-    assert list(found.figures) == ["encoder_maps", "decoder_maps", "cross_maps"]
+@pytest.mark.parametrize(
+    ("settings", "source", "target", "line"),
+    [
+        ({"text": "abc", "target": "xy"}, "abc", "xy", "16 maps of 4 source and 3 target tokens;"),
+        ({"text": "abc"}, "abc", None, "16 maps of 4 source and"),
+        ({"text": "abc" * 9, "target": "xy" * 9, "num_tokens": 4}, "abc", "xyxy", "16 maps of 4 of the text's 28"),
+    ],
+    ids=["both", "decoded", "cut"],
+)
+def test_the_pair_that_is_shown(tmp_path, settings, source, target, line):
+    subject = pair_subject(loud_encoder_decoder())
+    found = HeadMaps(**settings, importance=False)(subject, tmp_path)
+    cross = stored(tmp_path / "atlas.html")["kinds"][2]
+    assert cross["keys"] == [*source, "<eos>"]
+    if target is None:
+        ids = torch.tensor([[*TOKENIZER.encode(source), EOS]])
+        (decoded,) = beam_search(subject.network, ids, torch.tensor([4]), SPECIAL, subject.task.beam)
+        assert cross["queries"] == TOKENIZER.token_strings([*decoded, EOS])[:16]
+    else:
+        assert cross["queries"] == [*target, "<eos>"][: settings.get("num_tokens")]
+    assert found.lines["atlas"].startswith(line)
+    assert "importance" not in found.tables["maps"][0]
 
 
-MISTAKES = [
-    (
-        make_subject,
-        loud_transformer,
-        {"num_tokens": 17},
-        "num_tokens=17: must be at most 16, the context length",
-    ),
-    (make_subject, loud_transformer, {"text": "a", "target": "b"}, "target='b': a model of one text has no target;"),
-    (pair_subject, loud_encoder_decoder, {"text": "a\ud800"}, r"text='a\ud800': holds half of a surrogate pair"),
-    (
-        *(pair_subject, loud_encoder_decoder, {"text": "ab", "target": "\udfffb"}),
-        r"target='\udfffb': holds half of a surrogate pair",
-    ),
-]
-
-
-@pytest.mark.parametrize(("subject_of", "make", "settings", "message"), MISTAKES)
-def test_mistakes_are_refused_before_anything_is_written(tmp_path, subject_of, make, settings, message):
-    with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
-        HeadMaps(**settings)(subject_of(make()), tmp_path)
+@pytest.mark.parametrize(
+    ("is_pair", "settings", "message"),
+    [
+        (False, {"num_tokens": 17}, "num_tokens=17: must be at most 16, the context length"),
+        (False, {"text": "a", "target": "b"}, "target='b': a model of one text has no target"),
+        (True, {"text": "a\ud800"}, "text=.*: holds half of a surrogate pair"),
+        (True, {"target": "x"}, "target='x': needs text, .*; target=None works"),
+        (True, {"text": "a", "target": ""}, "target='': must not be empty"),
+        (True, {"num_tokens": 17}, "num_tokens=17: must be at most 16"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(tmp_path, is_pair, settings, message):
+    subject = pair_subject(loud_encoder_decoder()) if is_pair else make_subject(loud_transformer())
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        HeadMaps(**settings)(subject, tmp_path)
     assert not list(tmp_path.iterdir())

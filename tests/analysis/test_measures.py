@@ -1,25 +1,35 @@
 """Measures of heads, against values computed by hand."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from tinyformer.analysis import MEASURES, PATTERNS, measure_layers, repeated_tokens
+from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_batch, pair_subject
+from tinyformer.analysis import (
+    CROSS_MEASURES,
+    MEASURES,
+    PATTERNS,
+    capture_pair,
+    measure_layers,
+    measure_pairs,
+    pairs_of,
+    repeated_tokens,
+)
 from tinyformer.analysis.measures.capture import CapturedMaps
+from tinyformer.analysis.measures.measures import coverage, diagonal_distance, monotonicity, source_end
 from tinyformer.nn import AttentionMaps
 
 ALL = MEASURES | PATTERNS
-# One head on three tokens.
 THREE = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
-# The last two of four positions.
-OFFSET = torch.tensor([[0.1, 0.2, 0.7, 0.0], [0.4, 0.3, 0.2, 0.1]])
+OFFSET = torch.tensor([[0.1, 0.2, 0.7, 0.0], [0.4, 0.3, 0.2, 0.1]])  # the last two of four positions
 
 
-def measure(name, weights, rows, tokens=None):
+def measure(name, weights, rows):
     """A measure of one head on one sequence; a weight of 0 means that the mask hides the key."""
     weights = weights.expand(1, 1, *weights.shape)
-    tokens = torch.arange(weights.shape[-1]).unsqueeze(0) if tokens is None else tokens
+    tokens = torch.arange(weights.shape[-1]).unsqueeze(0)
     return ALL[name].compute(AttentionMaps(weights, weights.log()), torch.tensor(rows), tokens).item()
 
 
@@ -27,12 +37,11 @@ def nats(*weights):
     return -sum(w * math.log(w) for w in weights)
 
 
-def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
+def random_maps(seed=0, batch=2, heads=3, seq=8):
     """Random weights with their logits, and tokens that occur several times."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(batch, heads, seq, seq, generator=generator, dtype=torch.float64)
-    if causal:
-        logits = logits.masked_fill(~torch.ones(seq, seq, dtype=torch.bool).tril(), -torch.inf)
+    logits = logits.masked_fill(~torch.ones(seq, seq, dtype=torch.bool).tril(), -torch.inf)
     return AttentionMaps(logits.softmax(dim=-1), logits), torch.randint(4, (batch, seq), generator=generator)
 
 
@@ -60,10 +69,7 @@ def random_maps(seed=0, batch=2, heads=3, seq=8, causal=True):
             (1 + 0.5 + 0.375) ** 2 / (1 + 0.5**2 + 0.375**2 + 2 * (0.5**2 + 0.25**2 + 0.25**2)),
             (0.54 + 0.3) ** 2 / (0.54**2 + 0.3**2 + 2 * 0.24**2),
         ),
-        ("similarity", math.nan, math.nan),
-        ("mean_similarity", math.nan, math.nan),
-        ("induction", math.nan, math.nan),
-        ("duplicate_token", math.nan, math.nan),
+        *((name, math.nan, math.nan) for name in ("similarity", "mean_similarity", "induction", "duplicate_token")),
     ],
 )
 def test_measures_by_hand(name, three, offset):
@@ -107,7 +113,6 @@ def halves(seq, boundary, causal):
         (halves(16, 6, causal=False), False, 1),
         (halves(400, 198, causal=False), False, 1),  # a seventh of the boundaries is tried
         (torch.eye(8), True, (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4),  # of the second half, which sees both
-        (torch.eye(8), False, 1 / 4),
         (torch.full((12, 12), 1 / 12), False, (4 * 4 + 8 * 8) / 144),  # of 4 and 8 tokens, where the least crosses
         (torch.eye(8)[:1].expand(8, 8), True, 0),
         (0.5 * halves(8, 4, causal=False), False, 1 / 2),  # with a sink
@@ -129,12 +134,9 @@ def test_repeated_tokens():
     assert tokens.shape == (5, 60)
     assert torch.equal(tokens[:, :30], tokens[:, 30:])
     assert all(len(set(row.tolist())) == 30 for row in tokens)
-    assert set(tokens.flatten().tolist()) == set(range(40))
-    assert not torch.equal(repeated_tokens(40, 5, period=30, seed=1), tokens)
     # A small vocabulary is used up before a token returns.
     for row in repeated_tokens(4, 3, period=10):
         assert sorted(row[:4].tolist()) == sorted(row[4:8].tolist()) == [0, 1, 2, 3]
-        assert torch.equal(row[:10], row[10:])
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "similarity" not in name])
@@ -157,3 +159,57 @@ def test_layers_are_measured_as_if_each_were_alone():
         for layer, found in zip(maps.layers, values, strict=True):
             expected = ALL[name].compute(layer, maps.rows, tokens).tolist()
             assert found == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+
+
+# Of cross-attention.
+
+# Diagonal, backwards, on the first key, and even.
+MAPS = torch.stack([torch.eye(3), torch.eye(3).flip(0), torch.eye(3)[[0, 0, 0]], torch.full((3, 3), 1 / 3)])[None]
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        (diagonal_distance, [0, 2 / 3, 1 / 2, (1 / 2 + 1 / 3 + 1 / 2) / 3]),
+        (monotonicity, [1, -1, 0, 0]),
+        (coverage, [1, 1, 1 / 3, 1]),
+        (source_end, [1 / 3, 1 / 3, 0, 1 / 3]),
+    ],
+)
+def test_cross_measures_by_hand(measure, expected):
+    stacked = torch.stack([MAPS, MAPS.flip(1)])
+    assert measure(stacked).tolist() == [pytest.approx(expected), pytest.approx(expected[::-1])]
+
+
+def test_an_order_that_is_half_kept():
+    weights = torch.eye(4)[[0, 2, 1, 3]].view(1, 1, 4, 4)
+    assert monotonicity(weights).item() == pytest.approx((5 - 1) / 6)
+    assert math.isnan(monotonicity(torch.ones(1, 1, 1, 4)).item())
+    assert diagonal_distance(torch.ones(1, 1, 1, 1)).item() == 0
+
+
+def test_each_kind_has_its_measures_on_every_pair_alone():
+    network = loud_encoder_decoder().train()
+    pairs = pairs_of(pair_batch([(9, 7), (5, 3)], seed=0))
+    measures = measure_pairs(network, pairs, nullcontext())
+    assert network.training
+    assert measures.addresses == ADDRESSES
+    captured = [capture_pair(network, pair) for pair in pairs]
+    assert captured[1]["cross"][0].shape == (1, 4, 3, 5)
+    assert torch.equal(captured[0]["decoder"][0].triu(1), torch.zeros(1, 4, 7, 7))
+    for name, layers in measures.values.items():
+        known = [name in MEASURES] * 2 + [name in MEASURES and name != "block", name in CROSS_MEASURES]
+        assert [not math.isnan(values[0]) for values in layers] == known
+    assert "attention/cross/layer_00/head_03/coverage" in measures.scalars()
+
+
+@torch.no_grad()
+def test_measures_of_pairs_are_means_and_of_logits_the_largest():
+    network = loud_encoder_decoder()
+    pairs = [pair for batch in pair_subject(network).batches for pair in pairs_of(batch)]
+    whole, *alone = (measure_pairs(network, some, nullcontext()).values for some in (pairs, *([one] for one in pairs)))
+    for name, layers in whole.items():
+        values = torch.tensor([[value for layer in one[name] for value in layer] for one in alone])
+        expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
+        found = torch.tensor([value for layer in layers for value in layer])
+        torch.testing.assert_close(found, expected, equal_nan=True, msg=name)

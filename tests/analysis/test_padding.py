@@ -1,6 +1,6 @@
 """Padding takes no part in what replaces the output of a head, nor in measures."""
 
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -9,20 +9,11 @@ import torch
 from data.streams import split_of
 from nn.model_cases import make_encoder
 
-from analysis.atlas_pages import stored
 from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, rows_of
-from tinyformer.analysis import (
-    MEASURES,
-    HeadMaps,
-    ResidualSurgery,
-    Subject,
-    capture_weights,
-    measure_layers,
-)
+from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, rows_of, stored
+from tinyformer.analysis import MEASURES, HeadMaps, Subject, capture_weights, measure_layers
 from tinyformer.analysis.ablation import MODES, losses_without, resampled_positions
 from tinyformer.analysis.measures.inputs import of_one_length, without_padding
-from tinyformer.analysis.residual import rank_by_depth
 from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions
 from tinyformer.nn import AttentionMask, ClassReadout, SpanReadout, TokenReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, SpanExtraction
@@ -43,7 +34,7 @@ def windows():
     return subject_of(Windows(split, 8, "document"), CausalLM(), TokenReadout, ablated_heads=[[1, 0]])
 
 
-def examples(lengths=(7, 3, 12, 1, 5)):
+def examples(lengths=(3, 7, 12, 1, 5)):
     lengths = np.array(lengths)
     ids = torch.randint(2, 50, (lengths.sum(),), generator=torch.Generator().manual_seed(0)).numpy().astype(np.uint16)
     offsets = np.concatenate([[0], lengths.cumsum()])
@@ -69,12 +60,11 @@ SUBJECTS = {
 @torch.no_grad()
 def outputs_of(subject, row):
     """The outputs of the heads of each layer for a row, `heads seq v_head_dim`."""
-    outputs = []
-    with ExitStack() as hooks:
-        for layer in subject.layers:
-            record = layer.head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0][0]))
-            hooks.enter_context(record)
-        subject.task.forward(subject.network, row)
+    outputs, gates = [], [layer.head_gate for layer in subject.layers]
+    hooks = [gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0][0])) for gate in gates]
+    subject.task.forward(subject.network, row)
+    for hook in hooks:
+        hook.remove()
     return outputs
 
 
@@ -87,8 +77,7 @@ def test_what_replaces_a_head_of_rows_without_padding(make, mode):
     outputs = [[outputs_of(subject, row) for row in rows] for rows in batches]
     for index, layer in enumerate(subject.layers):
         (found,) = losses_without(subject, [[(index, 1)]], mode)
-        expected = []
-        of_head = [[of_row[index][1] for of_row in of_batch] for of_batch in outputs]
+        expected, of_head = [], [[of_row[index][1] for of_row in of_batch] for of_batch in outputs]
         mean = torch.cat([own for of_batch in of_head for own in of_batch]).mean(dim=0)
         for rows, of_batch in zip(batches, of_head, strict=True):
             lengths = torch.tensor([len(own) for own in of_batch])
@@ -114,38 +103,25 @@ def test_rows_without_padding():
     subject = examples()
     found = sorted(row.tolist() for batch in without_padding(subject.batches) for row in batch["inputs"])
     assert found == sorted(row["inputs"][0].tolist() for row in all_rows(subject))
-    longer = subject.batches[0] | {"lengths": subject.batches[0]["lengths"].clamp(min=7)}
-    assert [len(batch["inputs"]) for batch in without_padding([longer, longer])] == [4]
     cut = {"inputs": torch.arange(40).view(4, 10), "lengths": torch.tensor([3, 8, 4, 6])}
     assert sorted(of_one_length([cut])["inputs"].tolist()) == [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]
 
 
-@pytest.mark.parametrize("lengths", [(7, 3, 12, 1, 5), (7, 3, 12, 3, 3, 1, 5)], ids=["different", "some alike"])
-def test_measures_and_ranks_are_those_of_rows_without_padding(tmp_path, lengths):
+@pytest.mark.parametrize("lengths", [(3, 7, 12, 1, 5), (3, 7, 12, 3, 3, 1, 5)], ids=["different", "some alike"])
+def test_measures_are_those_of_rows_without_padding(tmp_path, lengths):
     subject = examples(lengths)
     rows = all_rows(subject)
-    measures, ranks = [], []
-    for row in rows:
-        maps = capture_weights(subject.network, row["inputs"], AttentionMask())
-        measures.append(measure_layers(MEASURES, maps, row["inputs"]))
-        ranks.append(rank_by_depth(subject.network, row["inputs"], AttentionMask())[0])
+    maps = [capture_weights(subject.network, row["inputs"], AttentionMask()) for row in rows]
+    measures = [measure_layers(MEASURES, *each) for each in zip(maps, (row["inputs"] for row in rows), strict=True)]
     table = columns_of(HeadMaps(importance=False)(subject, tmp_path).tables["maps"])
+    shown = stored(tmp_path / "atlas.html")["kinds"][0]["keys"]
+    assert shown == TOKENIZER.token_strings(rows[0]["inputs"][0].tolist())
     # Rows of one length are measured together, and share the head that is most similar.
     shared = {"similarity"} if len(lengths) > len(set(lengths)) else set()
     for name in MEASURES.keys() - shared:
         values = torch.tensor([found[name] for found in measures]).flatten(1)
         expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
         torch.testing.assert_close(torch.tensor(table[name]), expected)
-    found = columns_of(ResidualSurgery(num_resamples=1)(subject, tmp_path).tables["rank"])
-    columns = torch.tensor([found["distance_to_rank_one"][:3], found["token_cosine"][:3]]).mT
-    torch.testing.assert_close(columns, torch.tensor(ranks).nanmean(dim=0))
-
-
-def test_the_first_example_is_shown_without_padding(tmp_path):
-    subject = examples((3, 7, 2, 2))
-    HeadMaps(importance=False)(subject, tmp_path)
-    ids = subject.batches[0]["inputs"][0, :3].tolist()
-    assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
 
 
 def test_a_longer_row_takes_random_tokens_of_the_other_row():

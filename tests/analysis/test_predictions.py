@@ -1,26 +1,17 @@
 """The findings of a classifier's predictions on a split."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from nn.model_cases import make_encoder, token_ids
 
 from tinyformer.analysis import analyse_predictions
 from tinyformer.analysis.predictions import classification_findings
-from tinyformer.data import LabelledSplit
 from tinyformer.nn import ClassReadout, Transformer
 from tinyformer.tasks import Classification
 
 LABELS = ["bad", "good", "so-so"]
-
-
-class Numbered(LabelledSplit):
-    """A split whose texts are the numbers of its examples."""
-
-    def __init__(self):
-        pass
-
-    def text(self, row):
-        return f"text {row}"
 
 
 def test_the_confusion_matrix_and_the_worst_examples_by_hand():
@@ -36,18 +27,17 @@ def test_the_confusion_matrix_and_the_worst_examples_by_hand():
     assert [tuple(row) for row in rows[:3]] == [(*row[:3], pytest.approx(row[3])) for row in expected]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_predictions_are_made_without_dropout_and_matched_to_their_texts(training):
+def test_predictions_are_made_without_dropout_and_matched_to_their_texts():
     torch.manual_seed(0)
     encoder = make_encoder(dropout=0.5)
     network = Transformer(encoder, lambda embedding: ClassReadout(embedding, LABELS, "mean", 0.5), init_std=0.5)
     task, ids, truth = Classification(LABELS), token_ids(5, 6), torch.tensor([0, 2, 1, 1, 0])
-    lengths = torch.full((5,), 6)
-    order = [torch.tensor([3, 1]), torch.tensor([4, 0, 2])]
+    lengths, order = torch.full((5,), 6), [torch.tensor([3, 1]), torch.tensor([4, 0, 2])]
     batches = [{"inputs": ids[rows], "lengths": lengths[rows], "labels": truth[rows], "rows": rows} for rows in order]
-    network.train(training)
-    columns, found = analyse_predictions(task, network, batches, Numbered()).tables["worst_examples"]
-    assert network.training == training
+    network.train()
+    split = SimpleNamespace(text=lambda row: f"text {row}", labels=LABELS)
+    columns, found = analyse_predictions(task, network, batches, split).tables["worst_examples"]
+    assert network.training
     shares = task.logits(network.eval(), {"inputs": ids, "lengths": lengths}).softmax(dim=-1)
     expected = {f"text {row}": shares[row, truth[row]].item() for row in range(5)}
     named = [dict(zip(columns, row, strict=True)) for row in found]
