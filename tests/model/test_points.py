@@ -6,7 +6,6 @@ import pytest
 import torch
 from nn.test_compile import printed
 from nn.variants import NAMES, able, factory, network, projected
-from torch.nn.attention import flex_attention
 
 from model.models import TEXTS, answerer, causal, classifier, masked, model, translator
 from tinyformer.errors import ArgumentError
@@ -27,8 +26,7 @@ CELLS = [(name, BACKENDS[name][index % len(BACKENDS[name])]) for index, name in 
 
 
 @pytest.mark.parametrize(("name", "backend"), [*CELLS, pytest.param("gqa", "flex", marks=pytest.mark.slow)])
-def test_capturing_changes_nothing_and_own_values_replace_themselves(name, backend, monkeypatch):
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # see tests/nn/conftest.py
+def test_capturing_changes_nothing_and_own_values_replace_themselves(name, backend):
     some = model(name, backend=backend)
     logits, activations = some.run(TEXTS, capture="*")
     assert torch.equal(logits, some.logits(TEXTS))
