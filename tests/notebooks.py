@@ -13,16 +13,14 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def executed(path: Path, folder: Path) -> NotebookNode:
-    """The notebook after it ran from top to bottom in a kernel of its own, in a folder.
-
-    Raises:
-        CellExecutionError: a cell raised an exception.
-    """
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    """The notebook after it ran from top to bottom in a kernel of its own, in a folder."""
+    notebook, resources = nbformat.read(path, as_version=4), {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     return notebook
+
+
+def is_result(output: NotebookNode) -> bool:
+    return output.output_type == "execute_result" or "image/png" in output.get("data", {})
 
 
 def as_stored(notebook: NotebookNode) -> NotebookNode:
@@ -33,16 +31,11 @@ def as_stored(notebook: NotebookNode) -> NotebookNode:
     stored = copy.deepcopy(notebook)
     for cell in stored.cells:
         cell.metadata.pop("execution", None)
-        if cell.cell_type != "code":
-            continue
-        cell.outputs = [
-            output
-            for output in cell.outputs
-            if output.output_type == "execute_result" or "image/png" in output.get("data", {})
-        ]
-        for output in cell.outputs:
-            if "<iframe" in output.data.get("text/html", ""):
-                del output.data["text/html"]
+        if cell.cell_type == "code":
+            cell.outputs = [part for part in cell.outputs if is_result(part)]
+            for output in cell.outputs:
+                if "<iframe" in output.data.get("text/html", ""):
+                    del output.data["text/html"]
     stored.metadata.language_info = {"name": "python"}
     return stored
 

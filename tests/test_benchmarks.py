@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from commands import ROOT, SMALL
 from measure import PLAIN
 from peers import PEERS
@@ -31,10 +30,10 @@ def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
 
 
 def check_growth(record: dict[str, Any], out: str) -> None:
-    memory_by_length = {backend: kinds["bytes"] for backend, kinds in record["exponents"]["seq"].items()}
-    assert memory_by_length["eager"] > 1.7
-    assert memory_by_length["flash"] < 1.2
-    assert memory_by_length["flex"] is None  # which trains on CUDA only
+    memory = {backend: kinds["bytes"] for backend, kinds in record["exponents"]["seq"].items()}
+    assert memory["eager"] > 1.7
+    assert memory["flash"] < 1.2
+    assert memory["flex"] is None  # which trains on CUDA only
     assert "seq^" in out
 
 
@@ -53,7 +52,6 @@ def check_curves(record: dict[str, Any], out: str) -> None:
 
 
 def check_peers(record: dict[str, Any], out: str) -> None:
-    assert record["versions"]["torch"] == torch.__version__
     rows = record["rows"]
     assert all(row["low"] <= row["ratio"] <= row["high"] for row in rows)
     compared = {row["peer"] for row in rows if (row["bench"], row["precision"]) == ("training step", "fp32")}
@@ -90,17 +88,17 @@ def test_a_benchmark_of_the_model(
 def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:
     english = {"uno": "one", "dos": "two", "tres": "three", "cuatro": "four", "cinco": "five"}
     pairs = [(" ".join(few), " ".join(map(english.get, few))) for n in (2, 3, 4) for few in permutations(english, n)]
-    rows = [("source", "target"), *pairs]
     (tmp_path / "pairs").mkdir()
     for split in ("train", "validation", "test"):
-        (tmp_path / "pairs" / f"{split}.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
+        rows = map("\t".join, [("source", "target"), *pairs])
+        (tmp_path / "pairs" / f"{split}.tsv").write_text("\n".join(rows))
     sizes = "model.num_layers=2 model.num_heads=2 model.d_model=32 model.max_seq_len=64 tokenizer.vocab_size=270"
     command = f"experiment=translate_lm_cpu data.files=pairs hydra.run.dir=lm trainer.max_steps=300 {sizes}"
     subprocess.run([sys.executable, str(ROOT / "train.py"), *command.split()], cwd=tmp_path, check=True)
     printed = run_benchmark("translation", tmp_path, ["pairs", "lm/checkpoints/last.ckpt"])
     scores = [float(line.split("BLEU ")[1].split(",")[0]) for line in printed.splitlines()]
-    assert scores[2] > 90 > scores[0]
     assert len(scores) == 5
+    assert scores[2] > 90 > scores[0]
     translate = runpy.run_path(str(ROOT / "benchmarks" / "translation.py"))["translate"]
     model, sources = tinyformer.load(tmp_path / "lm/checkpoints/last.ckpt"), [source for source, _ in pairs[::20]]
     continued = model.generate([f"{source}\n" for source in sources], num_tokens=32, temperature=0)

@@ -34,14 +34,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
+def outside() -> dict[str, str]:
+    """The environment, without a path to the clone."""
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
 @pytest.fixture
 def run(installed: Path, tmp_path: Path) -> Run:
     """Run a program of the environment in an empty folder; what it prints."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
     def run(words: str) -> str:
         command = [str(installed / "tinyformer"), *words.split()]
-        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
@@ -49,22 +53,17 @@ def run(installed: Path, tmp_path: Path) -> Run:
 
 
 def test_a_run_is_trained_evaluated_compared_and_exported(run: Run, tmp_path: Path) -> None:
-    run(f"train attention=gqa model.bias=true {SMALL} hydra.run.dir=run")
+    two_processes = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"  # which the word train starts
+    run(f"train {SMALL} model.bias=true {two_processes} hydra.run.dir=run")
     run("evaluate checkpoint=run/checkpoints/last.ckpt generate.num_tokens=3 hydra.run.dir=evaluated")
-    losses = [json.loads((tmp_path / name / "results.json").read_text())["val/loss"] for name in ("run", "evaluated")]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    ended, evaluated = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "evaluated"))
+    assert ended["steps"] == 4
+    assert ended["val/loss"] == pytest.approx(evaluated["val/loss"], abs=1e-5)
     assert "Saved in run/" in run("compare run")
-    run(f"train {SMALL} model.bias=true hydra.run.dir=gpt2")
-    assert "GPT-NeoX, saved in out" in run("convert export gpt2/checkpoints/last.ckpt out")
+    assert "GPT-NeoX, saved in out" in run("convert export run/checkpoints/last.ckpt out")
     assert "parameters" in run("card attention=mha,gqa")
     assert "eager" in run("doctor --variants mha --masks causal --dtypes fp32 --backends eager,sdpa")
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "evaluated", "gpt2", "out"}
-
-
-def test_two_processes_are_started_with_the_word_train(run: Run, tmp_path: Path) -> None:
-    settings = "trainer=ddp trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run"
-    run(f"train {SMALL} {settings}")
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "evaluated", "out"}
 
 
 def test_an_editable_install_is_found_from_the_folder_above_the_clone(tmp_path: Path) -> None:
@@ -76,7 +75,5 @@ def test_an_editable_install_is_found_from_the_folder_above_the_clone(tmp_path: 
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     find = "from importlib.util import find_spec; print(find_spec('tinyformer').origin)"
     ask = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); {find}"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, "-S", "-c", ask]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == str(ROOT / "tinyformer" / "__init__.py")
+    found = subprocess.check_output([sys.executable, "-S", "-c", ask], cwd=tmp_path, env=outside(), text=True)
+    assert found.strip() == str(ROOT / "tinyformer" / "__init__.py")

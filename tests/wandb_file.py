@@ -22,11 +22,10 @@ def read_records(path: Path) -> list[Record]:
             position += left
             continue
         _, length, kind = struct.unpack_from("<IHB", data, position)
-        position += _RECORD_HEADER
-        if position + length > len(data):  # wandb's service is still writing it
+        position += _RECORD_HEADER + length
+        if position > len(data):  # wandb's service is still writing it
             break
-        parts += data[position : position + length]
-        position += length
+        parts += data[position - length : position]
         if kind in (_FULL, _LAST):
             records.append(Record.FromString(parts))
             parts = b""
@@ -41,31 +40,27 @@ def read_finished(path: Path) -> list[Record]:
     return read_records(path)
 
 
-def set_items(node: dict[str, Any], items: Iterable[Any]) -> dict[str, Any]:
-    """Set items with nested keys in nested mappings."""
+def nested(items: Iterable[Any]) -> dict[str, Any]:
+    """The values of items with nested keys; those of later items prevail."""
+    root: dict[str, Any] = {}
     for item in items:
         *outer, key = item.nested_key or [item.key]
-        inner = node
+        node = root
         for name in outer:
-            inner = inner.setdefault(name, {})
-        inner[key] = json.loads(item.value_json)
-    return node
+            node = node.setdefault(name, {})
+        node[key] = json.loads(item.value_json)
+    return root
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The rows that a finished run logged, each with its `_step`."""
-    records = read_finished(path)
-    return [set_items({}, one.history.item) for one in records if one.WhichOneof("record_type") == "history"]
+    return [nested(record.history.item) for record in read_finished(path) if record.HasField("history")]
 
 
 def read_config_and_summary(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration and the summary of a finished run."""
-    config: dict[str, Any] = {}
-    summary: dict[str, Any] = {}
-    for record in read_finished(path):
-        kind = record.WhichOneof("record_type")
-        if kind in ("run", "config"):
-            set_items(config, (record.run.config if kind == "run" else record.config).update)
-        elif kind == "summary":
-            set_items(summary, record.summary.update)
+    records = read_finished(path)
+    configs = [*(record.run.config for record in records), *(record.config for record in records)]
+    summaries = (record.summary for record in records)
+    config, summary = (nested(item for part in parts for item in part.update) for parts in (configs, summaries))
     return config, summary

@@ -27,37 +27,22 @@ VOCAB, SEQ = 53, 19
 
 GPT2: dict[str, Any] = {"n_embd": 42, "n_head": 7, "n_layer": 2, "n_inner": 50, "n_positions": SEQ + 2}
 BERT: dict[str, Any] = {
-    "hidden_size": 42,
-    "num_attention_heads": 7,
-    "num_hidden_layers": 2,
-    "intermediate_size": 50,
+    **{"hidden_size": 42, "intermediate_size": 50, "num_hidden_layers": 2, "num_attention_heads": 7},
     "max_position_embeddings": SEQ + 2,
 }
+ROTARY = {"rope_type": "default", "rope_theta": 700.0}
 LLAMA: dict[str, Any] = BERT | {
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "rms_norm_eps": 1e-3,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0},
+    **{"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10},
+    **{"rms_norm_eps": 1e-3, "rope_parameters": ROTARY},
 }
 NEOX: dict[str, Any] = BERT | {
-    "rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0},
+    "rope_parameters": ROTARY | {"partial_rotary_factor": 1.0},
     "use_parallel_residual": False,
 }
 T5: dict[str, Any] = {
-    "d_model": 42,
-    "d_kv": 10,
-    "d_ff": 50,
-    "num_layers": 3,
-    "num_decoder_layers": 2,
-    "num_heads": 3,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 11,
-    "layer_norm_epsilon": 1e-3,
-    "n_positions": SEQ + 2,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
+    **{"d_model": 42, "d_kv": 10, "d_ff": 50, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 3},
+    **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "layer_norm_epsilon": 1e-3},
+    **{"n_positions": SEQ + 2, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
 }
 BART: dict[str, Any] = {
     "d_model": 42,
@@ -70,13 +55,9 @@ BART: dict[str, Any] = {
     **{"decoder_start_token_id": 2, "forced_bos_token_id": 0},
 }
 MARIAN: dict[str, Any] = BART | {
-    "scale_embedding": True,
-    "pad_token_id": VOCAB - 1,
-    "decoder_start_token_id": VOCAB - 1,
-    "bad_words_ids": [[VOCAB - 1]],
-    "eos_token_id": 0,
-    "bos_token_id": None,
-    "forced_bos_token_id": None,
+    **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), VOCAB - 1),
+    **{"scale_embedding": True, "bad_words_ids": [[VOCAB - 1]], "eos_token_id": 0},
+    **dict.fromkeys(("bos_token_id", "forced_bos_token_id")),
 }
 CLASSES = {
     "GPT2": "GPT2LMHeadModel",

@@ -18,20 +18,13 @@ from tinyformer.interop.decoders import NEOX_DEFAULTS as DEFAULTS
 from tinyformer.interop.family import ACTIVATIONS, ANYWHERE, REQUIRED, Family
 
 SIZES: dict[str, dict[str, Any]] = {
-    name: fields | {"vocab_size": 53}
-    for name, fields in (
-        *(("gpt2", GPT2), ("gpt_neox", NEOX), ("llama", LLAMA), ("bert", BERT)),
-        *(("t5", T5), ("bart", BART), ("marian", MARIAN)),
-    )
+    **{"gpt2": GPT2, "gpt_neox": NEOX, "llama": LLAMA, "bert": BERT},
+    **{"t5": T5, "bart": BART, "marian": MARIAN},
 }
 
 ALIASES = {
-    "gpt2": {
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
+    "gpt2": {"hidden_size": "n_embd", "max_position_embeddings": "n_positions"}
+    | {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
     **{model_type: {"hidden_size": "d_model"} for model_type in ("t5", "bart", "marian")},
 }
 """Other names that a family's code uses for its fields."""
@@ -84,7 +77,7 @@ def test_defaults_are_those_of_transformers(family: Family) -> None:
 
 
 def settings(model_type: str, **changes: Any) -> dict[str, Any]:
-    fields = SIZES[model_type] | changes
+    fields = {"vocab_size": 53} | SIZES[model_type] | changes
     family = next(family for family in FAMILIES if family.model_type == model_type and family.covers(fields))
     return family.settings(fields)
 
@@ -100,33 +93,22 @@ def test_rope_theta_is_read_from_old_and_new_files() -> None:
 UNSUPPORTED = "changes what the model computes and is not supported"
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, f"scale_attn_by_inverse_layer_idx=True: {UNSUPPORTED}."),
-    ("gpt2", {"quantization_config": {"bits": 4}}, f"quantization_config={{'bits': 4}}: {UNSUPPORTED}."),
     ("gpt2", {"activation_function": "tanh"}, "activation_function='tanh': must be one of gelu_new, "),
     ("gpt_neox", {"rope_parameters": None}, "rope_parameters.partial_rotary_factor=0.25: is not supported."),
     ("gpt_neox", {"use_parallel_residual": True}, f"use_parallel_residual=True: {UNSUPPORTED}."),
-    ("llama", {"partial_rotary_factor": 0.5}, f"partial_rotary_factor=0.5: {UNSUPPORTED}."),
     ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type='yarn': is not supported."),
-    ("llama", {"rope_parameters": [1]}, "rope_parameters.rope_type=[1]: is not supported."),
     ("bert", {"position_embedding_type": "relative_key"}, f"position_embedding_type='relative_key': {UNSUPPORTED}."),
     ("gpt2", {"n_head": True}, "n_head=True: must be a whole number."),
     ("gpt2", {"tie_word_embeddings": 1}, "tie_word_embeddings=1: must be true or false."),
-    ("gpt2", {"layer_norm_epsilon": [1]}, "layer_norm_epsilon=[1]: must be a finite number."),
     ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps=nan: must be a finite number."),
-    ("llama", {"rms_norm_eps": 10**400}, f"rms_norm_eps=1{'0' * 400}: must be a finite number."),
-    ("gpt2", {"activation_function": []}, "activation_function=[]: must be a name."),
     ("t5", {"feed_forward_proj": "tanh"}, "feed_forward_proj='tanh': must be one of gelu_new, "),
     ("t5", {"feed_forward_proj": "gated-"}, "feed_forward_proj='gated-': must be one of gated-gelu, "),
-    ("t5", {"feed_forward_proj": ["gated-gelu"]}, "feed_forward_proj=['gated-gelu']: must be a name."),
     ("t5", {"dense_act_fn": "silu"}, "dense_act_fn='silu': contradicts feed_forward_proj=relu."),
-    ("t5", {"feed_forward_proj": "gated-silu", "is_gated_act": 0}, "is_gated_act=0: contradicts feed_forward_proj="),
-    ("t5", {"scale_decoder_outputs": "no"}, "tie_word_embeddings='no': must be true or false."),
     ("bart", {"decoder_attention_heads": 6}, "decoder_attention_heads=6: must be 7, as encoder_attention_heads is: "),
     ("bart", {"scale_embedding": True}, f"scale_embedding=True: {UNSUPPORTED}."),
-    ("bart", {"bad_words_ids": [[1, 2]]}, "bad_words_ids=[[1, 2]]: is supported for words of one token only"),
     ("bart", {"suppress_tokens": [1, "a"]}, "suppress_tokens=[1, 'a']: must be a list of token ids."),
     ("marian", {"scale_embedding": False}, f"scale_embedding=False: {UNSUPPORTED}."),
     ("marian", {"decoder_vocab_size": 54}, "decoder_vocab_size=54: must be 53, as vocab_size is: both stacks have"),
-    ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings=False: changes what"),
 ]
 
 
@@ -136,41 +118,28 @@ def test_unsupported_values_are_refused_by_name() -> None:
             settings(model_type, **changes)
         assert str(caught.value).startswith(f"fields.{sentence}")
         assert "works" not in str(caught.value)  # with another value, the weights compute another function
-    without_size = {name: value for name, value in SIZES["gpt2"].items() if name != "n_embd"}
-    with pytest.raises(ArgumentError, match=r"^fields\.n_embd=None: is missing\.$"):
-        FAMILIES[0].settings(without_size)
+    with pytest.raises(ArgumentError, match=r"^fields\.\w+=None: is missing\.$"):
+        FAMILIES[0].settings({"vocab_size": 53})
 
 
 def test_tokens_of_both_fields_are_never_generated() -> None:
-    for fields, expected in (
-        ({"bad_words_ids": [[1], [2]]}, [1, 2]),
-        ({"suppress_tokens": [3]}, [3]),
-        ({"bad_words_ids": [[1], [3]], "suppress_tokens": [3]}, [3, 1]),
-    ):
-        assert settings("bart", **fields)["model.special_tokens.suppressed"] == expected
+    suppressed = settings("bart", bad_words_ids=[[1], [3]], suppress_tokens=[3])["model.special_tokens.suppressed"]
+    assert suppressed == [3, 1]
 
 
 def test_activations_are_those_of_transformers() -> None:
     transformers()
     from transformers.activations import ACT2FN
 
-    ours = {
-        "gelu": F.gelu,
-        "gelu_tanh": partial(F.gelu, approximate="tanh"),
-        "silu": F.silu,
-        "relu": F.relu,
-        "relu2": lambda x: F.relu(x) ** 2,
-    }
+    ours = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu, "relu": F.relu}
+    ours["relu2"] = lambda x: F.relu(x) ** 2
     x = torch.linspace(-3, 3, 50)
     for name, our in ACTIVATIONS.items():
         torch.testing.assert_close(ACT2FN[name](x), ours[our](x), atol=1e-6, rtol=0)
 
 
-def test_rotary_frequencies_in_older_files_are_ignored() -> None:
+def test_rotary_frequencies_and_the_doubled_bias_of_older_files_are_ignored() -> None:
     llama = next(family for family in FAMILIES if family.model_type == "llama")
     assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, {"encoder": 1}, 1) == ({}, [])
-
-
-def test_bert_uses_the_output_bias_of_the_tied_layer() -> None:
-    read = read_weights({OUTPUT_BIAS: torch.ones(3), f"{OUTPUT}.bias": torch.zeros(3)})
-    assert read[f"{OUTPUT}.bias"].tolist() == [1, 1, 1]
+    bert = read_weights({OUTPUT_BIAS: torch.ones(3), f"{OUTPUT}.bias": torch.zeros(3)})  # the tied layer's is used
+    assert bert[f"{OUTPUT}.bias"].tolist() == [1, 1, 1]

@@ -15,7 +15,6 @@ from interop.models import (
     BERT,
     GPT2,
     LLAMA,
-    SEQ,
     VARIANTS,
     VOCAB,
     change_config,
@@ -59,14 +58,9 @@ def test_logits_are_the_same(variant: str, tmp_path: Path, out: Path) -> None:
 
 TEXTS = ("a b b a", "b <mask> a", "<s>b a</s>b")
 READ = [
-    ("gpt2", "none"),
-    ("neox", "bytes"),
-    ("llama", "beginning"),
-    ("bert", "bert"),
+    *(("gpt2", "none"), ("neox", "bytes"), ("llama", "beginning"), ("bert", "bert")),
     pytest.param("mistral", "sequence", marks=slow),
     pytest.param("llama", "end", marks=slow),
-    pytest.param("gpt2", "roberta", marks=slow),
-    pytest.param("bert", "none", marks=slow),
 ]
 
 
@@ -91,22 +85,16 @@ def test_a_text_means_what_it_means_in_transformers(
             torch.testing.assert_close(ours.logits(text), expected, atol=1e-5, rtol=0)
             torch.testing.assert_close(their_logits(again, read(text, return_tensors="pt")["input_ids"]), expected)
             if family == "Bert":
-                words = [place for place, token in enumerate(ids[0].tolist()) if token not in (3, 4, 5)]
-                nats = [
-                    their_logits(model, ids[0].where(torch.arange(ids.shape[1]) != place, 5)[None])[0, place]
-                    for place in words
-                ]
-                loss = F.cross_entropy(torch.stack(nats), ids[0, words])
+                words = torch.tensor([place for place, token in enumerate(ids[0].tolist()) if token not in (3, 4, 5)])
+                each_masked = ids.repeat(len(words), 1).scatter(1, words[:, None], 5)
+                loss = F.cross_entropy(their_logits(model, each_masked)[range(len(words)), words], ids[0, words])
             else:
                 loss = model(input_ids=ids, labels=ids).loss.detach()
-                made = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, pad_token_id=6
-                )
-                new = made[0, ids.shape[1] :].tolist()
+                given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pad_token_id": 6}
+                new = model.generate(**given, max_new_tokens=9, do_sample=False)[0, ids.shape[1] :].tolist()
                 new = new[: new.index(4)] if 4 in new else new
-                assert ours.generate(text, 9, temperature=0) == [
-                    text + ours.tokenizer.continuation(new, ids[0].tolist())
-                ]
+                continued = text + ours.tokenizer.continuation(new, ids[0].tolist())
+                assert ours.generate(text, 9, temperature=0) == [continued]
             torch.testing.assert_close(ours.loss(text)[0], loss, atol=1e-5, rtol=0)
 
 
@@ -130,21 +118,19 @@ def test_older_files_with_tensorflow_names(tmp_path: Path, out: Path) -> None:
     model = theirs("Bert", "BertForPreTraining", **BERT)
     model.save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
-    renamed = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for name, tensor in load_file(file).items()
-    }
-    renamed["bert.embeddings.position_ids"] = torch.arange(21)[None]
-    renamed["cls.predictions.decoder.weight"] = renamed["bert.embeddings.word_embeddings.weight"].clone()
-    renamed["cls.predictions.decoder.bias"] = renamed["cls.predictions.bias"].clone()
-    save_file(renamed, file)
+    weights = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in load_file(file).items()}
+    weights = {name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in weights.items()}
+    weights["bert.embeddings.position_ids"] = torch.arange(21)[None]
+    weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"].clone()
+    weights["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"].clone()
+    save_file(weights, file)
     expected = model(input_ids=tokens()).prediction_logits
     assert (our_logits(checkpoint_of(tmp_path / "model", out), tokens()) - expected).abs().max() <= 1e-5
 
 
-def test_half_precision_becomes_fp32(tmp_path: Path, out: Path) -> None:
+def test_half_precision_becomes_fp32_and_the_tied_output_layer_may_lack(tmp_path: Path, out: Path) -> None:
     model = theirs("GPT2", **GPT2).to(torch.bfloat16)
-    model.save_pretrained(tmp_path / "model")
+    model.transformer.save_pretrained(tmp_path / "model")  # a GPT2Model
     same_logits(model.float(), tmp_path / "model", out)
     assert {tensor.dtype for tensor in load_checkpoint(out).weights.values()} == {torch.float32}
 
@@ -163,33 +149,19 @@ HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
     ("llama", {"tie_word_embeddings": True}, {}, "lm_head.weight differs from model.embed_tokens.weight"),
     ("gpt2", {"n_layer": 3}, {}, "transformer.h.2.attn.c_attn.bias"),
     ("gpt2", {"n_layer": 9999}, {}, "asks for 9,999 layers, and the files hold"),
-    ("gpt2", {"n_layer": 1}, {}, "transformer.h.1.attn.c_attn.bias"),
     ("gpt2", {"n_inner": 51}, {}, "transformer.h.0.mlp.c_fc.weight"),
     ("gpt2", {"model_type": "opt"}, {}, "config.json says model_type=opt; GPT-2, "),
-    ("gpt2", {"model_type": {}}, {}, "config.json says model_type={}; GPT-2, "),
     ("gpt2", {"n_head": "seven"}, {}, "model/config.json: n_head"),
-    ("t5", {"num_layers": 9999}, {}, "config.json asks for 9,999 layers, and the files hold"),
     ("t5", {"num_decoder_layers": 1}, {}, "decoder.block.1.layer.0.SelfAttention.k.weight, which has no place"),
-    ("t5", {"num_layers": 4}, {}, "has no encoder.block.3.layer"),
     ("t5", {"d_kv": 2**40}, {}, "config.json asks for attention.head_dim=1,099,511,627,776, more than 1,048,576"),
     ("t5", {"relative_attention_num_buckets": 2**30}, {}, "config.json asks for position.num_buckets=1,073,741,824"),
-    ("t5", {"relative_attention_num_buckets": 12}, {}, "position.embedding.weight the shape [8, 3] instead of [12, 3]"),
     ("t5", {"relative_attention_num_buckets": 7}, {}, "position.num_buckets=7: must be a positive multiple of 4"),
     ("t5", {"eos_token_id": VOCAB}, {}, "its special token eos=53 must be below 53, the size of the vocabulary"),
     ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
     ("t5", {}, {"shared.weight": None}, "has no decoder.embed_tokens.weight, which T5ForConditional"),
-    ("t5", {}, {"encoder.embed_tokens.weight": torch.ones(3, 3)}, "decoder.embed_tokens.weight differs from encoder"),
     ("t5", {}, {"encoder.final_layer_norm.weight": torch.tensor(1.0)}, "encoder.final_layer_norm.weight does not fit"),
-    ("bart", {"max_position_embeddings": SEQ}, {}, "embed_positions.weight does not fit config.json"),
     ("bart", {"model_type": "marian", "scale_embedding": True}, {}, "layernorm_embedding"),
     ("bart", {}, {"final_logits_bias": torch.ones(VOCAB, 1)}, "lm_head.bias does not fit config.json"),
-    ("bart", {}, {"model.encoder.embed_positions.weight": torch.ones(42)}, "embed_positions.weight does not fit"),
-    (
-        "bart",
-        {},
-        {"model.shared.weight": torch.ones(()), "final_logits_bias": None},
-        "has no lm_head.bias, which BartForCond",
-    ),
     ("marian", {"d_model": 43}, {}, "model.d_model=43: must be even for sinusoidal"),
 ]
 
@@ -208,43 +180,35 @@ def test_files_of_strangers_are_refused_in_a_sentence(case: Any, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_models_with_another_output_layer_are_refused(tmp_path: Path, out: Path) -> None:
-    theirs("Bert", "BertModel", **BERT).save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"cls\.predictions.*BertForMaskedLM.*BertModel"):
-        checkpoint_of(tmp_path / "model", out)
-
-
 def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
-    folder = tmp_path / "model"
+    folder, other = tmp_path / "model", tmp_path / "bert"
+    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
 
-    def require_refusal(sentence: str) -> None:
+    def require_refusal(sentence: str, folder: Path = folder) -> None:
         with pytest.raises(ValueError, match=r"\.$") as caught:
             checkpoint_of(folder, out)
         assert sentence in str(caught.value)
         assert "\n" not in str(caught.value)
 
+    theirs("Bert", "BertModel", **BERT).save_pretrained(other)
+    require_refusal("which BertForMaskedLM has; config.json says architectures=['BertModel']", other)
     require_refusal("is not a folder")
     folder.mkdir()
     require_refusal("has no config.json")
     for contents, sentence in (
         (b"{", "config.json': cannot be read as JSON"),
-        (b"\xff", "config.json': cannot be read as JSON"),
         (b"[]", "is not a JSON object"),
         (b"{}", "model_type"),
     ):
         (folder / "config.json").write_bytes(contents)
         require_refusal(sentence)
     theirs("GPT2", **GPT2).save_pretrained(folder)
-    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:9999])
     require_refusal("model.safetensors cannot be read: it is cut short")
     weights.rename(folder / "pytorch_model.bin")
     require_refusal("pickle files such as pytorch_model.bin are not read")
-    index = folder / "model.safetensors.index.json"
     for files, sentence in (
-        ([], "lists no files"),
         ({}, "lists no files"),
-        ({"wte.weight": "none.safetensors"}, "lists none.safetensors, which does not exist"),
         ({"wte.weight": 5000 * "a"}, f"lists {100 * 'a'}, which does not exist"),
         ({"wte.weight": "\ud800"}, "surrogates not allowed"),
         ({"wte.weight": "../model.safetensors"}, "lists ../model.safetensors, which does not exist"),
@@ -256,10 +220,3 @@ def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
     require_refusal("wte.weight is quantised (int8)")
     out.write_text("")
     require_refusal("exists")
-
-
-def test_gpt2_without_its_tied_output_layer_is_imported(tmp_path: Path, out: Path) -> None:
-    model = theirs("GPT2", **GPT2)
-    model.transformer.save_pretrained(tmp_path / "model")
-    assert json.loads((tmp_path / "model" / "config.json").read_text())["architectures"] == ["GPT2Model"]
-    same_logits(model, tmp_path / "model", out)

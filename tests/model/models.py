@@ -63,7 +63,7 @@ def randomised(network: nn.Module) -> Any:
 
 
 def classifier() -> Model:
-    network = Transformer(make_encoder(), partial(ClassReadout, labels=LABELS))
+    network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=LABELS))
     return Model(randomised(network), TOKENIZER, Classification(LABELS))
 
 

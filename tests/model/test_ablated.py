@@ -1,5 +1,7 @@
 """Heads that a block ablates, in all that a model computes."""
 
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -27,33 +29,31 @@ def tokens_of(activation: Tensor, lengths: list[int]) -> Tensor:
 
 def test_the_mode_chooses_what_replaces_a_head():
     some, lengths = causal(), [8, 2, 10]
-    whole = some.run(TEXTS, capture=OUTPUT).activations[OUTPUT]
-    others = some.run(OTHERS, capture=OUTPUT).activations[OUTPUT]
-    pool = tokens_of(others, [4, 16])
+    whole, others = (some.run(texts, capture=OUTPUT).activations[OUTPUT] for texts in (TEXTS, OTHERS))
+    pool = tokens_of(others, [4, 16])[:, 2]
     for mode in MODES:
         with some.ablated([(1, 2)], mode=mode, texts=None if mode == "zero" else OTHERS):
-            logits, found = some.run(TEXTS, capture=OUTPUT)
+            logits, captured = some.run(TEXTS, capture=OUTPUT)
             assert torch.equal(logits, some.logits(TEXTS))
-        heads = found[OUTPUT]
+            alone = [some.logits(text) for text in TEXTS]
+            made = some.generate(TEXTS, num_tokens=4, temperature=0)
+            tokens = some.tokenize(TEXTS[0])[0].tolist()
+            new = generate(some.network, tokens, 4, Sampling(0), use_cache=False)[0]
+        for row, length in enumerate(lengths):  # a fixed seed, and a text in a batch is the text alone
+            torch.testing.assert_close(alone[row], logits[row : row + 1, :length])
+        # At the positions behind those of a cache, too.
+        assert made[0] == TEXTS[0] + some.tokenizer.continuation(new, after=tokens[0])
+        heads = captured[OUTPUT]
         assert torch.equal(heads[:, [0, 1, 3]], whole[:, [0, 1, 3]])
         head = tokens_of(heads, lengths)[:, 2]
         if mode == "resample":
             donor = next(row for row in others[:, 2] if torch.equal(row[:4], heads[0, 2, :4]))  # at the same positions
             assert torch.equal(heads[2, 2, :4], donor[:4])
-            assert all((pool[:, 2] == output).all(dim=1).any() for output in head)  # and then at any
+            assert all((pool == output).all(dim=1).any() for output in head)  # and then at any
         else:
-            expected = pool[:, 2].mean(dim=0) if mode == "mean" else torch.zeros(8)
+            expected = pool.mean(dim=0) if mode == "mean" else torch.zeros(8)
             torch.testing.assert_close(head, expected.expand_as(head))
     assert factors(some) == ([None] * 2, [None] * 2)
-    with some.ablated([(1, 2)], "resample", OTHERS):
-        first, made = some.logits(TEXTS), some.generate(TEXTS, num_tokens=4, temperature=0)
-    for row, length in enumerate(lengths):  # a fixed seed, and a text in a batch is the text alone
-        with some.ablated([(1, 2)], "resample", OTHERS):
-            torch.testing.assert_close(some.logits(TEXTS[row]), first[row : row + 1, :length])
-    with some.ablated([(1, 2)], "resample", OTHERS):  # at the positions behind those of a cache, too
-        tokens = some.tokenize(TEXTS[0])[0].tolist()
-        new = generate(some.network, tokens, 4, Sampling(0), use_cache=False)[0]
-        assert made[0] == TEXTS[0] + some.tokenizer.continuation(new, after=tokens[0])
 
 
 def test_the_mean_is_that_of_the_analyses():
@@ -74,20 +74,19 @@ MAKERS = {
 }
 
 
-def same(found, expected):
-    return torch.equal(found, expected) if isinstance(found, Tensor) else found == expected
-
-
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_method_runs_without_the_head(make, mode):
     some, (head, texts, calls) = make(), MAKERS[make]
-    whole = {name: getattr(some, name)(*arguments) for name, arguments in calls.items()}
+
+    def results():
+        found = [getattr(some, name)(*arguments) for name, arguments in calls.items()]
+        return [result.tolist() if isinstance(result, Tensor) else result for result in found]
+
+    whole = results()
     with some.ablated([head], mode, *(() if mode == "zero" else texts)):
-        for name, arguments in calls.items():
-            assert not same(getattr(some, name)(*arguments), whole[name]), name
-    for name, arguments in calls.items():
-        assert same(getattr(some, name)(*arguments), whole[name]), name
+        assert all(map(operator.ne, results(), whole))
+    assert results() == whole
 
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])
@@ -108,10 +107,9 @@ def test_blocks_nest():
     mean = tokens_of(some.run(OTHERS, capture=OUTPUT).activations[OUTPUT], [4, 16]).mean(dim=0)
 
     def is_mean_or_zero(heads, ablated):
-        found = some.run(TEXTS, capture=OUTPUT).activations[OUTPUT][0, :, :8]
-        for head in heads:
-            torch.testing.assert_close(found[head], mean[head].expand(8, 8))
-        assert (found[ablated] == 0).all()
+        outputs = some.run(TEXTS, capture=OUTPUT).activations[OUTPUT][0, :, :8]
+        torch.testing.assert_close(outputs[heads], mean[heads, None].expand(-1, 8, -1))
+        assert (outputs[ablated] == 0).all()
 
     with some.ablated([(1, 0), (1, 1)], "mean", OTHERS):
         with some.ablated([(1, 1), (0, 2)]):
@@ -124,9 +122,7 @@ def test_blocks_nest():
     with pytest.raises(ZeroDivisionError), some.ablated([(1, 0)], "mean", OTHERS):
         raise ZeroDivisionError
     (first, second), replacements = factors(some)
-    assert first is None
-    assert second.tolist() == [1, 1, 1, 0]
-    assert replacements == [None, None]
+    assert (first, second.tolist(), replacements) == (None, [1, 1, 1, 0], [None, None])
 
 
 def test_pruned_heads_keep_the_numbers_of_the_others():

@@ -2,34 +2,30 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from commands import SMALL, Program, results_of
+import torch.nn.functional as F
+from commands import SMALL, Program, ran, results_of
 
 import tinyformer
 from model.models import TEXTS, answerer, causal, classifier, masked, translator
 
 
 def test_language_models_by_hand():
-    model = causal()
-    found = model.loss(TEXTS)
+    causal_lm, masked_lm = causal(), masked()
+    losses, masked_losses = causal_lm.loss(TEXTS), masked_lm.loss(TEXTS)
     for row, text in enumerate(TEXTS):
-        tokens, _ = model.tokenize(text)
-        log_probs = model.logits(text)[0, :-1].log_softmax(-1)
-        expected = -log_probs.gather(-1, tokens[0, 1:, None]).mean()
-        torch.testing.assert_close(found[row], expected)
-    torch.testing.assert_close(model.loss(TEXTS[1]), found[1:2])
-    model = masked()
-    found = model.loss(TEXTS)
-    for row, text in enumerate(TEXTS):
-        tokens, _ = model.tokenize(text)
-        nats = []
-        for position in range(1, tokens.shape[1]):
-            others = tokens.clone()
-            others[0, position] = model.tokenizer.mask_id
-            nats.append(-model.logits(others)[0, position].log_softmax(-1)[tokens[0, position]])
-        torch.testing.assert_close(found[row], torch.stack(nats).mean(), atol=1e-5, rtol=1e-5)
+        tokens, _ = causal_lm.tokenize(text)
+        torch.testing.assert_close(losses[row], F.cross_entropy(causal_lm.logits(text)[0, :-1], tokens[0, 1:]))
+        tokens, _ = masked_lm.tokenize(text)
+        positions = torch.arange(1, tokens.shape[1])
+        each_masked = tokens.repeat(len(positions), 1)
+        each_masked[positions - 1, positions] = masked_lm.tokenizer.mask_id
+        logits = masked_lm.logits(each_masked)[positions - 1, positions]
+        torch.testing.assert_close(masked_losses[row], F.cross_entropy(logits, tokens[0, 1:]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(causal_lm.loss(TEXTS[1]), losses[1:2])
 
 
 def test_the_other_tasks_by_hand():
@@ -42,10 +38,9 @@ def test_the_other_tasks_by_hand():
     found, eos = model.loss(TEXTS, targets), model.tokenizer.eos_id
     for row, (text, target) in enumerate(zip(TEXTS, targets, strict=True)):
         source, predicted = ([*ids, eos] for ids in model.tokenizer.encode_batch([text, target]))
-        log_probs = model.network(torch.tensor([source]), torch.tensor([[eos, *predicted[:-1]]])).log_softmax(-1)
-        torch.testing.assert_close(found[row], -log_probs[0].gather(-1, torch.tensor(predicted)[:, None]).mean())
-        by_ids = model.loss(torch.tensor([source]), [predicted[:-1]])
-        torch.testing.assert_close(by_ids, found[row : row + 1])
+        logits = model.network(torch.tensor([source]), torch.tensor([[eos, *predicted[:-1]]]))[0]
+        torch.testing.assert_close(found[row], F.cross_entropy(logits, torch.tensor(predicted)))
+        torch.testing.assert_close(model.loss(torch.tensor([source]), [predicted[:-1]])[0], found[row])
     model = answerer()
     # [eos, w, h, o, eos, a, space, c, a, t]
     scores = model.run("who", "a cat").logits[0].mT
@@ -70,45 +65,42 @@ ASKED = [("where is it?", "it is here", "here"), *QUESTIONS[20:]]
 
 def squad(questions: list[tuple[str, str, str]]) -> str:
     """Questions in the layout of SQuAD."""
-    paragraphs = [
-        {
-            "context": context,
-            "qas": [{"question": question, "answers": [{"text": answer, "answer_start": context.index(answer)}]}],
-        }
-        for question, context, answer in questions
-    ]
+    paragraphs = []
+    for question, context, answer in questions:
+        answers = [{"text": answer, "answer_start": context.index(answer)}]
+        paragraphs.append({"context": context, "qas": [{"question": question, "answers": answers}]})
     return json.dumps({"data": [{"paragraphs": paragraphs}]})
 
 
-PAIRS = "\n".join(["source\ttarget", *(f"{n} {n * 7 % 10}\t{n % 10} {n}" for n in range(60))])
-RUNS = {
-    "data=text": ("the cat sees a bird.\n" * 200, "a bird sees the cat, naïve as it is"),
-    "task=seq2seq data=text": (PAIRS, "source\ttarget\n3 4\t5\n7\t8 9 9\n1\t1"),
-    "task=span data=squad": (squad(QUESTIONS[:20]), squad(ASKED)),  # contexts that a run has read are left out
-}
-"""The text of a run, and the text that it is evaluated on."""
+SQUADS = [squad(QUESTIONS[:20]), squad(ASKED)]
+LINE, PAIRS = "a bird sees the cat, naïve as it is", [("3 4", "5"), ("7", "8 9 9"), ("1", "1")]
+TRAINING_PAIRS = [(f"{n} {n * 7 % 10}", f"{n % 10} {n}") for n in range(60)]
+TABLES = ["\n".join(map("\t".join, [("source", "target"), *rows])) for rows in (TRAINING_PAIRS, PAIRS)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", RUNS)
-def test_the_loss_is_that_of_an_evaluation(task: str, program: Program) -> None:
-    suffix = {"data=text": "txt", "task=seq2seq data=text": "tsv"}.get(task, "json")
-    for name, text in zip(("train", "other"), RUNS[task], strict=True):
+@pytest.mark.parametrize(
+    ("task", "texts", "arguments", "targets"),
+    [
+        ("data=text data.files={}.txt", ["the cat sees a bird.\n" * 200, LINE], [LINE], [1]),
+        ("task=seq2seq data=text data.files={}.tsv", TABLES, list(zip(*PAIRS, strict=True)), [2, 6, 2]),
+        # Contexts that a run has read are left out; the targets are windows.
+        ("task=span data=squad data.files={}.json", SQUADS, list(zip(*ASKED, strict=True)), None),
+    ],
+)
+def test_the_loss_is_that_of_an_evaluation(
+    task: str, texts: list[str], arguments: list[Any], targets: list[int] | None, program: Program
+) -> None:
+    suffix = task.rpartition(".")[2]
+    for name, text in zip(("train", "other"), texts, strict=True):
         Path(f"{name}.{suffix}").write_text(text)
-    settings = "tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
-    ended = program("train.py", SMALL, task, f"data.files=train.{suffix}", settings)
-    assert ended.code == 0, ended.err
-    checkpoint, data = "run/checkpoints/last.ckpt", f"data.files=other.{suffix} split=all hydra.run.dir=evaluated"
-    ended = program("evaluate.py", f"checkpoint={checkpoint}", data)
-    assert ended.code == 0, ended.err
+    ran(program, "train.py", SMALL, task.format("train"), "tokenizer=byte model.max_seq_len=48 hydra.run.dir=run")
+    checkpoint, files = "run/checkpoints/last.ckpt", f"data.files=other.{suffix}"
+    ran(program, "evaluate.py", f"checkpoint={checkpoint} {files} split=all hydra.run.dir=evaluated")
     model = tinyformer.load(checkpoint)
-    if suffix == "txt":
-        losses, targets = model.loss(RUNS[task][1]), [1]
-    elif suffix == "tsv":
-        losses, targets = model.loss(["3 4", "7", "1"], ["5", "8 9 9", "1"]), [2, 6, 2]
-    else:
-        losses = model.loss(*map(list, zip(*ASKED, strict=True)))
-        targets = [len(model.run(question, context).logits) for question, context, _ in ASKED]  # windows
+    losses = model.loss(*(each if isinstance(each, str) else list(each) for each in arguments))
+    if targets is None:
+        targets = [len(model.run(question, context).logits) for question, context, _ in ASKED]
         assert max(targets) > 1
     mean = (losses * torch.tensor(targets)).sum() / sum(targets)
     assert mean.item() == pytest.approx(results_of("evaluated")["val/loss"], abs=1e-5)

@@ -10,11 +10,11 @@ from model.models import LABELS, TEXTS, answerer, causal, classifier, masked, mo
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import prune_heads
 
+UNNAMED = model(tokenizer=None)
 MAPS = model().attention("abc")
 SOME = "texts=['A text', 'and another'] works."
 KINDS = "must be a text, a list of texts, or token ids"
 SHORT = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked; " + SOME
-LAYERS = "must be the number of a layer, after its kind if any: layer 0, layer 1; layer=(0,) works."
 HEAD = "must be the (layer, head) of a head"
 POINT = "layers.0.residual_mid"
 
@@ -37,100 +37,56 @@ def ablated(make, *arguments):
     return lambda: make().ablated(*arguments).__enter__()
 
 
-def fail(value):
-    raise ZeroDivisionError
-
-
 MISTAKES = [
     # Maps.
-    (lambda: MAPS.save(3), "path=3: must be the path of a file; path='atlas.html' works."),
     (lambda: MAPS.save(""), "path='': is a folder; path='atlas.html' works."),
     (lambda: MAPS.plot((1, 0)), "head=(1, 0): must be given in parts: plot(1, 0)."),
-    (lambda: MAPS.plot(1, 0, axes=3), "axes=3: must be axes of matplotlib, such as plt.gca()."),
-    (lambda: MAPS.mean([1]), "layer=[1]: must be given in parts: mean(1)."),
-    (lambda: MAPS.mean("1"), f"layer=('1',): {LAYERS}"),
     (lambda: MAPS.words().measures(), "maps='words': have no measures, which are defined for tokens;"),
     (lambda: MAPS.rollout("encoder"), "kind='encoder': must be None for a model of one stack of layers; kind=None"),
     (lambda: model("differential").attention("ab").rollout(), "attention='differential': has negative weights"),
     (lambda: MAPS - model().attention("ab"), "maps.tokens=['<eos>', 'a', 'b']: must be the tokens of the maps from"),
-    (lambda: (MAPS - MAPS)[0, 7], f"head=(0, 7): {HEAD}"),
-    (MAPS.plot, f"head=(): {HEAD}"),
     (lambda: MAPS[1, 4], f"head=(1, 4): {HEAD}: layer 1 has heads 0, 1, 2, 3; head=(1, 0) works."),
     (lambda: MAPS["cross", 0, 0], f"head=('cross', 0, 0): {HEAD}: there are layer 0, layer 1; head=(0, 0) works."),
     (lambda: pruned().attention("a")[0, 0], f"head=(0, 0): {HEAD}: layer 0 has heads 1, 3; head=(0, 1) works."),
-    (lambda: pruned().attention("a").layers[0].of_head(0), "head=0: layer 0 has heads 1, 3; head=1 works."),
     # Texts.
     (lambda: model().loss(""), f"len(texts[0])=1: {SHORT}"),
     (lambda: masked().loss(["a", ""]), f"len(texts[1])=1: {SHORT}"),
-    (lambda: model().loss([]), f"texts=[]: {KINDS} of shape (batch, seq); {SOME}"),
-    (lambda: model().loss(None), f"texts=None: {KINDS} of shape (batch, seq); {SOME}"),
     (lambda: model().attention(b"abc"), f"texts=b'abc': {KINDS}"),
-    (lambda: model().attention([("a", "b")]), f"texts=[('a', 'b')]: {KINDS}"),
-    (lambda: model()._reader.rows_of(["a", 3]), f"texts=['a', 3]: {KINDS}"),  # for callers without type checks
     (lambda: model().tokenize(["a", "b" * 32]), "len(texts[1])=33: must be 1 to 32 tokens, including the special"),
-    (lambda: model().tokenize(torch.zeros(0, 3, dtype=torch.long)), "texts.shape=[0, 3]: must be (batch, seq), with"),
     (lambda: model().tokenize(torch.zeros(2, 3)), "texts.dtype=torch.float32: token ids must be integers."),
     (lambda: model().tokenize(torch.tensor([[3, 257]])), "texts=257: token ids go from 0 to 256."),
-    (lambda: model(tokenizer=None).attention("a"), "tokenizer=None: the model has no tokenizer, so it takes a tensor"),
-    (
-        model(tokenizer=None).attention(torch.tensor([[3]]))[0].words,
-        "tokenizer=None: the model has no tokenizer, so its tokens have no words",
-    ),
+    (lambda: UNNAMED.attention("a"), "tokenizer=None: the model has no tokenizer, so it takes a tensor"),
+    (UNNAMED.attention(torch.tensor([[3]]))[0].words, "tokenizer=None: the model has no tokenizer, so its"),
     (lambda: model().loss(TEXTS, LABELS), "task='CausalLM': takes texts, and nothing else."),
     (lambda: model().analyse(), "origin=None: the model was not loaded from a checkpoint"),
     # What other tasks read.
     (lambda: classifier().loss(TEXTS), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (lambda: classifier().loss(TEXTS, ["no", "yes", "so"]), "labels='so': must be one of no, yes, maybe, 0, 1, 2."),
     (lambda: translator().loss(TEXTS), f"targets=(): {KINDS};"),
-    (lambda: translator().loss("a", [[1.5]]), f"targets=[[1.5]]: {KINDS};"),
-    (lambda: translator().attention("a", 3), f"targets=3: {KINDS}; targets=['A text', 'and another'] works."),
     (lambda: translator().attention(TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
-    (
-        lambda: translator().attention("a", "b" * 16),
-        "len(targets[0])=17: must be 1 to 16 tokens, including the special",
-    ),
-    (lambda: translator().attention("a" * 16), "len(texts[0])=17: must be 1 to 16 tokens, including the special"),
+    (lambda: translator().attention("a", "b" * 16), "len(targets[0])=17: must be 1 to 16 tokens"),
     (lambda: translator().attention("a", "b").rollout(), 'kind=None: must be "encoder": the decoder also reads the'),
-    (
-        lambda: translator().attention("a", "b").mean(),
-        "layer=(): must be the number of a layer, after its kind if any: encoder layer 0, encoder layer 1, decoder",
-    ),
+    (lambda: translator().attention("a", "b").mean(), "layer=(): must be the number of a layer, after its kind"),
     (lambda: answerer().loss("who", "a cat", "dog"), "answers[0]='dog': must be a part of its context."),
     (lambda: answerer().loss(["who"] * 2, "a cat", "cat"), "answers='cat': must be 2 texts, one for each question;"),
-    (lambda: answerer().loss("who", "a cat", 3), "answers=3: must be a text; empty where the context has none."),
     (lambda: answerer().attention("Who is it?", "a" * 15), "num_windows(contexts[0])=2: must be 1: at most 14 tokens"),
     (lambda: model().answer("q", "c"), "task='CausalLM': answers no questions; SpanExtraction does."),
     # Generation.
     (lambda: masked().generate("a"), "task='MaskedLM': cannot generate text; CausalLM can."),
     (lambda: model().generate("q", beams=2), "task='CausalLM': takes prompts, num_tokens, temperature, top_k"),
     (lambda: model().generate(3), "prompts=3: must be a text, or a list of texts; prompts=['A text', 'and another']"),
-    (lambda: model().generate(["a", None]), "prompts=['a', None]: must be a text, or a list of texts"),
     (lambda: model().generate("a", top_p="x"), "top_p='x': must be a number; top_p=0.9 works."),
-    (lambda: model().generate("a", temperature=True), "temperature=True: must be a number; temperature=0.8 works."),
     # Points.
     (lambda: model().run("q", "logits"), "capture='logits': is given in place of a text; capture='logits' works."),
-    (lambda: translator().run("a", ["encoder.*"]), "capture=['encoder.*']: is given in place of a text;"),
+    (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': is no point of the model; it has {POINT}"),
     (
-        run(capture=["layers.0.residul_mid"]),
-        f"capture='layers.0.residul_mid': is no point of the model; it has {POINT}",
+        run(replace={"*_mid": torch.relu, POINT: torch.relu}),
+        f"replace='{POINT}': names {POINT}, which '*_mid'",
     ),
-    (run(capture="xyz"), "capture='xyz': is no point of the model; it has layers.1.residual_post, final_norm, logits"),
-    (run(replace={"layers.*.query": fail}), "replace='layers.*.query': is no point"),
-    (run(replace={"layers.*.residual_mid": fail, POINT: fail}), f"replace='{POINT}': names {POINT}, which 'layers.*"),
-    (run(replace={3: fail}), "replace=3: must be the name of a point"),
-    (
-        replaced(torch.zeros(3, 10, 31)),
-        f"replace={{'{POINT}': 'torch.float32 (3, 10, 31) on cpu'}}: must be a tensor of the activation's kind, "
-        "torch.float32 (3, 10, 32) on cpu.",
-    ),
-    (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}"),  # nothing is broadcast
-    (replaced(torch.zeros(3, 10, 32).double()), f"replace={{'{POINT}': 'torch.float64 (3, 10, 32) on cpu'}}"),
-    (replaced(lambda x: x[:, :1]), f"replace={{'{POINT}': 'torch.float32 (3, 1, 32) on cpu'}}"),
+    (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor of"),
     (replaced(lambda x: None), f"replace={{'{POINT}': 'NoneType'}}: must be a tensor"),
     # Heads.
-    (ablated(causal, 3), "heads=3: must be a list of heads; heads=[(0, 0)] works."),
     (ablated(causal, [(2, 0)]), "heads=[[2, 0]]: must hold [layer, head] pairs of a model with 2 layers of 4 heads"),
-    (ablated(pruned, [(0, 2)]), "heads=[[0, 2]]: must hold [layer, head] pairs"),
     (ablated(translator, [(0, 1)]), "heads=[[0, 1]]: must hold [kind, layer, head] with a kind of encoder, decoder,"),
     (ablated(causal, [(0, 1)], "median"), "mode='median': must be one of zero, mean, resample."),
     (ablated(causal, [(0, 1)], "mean"), "texts=None: must be given for mode='mean'"),
@@ -145,11 +101,7 @@ def test_a_mistake_is_reported_in_a_sentence(call, message):
 
 
 def test_what_looks_like_a_mistake_and_is_none(tmp_path):
-    with pytest.raises(ArgumentError, match=r"is a folder; path='.*atlas\.html' works"):
-        MAPS.save(tmp_path)
     assert MAPS.save(tmp_path / "new" / "atlas.html") == Path(tmp_path, "new", "atlas.html")
     assert list(answerer().run("q", "logits", capture="logits").activations) == ["logits"]  # a context after all
     assert len(model().generate("a", num_tokens=np.int64(2), temperature=np.float32(1), top_k=np.int64(3))) == 1
     assert MAPS[np.unravel_index(6, (2, 4))] is not None
-    with pytest.raises(TypeError, match="unsupported operand"):
-        MAPS - 3

@@ -1,4 +1,4 @@
-"""`tinyformer.load`: a checkpoint as a model in Python."""
+"""`tinyformer.load` and the methods of a model in Python."""
 
 import subprocess
 import sys
@@ -6,175 +6,120 @@ import time
 
 import pytest
 import torch
-from commands import ROOT
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
+from analysis.subjects import loud_transformer
+from commands import Trained
 from tokenizers import Tokenizer, models
-from torch.nn.attention import flex_attention
 
 import tinyformer
+from model.models import causal, classifier, masked, model, translator
 from tinyformer.checkpoint.file import KEY
-from tinyformer.config.admission import describe_config
-from tinyformer.config.conf import register_resolvers
-from tinyformer.data import ByteTokenizer, CharTokenizer, TextTokenizer
+from tinyformer.data import CharTokenizer, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling
+from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask
-from tinyformer.run.parts import make_network
-
-TINY = (
-    *("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.max_seq_len=24", "model.init_std=0.3"),
-    *("attention=gqa", "position=rotary"),
-)
-BYTES = ByteTokenizer().build([])
-TEXTS = ["The cat", "", "x", "naïve Ελ 中", "👋🏽 wave", "a" * 23]
+from tinyformer.tasks import CausalLM
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Writes a checkpoint with random weights, as a run with these overrides would."""
-    register_resolvers(ROOT / "conf")
-    numbers = iter(range(1000))
-
-    def write(*overrides, tokenizer=BYTES, change=lambda config: None):
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-            config = OmegaConf.to_container(compose("train", overrides=[*TINY, *overrides]), resolve=False)
-        change(config)
-        choices = dict(word.split("=", 1) for word in overrides)
-        torch.manual_seed(0)
-        weights = make_network(OmegaConf.create(config), tokenizer).state_dict()
-        contents = {"overrides": describe_config(config, choices), "tokenizer": tokenizer.to_json(), "facts": {}}
-        path = tmp_path_factory.mktemp("run") / f"{next(numbers)}.ckpt"
-        state = {f"network.{name}": tensor for name, tensor in weights.items()}
-        torch.save({"state_dict": state, "global_step": 1, KEY: contents}, path)
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def paths(store):
-    return {
-        "causal": store("attention.window=[5,null]"),
-        "masked": store("task=masked_lm", tokenizer=BYTES.with_mask()),
-        "classifier": store(
-            "task=classification", change=lambda config: config["task"].update(labels=["no", "yes", "maybe"])
-        ),
-    }
-
-
-@pytest.fixture(scope="module")
-def model(paths):
-    return tinyformer.load(paths["causal"])
-
-
-def test_texts_start_with_a_token_and_are_padded_on_the_right(model):
-    tokens, lengths = model.tokenize(["ab", "", "👋"])
+def test_texts_start_with_a_token_and_are_padded_on_the_right():
+    some = model()
+    tokens, lengths = some.tokenize(["ab", "", "👋"])
     assert lengths.tolist() == [3, 1, 5]
     assert tokens.tolist() == [[256, 97, 98, 256, 256], [256] * 5, [256, 240, 159, 145, 139]]
     ids = tokens[:, 1:]
-    assert torch.equal(model.tokenize(ids)[0], ids)  # token ids are used as they are
-    assert torch.equal(model.logits(ids.int()), model.logits(ids))
-    assert torch.equal(model.encode("cat"), model.encode(["cat"]))
+    assert torch.equal(some.tokenize(ids)[0], ids)  # token ids are used as they are
+    assert torch.equal(some.logits(ids.int()), some.logits(ids))
+    assert torch.equal(some.encode("cat"), some.encode(["cat"]))
 
 
-def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs(paths):
-    masked, classifier = tinyformer.load(paths["masked"]), tinyformer.load(paths["classifier"])
-    assert masked.attention("a <mask>").tokens == ["<eos>", "a", "·", "<mask>"]
-    assert masked.tokenizer.encode("<mask>") == [*b"<mask>"]  # of data, which hold no special token
-    only = torch.tensor([[256, 97, 257]])
-    nats = torch.nn.functional.cross_entropy(masked.logits(torch.tensor([[256, 257, 257]]))[0, 1:2], only[0, 1:2])
-    torch.testing.assert_close(masked.loss("a<mask>")[0], nats)  # what is masked already has no target
-    pair, ids = [("ab", "c")], torch.tensor([[256, 97, 98, 256, 99]])
-    assert torch.equal(classifier.tokenize([*pair, "d"])[0][0], ids[0])
-    torch.testing.assert_close(classifier.loss(pair, ["no"]), classifier.loss(ids, ["no"]))
-    assert classifier.attention(pair)[0].tokens == ["<eos>", "a", "b", "<eos>", "c"]
+def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs():
+    masked_lm, pairs = masked(), classifier()
+    assert masked_lm.attention("a <mask>").tokens == ["<eos>", "a", "·", "<mask>"]
+    assert masked_lm.tokenizer.encode("<mask>") == [*b"<mask>"]  # of data, which hold no special token
+    logits = masked_lm.logits(torch.tensor([[256, 257, 257]]))[0, 1:2]
+    nats = torch.nn.functional.cross_entropy(logits, torch.tensor([97]))
+    torch.testing.assert_close(masked_lm.loss("a<mask>")[0], nats)  # what is masked already has no target
+    pair, eos, (a, b, c) = [("ab", "c")], pairs.tokenizer.eos_id, pairs.tokenizer.encode("abc")
+    ids = torch.tensor([[eos, a, b, eos, c]])
+    assert torch.equal(pairs.tokenize([*pair, "d"])[0][0], ids[0])
+    torch.testing.assert_close(pairs.loss(pair, ["no"]), pairs.loss(ids, ["no"]))
+    assert pairs.attention(pair)[0].tokens == ["<eos>", "a", "b", "<eos>", "c"]
     for num_texts, texts in ((1, pair), (2, "d"), (2, ("ab", "c")), (None, [("ab", "c", "d")])):
-        classifier.task.num_texts = num_texts
+        pairs.task.num_texts = num_texts
         with pytest.raises(ArgumentError, match=r"^texts=.* of shape \(batch, seq\); texts=.* works\.$") as raised:
-            classifier.logits(texts)
-        assert classifier.logits(raised.value.works["texts"]).shape[1] == 3
+            pairs.logits(texts)
+        assert pairs.logits(raised.value.works["texts"]).shape[1] == 3
 
 
-def test_an_id_without_a_token_is_never_generated(store, monkeypatch):
+def test_an_id_without_a_token_is_never_generated(monkeypatch):
     words = Tokenizer(models.WordLevel({"a": 0, "b": 5, "</s>": 9, "<unk>": 11}, unk_token="<unk>"))
     tokenizer, drawn, draw = TextTokenizer(words), set(), Sampling.draw
     known = {*words.get_vocab().values()}
 
     def record(self, *scores):
-        found = draw(self, *scores)
-        drawn.update(found.tolist())
-        return found
+        tokens = draw(self, *scores)
+        drawn.update(tokens.tolist())
+        return tokens
 
     monkeypatch.setattr(Sampling, "draw", record)
-    causal = tinyformer.load(store("model.vocab_size=512", tokenizer=tokenizer))
+    some = Model(loud_transformer(vocab_size=512), tokenizer, CausalLM())
     for settings in ({"temperature": 0}, {"temperature": 2.0}, {"top_k": 300}, {"top_p": 0.99}):
-        causal.generate(["a"] * 20, 9, **settings)
-    assert drawn <= known
-    assert len(drawn) > 1
-    translator = tinyformer.load(store("task=seq2seq", "model.vocab_size=512", tokenizer=tokenizer))
+        some.generate(["a"] * 20, 9, **settings)
+    assert 1 < len(drawn & known) == len(drawn)
+    pairs = translator(tokenizer, vocab_size=512)
     ids = torch.tensor([[token, other, 9] for token in known for other in known])
     for beams in (1, 20):
-        assert {token for target in translator.generate_ids(ids, beams=beams) for token in target} <= known
+        assert {token for target in pairs.generate_ids(ids, beams=beams) for token in target} <= known
 
 
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [
-        *((kind, "auto") for kind in ("causal", "masked", "classifier")),
-        *(("causal", backend) for backend in ("eager", "sdpa", "flash", "flex")),
-    ],
-)
-def test_results_are_those_of_each_text_alone_under_the_mask_of_the_task(paths, kind, backend, monkeypatch):
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)  # see tests/nn/conftest.py
-    model = tinyformer.load(paths[kind], backend=backend)
-    vectors, logits, (tokens, lengths) = model.encode(TEXTS), model.logits(TEXTS), model.tokenize(TEXTS)
-    assert vectors.shape == (6, 24, 32)
-    assert logits.shape == {"causal": (6, 24, 257), "masked": (6, 24, 258), "classifier": (6, 3)}[kind]
+@pytest.mark.parametrize("make", [causal, masked, classifier])
+def test_results_are_those_of_each_text_alone_under_the_mask_of_the_task(make):
+    some, texts = make(), ["The cat", "", "x", "a" * 15]
+    vectors, logits, (tokens, lengths) = some.encode(texts), some.logits(texts), some.tokenize(texts)
+    assert vectors.shape[1:] == (16, 32)
     for row, length in enumerate(lengths.tolist()):
-        alone = tokens[row : row + 1, :length], AttentionMask(causal=kind == "causal")
+        alone = tokens[row : row + 1, :length], AttentionMask(causal=make is causal)
         with torch.no_grad():
-            expected, scores = model.network.encoder(*alone)[0], model.network(*alone)[0]
+            expected, scores = some.network.encoder(*alone)[0], some.network(*alone)[0]
         torch.testing.assert_close(vectors[row, :length], expected, atol=1e-5, rtol=1e-5)
         assert (vectors[row, length:] == 0).all()
         torch.testing.assert_close(logits[row][: len(scores)], scores, atol=1e-5, rtol=1e-5)
-        assert kind == "classifier" or (logits[row, length:] == 0).all()
+        assert make is classifier or (logits[row, length:] == 0).all()
     assert not vectors.requires_grad
 
 
-def test_loading_and_generating_leave_random_numbers_alone(paths):
+def test_loading_and_generating_leave_random_numbers_alone(trained: Trained):
     state = torch.get_rng_state()
-    model = tinyformer.load(str(paths["causal"]))
-    model.generate(["a"], num_tokens=3)
+    loaded = tinyformer.load(str(trained.last))
+    loaded.generate(["a"], num_tokens=3)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not model.network.training
-    assert f"{paths['causal'].name}, step 1" in repr(model)
+    assert not loaded.network.training
+    assert "run/last.ckpt, step 30" in repr(loaded)
 
 
-def test_unknown_characters_stay_in_the_prompt(store):
-    model = tinyformer.load(store(tokenizer=CharTokenizer().build(["abc "])))
-    assert model.tokenize(["a👋b"])[0].tolist() == [[1, 3, 0, 4]]
-    first, second = model.generate(["a👋b", "a👋b"], num_tokens=20)
+def test_unknown_characters_stay_in_the_prompt():
+    some = model(tokenizer=CharTokenizer().build(["abc "]))
+    assert some.tokenize(["a👋b"])[0].tolist() == [[1, 3, 0, 4]]
+    first, second = some.generate(["a👋b", "a👋b"], num_tokens=20)
     assert first.startswith("a👋b")
     assert first != second  # each has a seed of its own
-    assert model.generate([], num_tokens=8) == []
+    assert some.generate([], num_tokens=8) == []
 
 
-def test_a_text_ends_where_its_document_ends(store):
-    """`<eos>` is made the most probable token."""
-    model = tinyformer.load(store())
-    model.network.readout.proj.weight = torch.nn.Parameter(torch.zeros(257, 32))
-    model.network.readout.proj.weight.data[256] = model.encode(["ab"])[0, -1]
-    assert model.generate(["ab"], num_tokens=8, temperature=0) == ["ab"]
+def test_a_text_ends_where_its_document_ends():
+    some = model()
+    vector = some.encode(["ab"])[0, -1]
+    some.network.readout.proj.weight.data.zero_()[256] = vector  # `<eos>` is the most probable token
+    assert some.generate(["ab"], num_tokens=8, temperature=0) == ["ab"]
 
 
-def test_a_checkpoint_uses_only_classes_that_are_trusted(store):
-    path = store(change=lambda config: config["norm"].update(_target_="torch.nn.LayerNorm"))
+def test_a_checkpoint_uses_only_classes_that_are_trusted(trained: Trained, tmp_path):
+    raw, path = torch.load(trained.last, weights_only=True), tmp_path / "own.ckpt"
+    raw[KEY]["overrides"]["norm._target_"] = "torch.nn.LayerNorm"
+    torch.save(raw, path)
     with pytest.raises(ArgumentError, match=r"^checkpoint=.*'torch\.nn\.LayerNorm', .*name it in trusted\.$"):
         tinyformer.load(path)
-    assert tinyformer.load(path, trusted=["torch.nn.LayerNorm"]).encode(["a"]).shape == (1, 2, 32)
+    assert tinyformer.load(path, trusted=["torch.nn.LayerNorm"]).encode(["a"]).shape == (1, 2, 16)
 
 
 def test_importing_the_package_does_not_import_torch():

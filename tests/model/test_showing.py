@@ -16,16 +16,7 @@ from model.models import model, translator
 from tinyformer.analysis import Picture
 from tinyformer.model import Table, showing
 
-TEXT = "The bank <b>&amp;</b>"
 READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
-
-
-def texts_of(axes):
-    """The numbers in the cells of a chart, by row and column."""
-    return {(round(text.get_position()[1]), round(text.get_position()[0])): text.get_text() for text in axes.texts}
-
-
-# Charts.
 
 
 def test_a_chart_shows_the_weights_of_a_head_with_their_tokens():
@@ -37,19 +28,16 @@ def test_a_chart_shows_the_weights_of_a_head_with_their_tokens():
     for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
         assert [label.get_text() for label in labels] == maps.tokens == ["<eos>", "$", "\\xc3", "\\xa9", "⏎"]
     np.testing.assert_array_equal(axes.images[0].get_array(), maps[1, 2])
-    masked = torch.ones(5, 5).triu(1).bool()
-    assert texts_of(axes) == {
-        (row, column): f"{maps[1, 2][row, column]:.2f}" for row, column in (~masked).nonzero().tolist()
-    }
+    numbers = {tuple(map(round, text.get_position()[::-1])): text.get_text() for text in axes.texts}
+    assert numbers == {(row, key): f"{maps[1, 2][row, key]:.2f}" for row in range(5) for key in range(row + 1)}
     assert Image.open(io.BytesIO(figure._repr_png_())).size[0] > 200
 
 
 def test_numbers_are_left_out_and_labels_thinned_where_they_do_not_fit():
-    figure = model().attention("a" * 31).plot(0, 0)
-    assert not figure.axes[0].texts
-    given = Figure(figsize=(2, 2))
-    assert model().attention("a" * 31).plot(0, 0, axes=given.subplots()) is given
-    assert len(given.axes[0].get_xticks()) < 20
+    maps, figure = model().attention("a" * 31), Figure(figsize=(2, 2))
+    assert not maps.plot(0, 0).axes[0].texts
+    assert maps.plot(0, 0, axes=figure.subplots()) is figure
+    assert len(figure.axes[0].get_xticks()) < 20
 
 
 def test_negative_weights_of_differential_attention_have_colours_around_0():
@@ -59,26 +47,20 @@ def test_negative_weights_of_differential_attention_have_colours_around_0():
     assert (softmax.norm.vmin, softmax.norm.vmax) == (0, 1)
 
 
-# Two models.
-
-
 def test_two_models_beside_each_other_and_their_difference():
     first, second = (model(ablated_heads=heads).attention("ab, c") for heads in ([], [[0, 1]]))
     difference = first - second
-    assert torch.equal(difference[1, 2], first[1, 2] - second[1, 2])
+    change = first[1, 2] - second[1, 2]
+    assert torch.equal(difference[1, 2], change)
     by_head = {(row["layer"], row["head"]): row["distance"] for row in difference.distances()}
     assert by_head[0, 1] == 0
-    rows = zip(first[1, 2], second[1, 2], strict=True)
-    assert by_head[1, 2] == pytest.approx(np.mean([(one - two).clamp(min=0).sum() for one, two in rows]), abs=1e-6)
-    *maps, change = [axes for axes in difference.plot(1, 2).axes if axes.images]
-    for axes, one in zip(maps, (first, second), strict=True):
-        np.testing.assert_array_equal(axes.images[0].get_array(), one[1, 2])
-    assert change.images[0].norm.vmin == -change.images[0].norm.vmax
+    assert by_head[1, 2] == pytest.approx(change.clamp(min=0).sum(dim=-1).mean().item(), abs=1e-6)
+    *maps, chart = [axes.images[0] for axes in difference.plot(1, 2).axes if axes.images]
+    for image, weights in zip(maps, (first, second), strict=True):
+        np.testing.assert_array_equal(image.get_array(), weights[1, 2])
+    assert chart.norm.vmin == -chart.norm.vmax
     words = first.words() - second.words()
     torch.testing.assert_close(words[1, 2], first.words()[1, 2] - second.words()[1, 2])
-
-
-# Tables.
 
 
 def test_a_table_prints_and_shows_as_a_table(monkeypatch):
@@ -97,9 +79,6 @@ def test_a_picture_shows_in_a_notebook():
     assert repr(picture) == "<Picture of 30 × 20 pixels>"
 
 
-# Pages.
-
-
 @pytest.mark.parametrize(
     ("notebook_theme", "scheme", "is_dark"),
     [
@@ -110,16 +89,16 @@ def test_a_picture_shows_in_a_notebook():
     ],
 )
 def test_a_notebook_holds_the_atlas_in_its_theme_and_in_a_sandbox(browser, tmp_path, notebook_theme, scheme, is_dark):
-    maps = translator().attention("abc").words() if notebook_theme else model().attention(TEXT)
-    page_of_cell = f"<!doctype html><meta charset=utf-8><body {notebook_theme}>{maps._repr_html_()}"
-    (tmp_path / "notebook.html").write_text(page_of_cell, encoding="utf-8")
+    maps = translator().attention("abc").words() if notebook_theme else model().attention("The bank <b>&amp;</b>")
+    path = tmp_path / "notebook.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8><body {notebook_theme}>{maps._repr_html_()}", encoding="utf-8")
     with quiet_page(browser, scheme=scheme) as page:
-        page.goto((tmp_path / "notebook.html").as_uri())
+        page.goto(path.as_uri())
         frame = page.frame_locator("iframe")
-        last = frame.locator(".thumbnail").last
+        last, body = frame.locator(".thumbnail").last, frame.locator("body")
         expect(last).to_be_visible()
-        assert frame.locator("html").evaluate(READ_THE_NOTEBOOK) == "SecurityError"
-        colour = frame.locator("body").evaluate("(body) => getComputedStyle(body).backgroundColor")
+        assert body.evaluate(READ_THE_NOTEBOOK) == "SecurityError"
+        colour = body.evaluate("(body) => getComputedStyle(body).backgroundColor")
         assert (int(re.search(r"\d+", colour)[0]) < 128) == is_dark
         last.click()
         expect(frame.locator("#head-title")).to_be_visible()

@@ -1,5 +1,7 @@
 """The attention maps of a text in Python, against the definition and against values computed by hand."""
 
+import re
+
 import pytest
 import torch
 from analysis.pair_subjects import EOS
@@ -20,26 +22,23 @@ TEXT = "The bank, Ελ 👋🏽"
 
 def by_hand(network, ids, mask):
     """The weights of each layer as `BaseAttention.weights` defines them for the layer's input."""
-    inputs, found = [], []
-    hooks = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in network.attentions()]
+    inputs, layers = [], network.attentions()
+    hooks = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in layers]
     with torch.no_grad():
         network(ids, mask)
-        for layer, x in zip(network.attentions(), inputs, strict=True):
+        for hook in hooks:
+            hook.remove()
+        for layer, x in zip(layers, inputs, strict=True):
             weights = layer.weights(x, mask)[0]
-            if isinstance(layer, DifferentialAttention):
-                weights = weights[0::2] - layer.factor() * weights[1::2]
-            found.append(weights)
-    for hook in hooks:
-        hook.remove()
-    return found
+            is_differential = isinstance(layer, DifferentialAttention)
+            yield weights[0::2] - layer.factor() * weights[1::2] if is_differential else weights
 
 
 def layer_of(*heads, address=(0,), **changes):
     """A layer with the maps of some heads."""
-    weights = torch.tensor(heads)
-    numbers = tuple(range(len(heads)))
-    parts = {"heads": numbers, "names": tuple(map(str, numbers)), "logits": weights.log(), "factor": None}
-    return LayerMaps(address, weights=weights, **(parts | {"ablated": frozenset()} | changes))
+    weights, numbers = torch.tensor(heads), tuple(range(len(heads)))
+    parts = {"weights": weights, "logits": weights.log(), "factor": None, "ablated": frozenset()} | changes
+    return LayerMaps(address, heads=numbers, names=tuple(map(str, numbers)), **parts)
 
 
 def maps_of(*layers, tokens="ab"):
@@ -47,18 +46,14 @@ def maps_of(*layers, tokens="ab"):
     return TextMaps(layers, {"": Axes([*tokens], [*tokens])}, {"": (ids, ids)}, BYTES)
 
 
-# The weights.
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_maps_are_the_weights_of_the_definition_on_every_backend(name):
     network = transformer(name)
-    expected = by_hand(network, Model(network, BYTES, CausalLM()).tokenize(TEXT)[0], AttentionMask(causal=True))
+    expected = [*by_hand(network, Model(network, BYTES, CausalLM()).tokenize(TEXT)[0], AttentionMask(causal=True))]
     for backend in ("eager", *able(name, training=False)):
         maps = model(name, backend=backend).attention(TEXT)
-        for layer, weights in enumerate(expected):
-            for head in range(4):
-                torch.testing.assert_close(maps[layer, head], weights[head], atol=2e-5, rtol=1e-5)
+        for layer, head in maps.heads:
+            torch.testing.assert_close(maps[layer, head], expected[layer][head], atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("task", [CausalLM(), MaskedLM()])
@@ -71,15 +66,11 @@ def test_a_text_among_others_has_the_maps_of_the_text_alone(task):
         for head in maps.heads:
             assert torch.equal(maps[head], some.attention(text)[head])
             assert (maps[head].triu(1).abs().sum() > 0) == (isinstance(task, MaskedLM) and len(text) > 0)
-    ids = torch.tensor([[5, 3, 200], [7, 7, 7]])
-    without = model(tokenizer=None).attention(ids)
-    assert without[0].tokens == ["5", "3", "200"]
-    assert torch.equal(without[1][0, 1], model().attention(ids)[1][0, 1])
+    assert model(tokenizer=None).attention(torch.tensor([[5, 3, 200]]))[0].tokens == ["5", "3", "200"]
 
 
 def test_weights_in_bf16_have_maps_that_sum_to_1():
-    half = Model(transformer("gqa+window").bfloat16(), BYTES, CausalLM())
-    maps = half.attention(TEXT)
+    maps = Model(transformer("gqa+window").bfloat16(), BYTES, CausalLM()).attention(TEXT)
     torch.testing.assert_close(maps[1, 3].sum(dim=-1), torch.ones(len(maps.tokens)))
 
 
@@ -92,31 +83,26 @@ def test_both_softmaxes_of_differential_attention_have_names():
 
 
 def test_heads_keep_their_numbers_and_ablated_heads_their_weights():
-    some = model()
+    some, ablated = model(), model(ablated_heads=[[0, 1]]).attention(TEXT)
     whole = some.attention(TEXT)
     prune_heads(some.network.attentions()[0], [0, 2])
     maps = some.attention(TEXT)
     assert maps.heads == [(0, 1), (0, 3), *((1, head) for head in range(4))]
     assert torch.equal(maps[0, 3], whole[0, 3])
-    maps = model(ablated_heads=[[0, 1]]).attention(TEXT)
-    assert torch.equal(maps[0, 1], whole[0, 1])
-    assert not torch.equal(maps[1, 1], whole[1, 1])
-    assert [head for head in maps.heads if "(ablated)" in maps.panel_of(head).title] == [(0, 1)]
-    assert maps.panel_of(torch.tensor([1, 2]).unbind()).title == "layer 1 head 2"  # the address of an argmax
-
-
-# What is computed from them.
+    assert torch.equal(ablated[0, 1], whole[0, 1])
+    assert not torch.equal(ablated[1, 1], whole[1, 1])
+    assert [head for head in ablated.heads if "(ablated)" in ablated.panel_of(head).title] == [(0, 1)]
 
 
 def test_words_are_those_of_their_tokens():
     maps = model().attention("ab, c")
     words = maps.words()
     assert words.tokens == ["<eos>", "ab", ",", "c"]
-    tokens = [[0], [1, 2], [3], [4, 5]]
-    for head in maps.heads:
-        expected = [[maps[head][q][:, k].sum(dim=1).mean() for k in tokens] for q in tokens]
-        torch.testing.assert_close(words[head], torch.tensor(expected))
     assert words.words() is words
+    begins = torch.eye(4)[[0, 1, 1, 2, 3, 3]]  # the word of each token
+    for head in maps.heads:
+        expected = begins.T @ maps[head] @ begins / begins.sum(dim=0)[:, None]
+        torch.testing.assert_close(words[head], expected)
     characters = CharTokenizer().build(["é a"])
     assert model(tokenizer=characters).attention("é aé?").words().tokens == ["<eos>", "é", "aé", "<unk>"]
 
@@ -135,10 +121,9 @@ def test_means_and_rollout_leave_out_ablated_heads_and_have_the_scales_of_the_mo
     # Layer 0: 2 A + 0.5 I = [[2.5, 0], [1, 1.5]], so [[1, 0], [0.4, 0.6]]. Layer 1: I. Layer 2: [[0.6, 0.4], [1, 0]].
     torch.testing.assert_close(maps.rollout(), torch.tensor([[0.76, 0.24], [1.0, 0.0]]))
     assert [row["self"] is None for row in maps.measures()] == [False, True, True, False]
-    # The scales of a model.
     some = Model(loud_transformer(num_layers=1, ablated_heads=[[0, 1], [0, 2]]), TOKENIZER, CausalLM())
     residual = some.network.encoder.layers[0].attention_residual
-    residual.skip, residual.branch = 0.25, 3.0
+    residual.skip, residual.branch = 0.25, 3.0  # those of a model
     maps = some.attention("abc")
     expected = 1.5 * (maps[0, 0] + maps[0, 3]) + 0.25 * torch.eye(4)
     torch.testing.assert_close(maps.rollout(), expected / expected.sum(-1, keepdim=True))
@@ -151,9 +136,6 @@ def test_a_row_of_measures_for_each_head():
     assert (first["self"], second["self"], first["previous_token"]) == (0.75, 1.0, 0.5)
     assert first["induction"] is None  # no token repeats
     assert maps_of(layer_of([[1.0, 0.0], [0.5, 0.5]]), tokens="aa").measures()[0]["duplicate_token"] == 0.5
-
-
-# A source and its target, and a question and its context.
 
 
 def test_a_source_and_its_target():
@@ -188,30 +170,25 @@ def test_a_source_alone_has_the_target_that_the_model_decodes():
 
 def test_a_question_and_its_context():
     some = answerer()
-    maps = some.attention("Who is it?", "It is Ann.")
+    maps, _ = some.attention(["Who is it?", "Why?"], "It is Ann.")
     assert maps.tokens == some.tokenizer.token_strings([256, *b"Who is i", 256, *b"It is Ann."])
     assert maps[1, 2].triu(1).sum() > 0
-    both = some.attention(["Who is it?", "Why?"], "It is Ann.")
-    assert torch.equal(both[0][0, 0], maps[0, 0])
+    assert torch.equal(some.attention("Who is it?", "It is Ann.")[0, 0], maps[0, 0])
     assert torch.equal(some.attention("ab")[0, 0], some.attention(torch.tensor([[256, *b"ab"]]))[0][0, 0])
 
 
 def test_models_and_maps_describe_themselves(tmp_path):
     origin = Origin(tmp_path / "run" / "checkpoints" / "last.ckpt", 1200)
     named = Model(transformer("gqa+rotary"), BYTES, CausalLM(), origin)
-    assert [line.split(maxsplit=1) for line in repr(named).splitlines()[1:]] == [
-        ["task", "CausalLM"],
-        ["layers", "2 of width 32"],
-        ["attention", "Attention, 4 heads on 2 key/value heads, RotaryPosition"],
-        ["vocabulary", "257 tokens"],
-        ["context", "32 tokens"],
-        ["parameters", f"{named.network.num_parameters():,}"],
-        ["checkpoint", "run/last.ckpt, step 1,200"],
+    assert re.findall(r"^ +(\w+) +(.*)", repr(named), re.MULTILINE) == [
+        ("task", "CausalLM"),
+        ("layers", "2 of width 32"),
+        ("attention", "Attention, 4 heads on 2 key/value heads, RotaryPosition"),
+        ("vocabulary", "257 tokens"),
+        ("context", "32 tokens"),
+        ("parameters", f"{named.network.num_parameters():,}"),
+        ("checkpoint", "run/last.ckpt, step 1,200"),
     ]
-    pair = repr(translator())
-    assert "encoder 2 of width 32, decoder 1 of width 32" in pair
-    assert "encoder Attention, 4 heads; decoder Attention, 4 heads; cross Attention, 4 heads\n" in pair
-    assert "  position    LearnedPosition\n" in pair
+    assert "encoder Attention, 4 heads; decoder Attention, 4 heads; cross Attention, 4 heads\n" in repr(translator())
     assert repr(translator().attention("ab", "c").words()).endswith("cross 1 layer, 4 heads, 2 × 2 tokens)")
-    assert repr(named.attention("a")) == "TextMaps(2 layers, 8 heads, 2 × 2 tokens)"
     assert named.attention("a").panel_of((1, 3)).title == "layer 1 head 3\nrun/last.ckpt, step 1,200"

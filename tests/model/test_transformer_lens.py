@@ -36,27 +36,21 @@ ROTATED = {"attention.queries": "attn.hook_rot_q", "attention.keys": "attn.hook_
 """Queries and keys after rotary positions."""
 POST_NORM = {"residual_mid": "ln1.hook_out"}
 """The residual stream as the feed-forward network reads it; `hook_resid_mid` is before the norm."""
-CROSS = {name.replace("attention", "cross_attention"): hook for name, hook in HOOKS.items() if "attention" in name}
-CROSS = {name: hook.replace("attn", "cross_attn") for name, hook in CROSS.items()} | {
-    "residual_cross_mid": "hook_resid_mid2"
-}
+CROSS = {
+    f"cross_{name}": hook.replace("attn", "cross_attn") for name, hook in HOOKS.items() if name.startswith("attention")
+} | {"residual_cross_mid": "hook_resid_mid2"}
+LACKING = {("bert", "final_norm"), ("t5", "attention.weights"), ("t5", "cross_attention.weights")}
 IDS, TARGETS = tokens(), tokens().flip(0)[:, :13]
 
 
 def hook_of(point: str, family: str) -> str | None:
     """The name of a point in the library; None where it has none."""
-    stack, part = re.fullmatch(r"((?:encoder|decoder)\.)?(.*)", point).groups()
-    layer, name = re.fullmatch(r"(layers\.\d+\.)?(.*)", part).groups()
+    stack, layer, name = re.fullmatch(r"(encoder\.|decoder\.)?(layers\.\d+\.)?(.*)", point).groups("")
+    if (family, name) in LACKING:
+        return None
     names = HOOKS | CROSS | {"llama": ROTATED, "bert": POST_NORM}.get(family, {})
-    hook = f"{(layer or '').replace('layers', 'blocks')}{names[name]}"
-    if family == "bert" and name == "final_norm":  # their name of the norm in the readout
-        return None
-    if (family == "t5" and name == "attention.weights") or name == "cross_attention.weights":
-        return None
-    if stack is not None:
-        hook = f"{stack[:-1]}_{hook}"
-        hook = hook.replace(".attn.", ".self_attn.") if stack == "decoder." else hook
-    return hook
+    hook = f"{stack.replace('.', '_')}{layer.replace('layers', 'blocks')}{names[name]}"
+    return hook.replace(".attn.", ".self_attn.") if stack == "decoder." else hook
 
 
 def theirs_of(point: str, value: Tensor) -> Tensor:
@@ -77,24 +71,16 @@ def hook_to_replace(hook: str, other: Tensor, cache: Any) -> tuple[str, Tensor]:
     return (hook, other) if before is None else (f"{block}.{update}.hook_out", other - cache[f"{block}.{before}"])
 
 
-class Sides:
-    """Both models of a family."""
+def both(family: str, folder: Path) -> tuple[tinyformer.Model, Any]:
+    """The model of a family as ours and as theirs."""
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
-    def __init__(self, family: str, folder: Path) -> None:
-        from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-
-        name, fields = FAMILIES[family]
-        model = theirs(name, **fields, attn_implementation="eager")
-        model.save_pretrained(folder / "model")
-        checkpoint_of(folder / "model", folder / "out.ckpt")
-        self.ours = tinyformer.load(folder / "out.ckpt", backend="sdpa" if family != "t5" else "eager")
-        self.bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config).eval()
-        self.arguments: dict[str, Any] = {}
-        self.run = functools.partial(self.ours.run, IDS)
-        if family == "t5":
-            self.run = functools.partial(self.ours.run, IDS, TARGETS.tolist())
-            start = torch.zeros(2, 1, dtype=torch.long)
-            self.arguments = {"decoder_input": torch.cat([start, TARGETS], dim=1)}
+    name, fields = FAMILIES[family]
+    model = theirs(name, **fields, attn_implementation="eager")
+    model.save_pretrained(folder / "model")
+    checkpoint_of(folder / "model", folder / "out.ckpt")
+    ours = tinyformer.load(folder / "out.ckpt", backend="sdpa" if family != "t5" else "eager")
+    return ours, build_bridge_from_module(model, type(model).__name__, hf_config=model.config).eval()
 
 
 def assert_same(ours: Tensor, expected: Tensor, point: str) -> None:
@@ -105,26 +91,27 @@ def assert_same(ours: Tensor, expected: Tensor, point: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_and_replaced_points_are_those_of_the_library(family: str, tmp_path: Path) -> None:
-    sides = Sides(family, tmp_path)
-    hooks = {point: hook for point in sides.ours.points if (hook := hook_of(point, family))}
-    assert len(hooks) >= len(sides.ours.points) - {"t5": 9}.get(family, 1)
-    logits, activations = sides.run(capture="*")
+    ours, bridge = both(family, tmp_path)
+    run, arguments = functools.partial(ours.run, IDS), {}
+    if family == "t5":
+        run = functools.partial(ours.run, IDS, TARGETS.tolist())
+        arguments = {"decoder_input": torch.cat([torch.zeros(2, 1, dtype=torch.long), TARGETS], dim=1)}
+    hooks = {point: hook for point in ours.points if (hook := hook_of(point, family))}
+    assert len(hooks) >= len(ours.points) - {"t5": 9}.get(family, 1)
+    logits, activations = run(capture="*")
     assert logits.shape[-1] == VOCAB
     with torch.no_grad():
-        expected, cache = sides.bridge.run_with_cache(IDS, **sides.arguments)
+        expected, cache = bridge.run_with_cache(IDS, **arguments)
     assert_same(logits, expected, "logits")
     generator = torch.Generator().manual_seed(3)
     for point, hook in hooks.items():
-        found = activations[point]
-        assert_same(found, theirs_of(point, cache[hook]), point)
+        assert_same(activations[point], theirs_of(point, cache[hook]), point)
         if family == "bert" and point.endswith("weights"):
             continue  # theirs are computed beside the forward pass
-        other = found + torch.randn(found.shape, generator=generator)
-        replaced = sides.run(replace={point: other}).logits
+        other = activations[point] + torch.randn(activations[point].shape, generator=generator)
+        replaced = run(replace={point: other}).logits
         name, value = hook_to_replace(hook, theirs_of(point, other).contiguous(), cache)
         with torch.no_grad():
-            expected = sides.bridge.run_with_hooks(
-                IDS, fwd_hooks=[(name, lambda _, hook, value=value: value)], **sides.arguments
-            )
-        assert_same(replaced, expected, point)
+            replacing = [(name, lambda _, hook, value=value: value)]
+            assert_same(replaced, bridge.run_with_hooks(IDS, fwd_hooks=replacing, **arguments), point)
         assert (replaced - logits).abs().max() > 1e-3, point
