@@ -140,9 +140,9 @@ def gpt_oss() -> Twins:
     return theirs, weights, ours
 
 
-def deepseek_v2() -> Twins:
+def deepseek_v2(q_rank: int | None) -> Twins:
     """Latent attention; no layer is a mixture of experts."""
-    num_heads, rope_dim, kv_rank, q_rank = 3, 6, 14, 11
+    num_heads, rope_dim, kv_rank = 3, 6, 14
     theirs = hugging_face(
         "DeepseekV2",
         **LLAMA_SIZES,
@@ -167,7 +167,7 @@ def deepseek_v2() -> Twins:
 
     names = "kv_a_layernorm kv_latent_norm q_a_layernorm q_latent_norm q_a_proj q_down_proj" + LLAMA_NAMES
     weights = renamed(theirs, names)
-    split(weights, "q_b_proj", ["q_proj"], queries)
+    split(weights, "q_b_proj" if q_rank else "q_proj", ["q_proj"], queries)
     split(weights, "kv_b_proj", ["k_proj", "v_proj"], keys_and_values)
     latent = ["kv_down_proj", "k_rope_proj"]
     split(weights, "kv_a_proj_with_mqa", latent, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
@@ -194,7 +194,11 @@ def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-@pytest.mark.parametrize("twins", [qwen3, gpt_oss, deepseek_v2])
+@pytest.mark.parametrize(
+    "twins",
+    [qwen3, gpt_oss, partial(deepseek_v2, None), partial(deepseek_v2, 11)],
+    ids=["qwen3", "gpt_oss", "deepseek_v2", "deepseek_v2-q_rank"],
+)
 def test_hidden_states_and_gradients_are_theirs(twins: Callable[[], Twins]) -> None:
     theirs, weights, ours = twins()
     ours.load_state_dict(weights)  # strict about names and shapes
