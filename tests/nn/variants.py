@@ -58,9 +58,9 @@ NAMES = (
 
 SMALL = {
     "mla": {"kv_rank": 12},
-    "t5": {"position": ("T5Position", {"num_heads": NUM_HEADS, "num_buckets": 8, "max_distance": 10})},
-    "relative": {"position": ("ShawPosition", {"max_distance": 3})},
-    "relative_keys": {"position": ("ShawPosition", {"max_distance": 3, "values": False})},
+    "t5": {"position": ("T5Position", t5.keywords | {"num_heads": NUM_HEADS})},
+    "relative": {"position": ("ShawPosition", shaw.keywords)},
+    "relative_keys": {"position": ("ShawPosition", shaw_keys.keywords)},
     "v_head_dim": {"v_head_dim": 12},
     "window": {"window": 4},
     "local_gaussian": {"window": 4, "local_gaussian": True},
