@@ -191,13 +191,10 @@ def test_tables_of_a_network_in_bf16_stay_in_fp32(position):
 
 
 def test_rotary_angles_are_exact_at_far_positions():
-    x = torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(1, 1, 1, 4)
-    position = RotaryPosition(100_001, 4, base=7.0)
-    far = position.rotate(x.expand(1, 1, 100_001, 4))[0, 0, -1]
-    assert far[0].item() == pytest.approx(math.cos(100_000), abs=1e-6)
-    second = position.rotate(torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 100_001, 4))[0, 0, -1]
+    x = torch.eye(4)[:2].view(2, 1, 1, 4).expand(2, 1, 100_001, 4)
+    far = RotaryPosition(100_001, 4, base=7.0).rotate(x)[:, 0, -1].diagonal()
     # An angle of 38,000 radians that passed through fp32 would be off by 2e-3.
-    assert second[1].item() == pytest.approx(math.cos(100_000 / math.sqrt(7)), abs=1e-6)
+    assert far.tolist() == pytest.approx([math.cos(100_000), math.cos(100_000 / math.sqrt(7))], abs=1e-6)
 
 
 def test_alibis_slopes_are_those_of_the_paper():
@@ -251,16 +248,17 @@ def test_under_autocast_the_cache_is_in_lower_precision():
 @pytest.mark.parametrize("layer_index", [0, 3])
 def test_differential_attention_is_the_papers_formula(layer_index):
     layer = prepared(lambda: differential(layer_index=layer_index, num_layers=4)).double()
-    heads, lambda_init = [], 0.8 - 0.6 * math.exp(-0.3 * layer_index)
+    lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer_index)
     q1, k1, q2, k2 = layer.lambdas
     factor = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init
-    for h in range(4):
-        q = X @ layer.q_proj.weight[8 * h : 8 * h + 8].T
-        k, v = (X @ proj.weight[8 * (h // 2) : 8 * (h // 2) + 8].T for proj in (layer.k_proj, layer.v_proj))
-        halves = (slice(0, 4), slice(4, 8))
-        first, second = (softmax(q[..., half] @ k[..., half].mT / math.sqrt(4)) for half in halves)
-        heads.append((1 - lambda_init) * normed((first - factor * second) @ v, layer.head_norm, 1e-5))
-    assert error(layer(X, CAUSAL), torch.cat(heads, dim=-1) @ layer.o_proj.weight.T) <= 1e-12
+    q, k, v = (
+        (X @ proj.weight.T).unflatten(-1, (-1, 8)).transpose(1, 2)
+        for proj in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    first, second = (softmax(q[..., half] @ k[..., half].mT / 4**0.5) for half in (slice(0, 4), slice(4, 8)))
+    heads = (1 - lambda_init) * normed((first - factor * second) @ v, layer.head_norm, 1e-5)
+    assert error(layer(X, CAUSAL), projected(heads, layer)) <= 1e-12
 
 
 def test_qk_norm_is_that_of_each_half():

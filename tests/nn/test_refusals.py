@@ -69,10 +69,10 @@ def encoder_decoder(pruned_heads: list[list[str | int]] | tuple[()] = (), **othe
     return EncoderDecoder(encoder(num_layers=1), decoder, TokenReadout, pruned_heads=pruned_heads)
 
 
-def without_heads(*heads: list[int]) -> None:
+def without_heads(heads: list[int]) -> None:
     layer = attention()
-    for some in heads:
-        prune_heads(layer, some)
+    prune_heads(layer, [0])
+    prune_heads(layer, heads)
 
 
 @torch.no_grad()
@@ -104,6 +104,7 @@ def network_with(position: type[RelativePosition]) -> None:
 
 
 NOT_ADDITIVE = "declares its score modification additive, but what it adds depends on the score"
+NO_BRANCH = block(feed_forward_residual=partial(Residual, branch=[]))
 PATTERN = torch.ones(5, 4, dtype=torch.bool)
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LayerNorm(8, eps=-1), "eps=-1: must be at least 0; eps=1e-05 works."),
@@ -117,10 +118,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder(dropout=2.0), "dropout=2.0: must be between 0 and 1; dropout=0.1 works."),
     (lambda: encoder()(tokens(1, 5)[..., 0].long()), "tokens.shape[1]=5: must be at most max_seq_len=4 tokens."),
     (lambda: encoder(embedding_norm=True, norm=nn.Identity), "embedding_norm=True: needs a norm"),
-    (
-        lambda: encoder(block=block(feed_forward_residual=partial(Residual, branch=[]))),
-        "block.feed_forward_residual.branch=[]: must be one number, or one for each of the 2 layers, not 0; ",
-    ),
+    (lambda: encoder(block=NO_BRANCH), "block.feed_forward_residual.branch=[]: must be one number, or one for each of"),
     (lambda: FeedForward(8, 0), "d_ff=0: must be at least 1; d_ff=32 works."),
     (lambda: GatedFeedForward(8, -1), "d_ff=-1: must be at least 1; d_ff=24 works."),
     (lambda: FeedForward(8, activation="tanh"), "activation='tanh': must be one of gelu, gelu_tanh, relu, relu2, silu"),
@@ -172,8 +170,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "pruned_heads=[['encoder', 0, 0], ['encoder', 0, 1], ['decoder', 0, 1]]: leaves no head in encoder layer 0; "
         "pruned_heads=[['encoder', 0, 0], ['decoder', 0, 1]] works.",
     ),
-    (lambda: without_heads([0], [1, 0]), "heads=0: must be among 1, 2, 3."),
-    (lambda: without_heads([0], [1, 2, 3]), "heads=[1, 2, 3]: must leave a head in the layer; a residual branch of 0"),
+    (lambda: without_heads([1, 0]), "heads=0: must be among 1, 2, 3."),
+    (lambda: without_heads([1, 2, 3]), "heads=[1, 2, 3]: must leave a head in the layer; a residual branch of 0"),
 ]
 for window in (0, [], [4, 0], [None, -2]):
     REFUSED.append((partial(attention, window=window), f"window={window}: must be at least 1"))
