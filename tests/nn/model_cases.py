@@ -16,7 +16,6 @@ from tinyformer.nn import (
     LayerNorm,
     LearnedPosition,
     PreNormBlock,
-    Residual,
     TokenReadout,
     Transformer,
 )
@@ -28,24 +27,23 @@ def block_factory(
     d_model: int = 32,
     num_heads: int = 4,
     bias: bool = False,
-    dropout: float = 0.0,
     norm: Callable[..., nn.Module] | None = None,
     attention_position: Callable[..., nn.Module] | None = None,
-    attention_residual: Callable[..., nn.Module] = Residual,
-    feed_forward_residual: Callable[..., nn.Module] = Residual,
-    **attention: Any,
+    **options: Any,
 ) -> Callable[..., nn.Module]:
-    """What `conf/block` composes: a block that still lacks its `layer_index` and `num_layers`."""
-    return partial(
-        kind,
-        d_model,
-        attention=partial(Attention, d_model, num_heads, bias=bias, position=attention_position, **attention),
-        feed_forward=partial(FeedForward, d_model, bias=bias),
-        norm=norm or partial(LayerNorm, bias=bias),
-        attention_residual=attention_residual,
-        feed_forward_residual=feed_forward_residual,
-        dropout=dropout,
-    )
+    """What `conf/block` composes: a block that still lacks its `layer_index` and `num_layers`.
+
+    `options` are those of the block and of its attention.
+    """
+    of_block = taken(options, "attention_residual", "feed_forward_residual", "dropout")
+    attention = partial(Attention, d_model, num_heads, bias=bias, position=attention_position, **options)
+    feed_forward = partial(FeedForward, d_model, bias=bias)
+    return partial(kind, d_model, attention, feed_forward, norm or partial(LayerNorm, bias=bias), **of_block)
+
+
+def taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Those of the options with one of the names, which are removed."""
+    return {name: options.pop(name) for name in names if name in options}
 
 
 def make_encoder(
@@ -56,25 +54,13 @@ def make_encoder(
     max_seq_len: int = 16,
     position: bool = True,
     embedding_dropout: float = 0.0,
-    embedding_norm: bool = False,
-    checkpoint_activations: bool = False,
-    autocast_residual: bool = False,
-    **block: Any,
+    **options: Any,
 ) -> Encoder:
-    """An encoder; `block` goes to `block_factory`."""
-    return Encoder(
-        vocab_size,
-        num_layers,
-        d_model,
-        max_seq_len,
-        block=block_factory(d_model=d_model, **block),
-        norm=partial(LayerNorm, bias=block.get("bias", False)),
-        position=partial(LearnedPosition, max_seq_len, d_model) if position else None,
-        dropout=embedding_dropout,
-        embedding_norm=embedding_norm,
-        checkpoint_activations=checkpoint_activations,
-        autocast_residual=autocast_residual,
-    )
+    """An encoder; `options` are its own and those of `block_factory`."""
+    own = taken(options, "embedding_norm", "checkpoint_activations", "autocast_residual")
+    block, norm = block_factory(d_model=d_model, **options), partial(LayerNorm, bias=options.get("bias", False))
+    learned = partial(LearnedPosition, max_seq_len, d_model) if position else None
+    return Encoder(vocab_size, num_layers, d_model, max_seq_len, block, norm, learned, embedding_dropout, **own)
 
 
 def make_transformer(*, tied: bool = True, **encoder: Any) -> Transformer:

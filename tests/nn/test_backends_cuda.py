@@ -5,7 +5,6 @@ from itertools import product
 import pytest
 import torch
 
-from nn.test_backends import EVERY_MASK
 from nn.variants import NAMES, able, documents, prepared, small
 from tinyformer.nn import AttentionCase, AttentionMask, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
@@ -29,26 +28,20 @@ def _exact_fp32_products():
     torch.set_float32_matmul_precision(before)
 
 
-def on_gpu(make_mask):
-    """The mask of a batch, whatever device it was made on."""
-    return lambda rows, seq, device: make_mask(rows, seq, "cpu").to(device)
+def windowed(make_mask):
+    """A mask in a window of a third of the row."""
+    return lambda rows, seq, device: make_mask(rows, seq, device).within(max(1, seq // 3))
 
 
-MORE_MASKS = {
-    "documents+full": on_gpu(EVERY_MASK["documents+full"]),
-    "window": lambda rows, seq, device: AttentionMask(window=max(1, seq // 3)),
-    "causal+window": lambda rows, seq, device: AttentionMask(True, window=max(1, seq // 3)),
-    "documents+window": on_gpu(
-        lambda rows, seq, device: AttentionMask(True, documents=documents(rows, seq), window=max(1, seq // 3))
-    ),
-    "pattern": on_gpu(
-        lambda rows, seq, device: AttentionMask(
-            allowed=torch.rand(rows, 4, 1, seq, generator=torch.Generator().manual_seed(0)) < 0.5
-        )
+EVERY_MASK = MASKS | {
+    "documents+full": lambda rows, seq, device: AttentionMask(documents=documents(rows, seq).to(device)),
+    "window": windowed(MASKS["full"]),
+    "causal+window": windowed(MASKS["causal"]),
+    "documents+window": windowed(MASKS["documents"]),
+    "pattern": lambda rows, seq, device: AttentionMask(
+        allowed=torch.rand(rows, 4, 1, seq, generator=torch.Generator().manual_seed(0)).to(device) < 0.5
     ),
 }
-VARLEN = ("padded", "documents", *(name for name in MORE_MASKS if name != "pattern"))
-"""Masks that flash computes by its kernel for packed sequences."""
 
 
 def assert_exact(name: str, make_mask, shape: Shape, dtype: str, cross: bool = False) -> int:
@@ -65,12 +58,11 @@ def assert_exact(name: str, make_mask, shape: Shape, dtype: str, cross: bool = F
 SIZES = list(product((1, 63, 257, 1024), (32, 64, 128)))
 
 
-@pytest.mark.parametrize("mask", [*MASKS, *MORE_MASKS])
+@pytest.mark.parametrize("mask", EVERY_MASK)
 @pytest.mark.parametrize(("seq", "head_dim"), SIZES)
 def test_every_size_is_exact_under_every_mask(seq, head_dim, mask):
-    shape = Shape(seq, head_dim, 3)
-    assert assert_exact("gqa", (MASKS | MORE_MASKS)[mask], shape, "bf16") >= 1
-    assert assert_exact("gqa", (MASKS | MORE_MASKS)[mask], shape, "fp32") >= 1
+    for dtype in ("bf16", "fp32"):
+        assert assert_exact("gqa", EVERY_MASK[mask], Shape(seq, head_dim, 3), dtype) >= 1
 
 
 @pytest.mark.parametrize("mask", ["full", "padded"])
@@ -86,10 +78,10 @@ def test_every_variant_is_exact(name, mask):
     assert ran >= (able(name, training=False) != ())
 
 
-@pytest.mark.parametrize("mask", ["causal", *VARLEN])
+@pytest.mark.parametrize("mask", [name for name in EVERY_MASK if name not in ("full", "causal+padded", "pattern")])
 @pytest.mark.parametrize("kv_heads", [4, 2], ids=["own", "shared"])
 def test_auto_runs_the_flash_kernel_or_that_for_packed_sequences(kv_heads, mask):
-    described = (MASKS | MORE_MASKS)[mask](3, 257, torch.device("cuda"))
+    described = EVERY_MASK[mask](3, 257, torch.device("cuda"))
     q, k, v = (
         torch.zeros(3, heads, 257, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         for heads in (4, kv_heads, kv_heads)

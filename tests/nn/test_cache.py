@@ -8,19 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from nn.variants import (
-    CAUSAL,
-    differential,
-    documents,
-    error,
-    gqa,
-    mha,
-    mla,
-    mqa,
-    network,
-    rotary,
-    t5,
-)
+from nn.variants import CAUSAL, differential, documents, error, gqa, mha, mla, mqa, network, rotary, t5
 from tinyformer.analysis import capture_attention
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
@@ -40,8 +28,8 @@ RELATIVE = {"rotary": rotary, "t5": t5}
 
 
 def make_model(sharing: str = "gqa", position: str = "none", **options) -> Transformer:
-    relative = {"position": RELATIVE[position]} if position in RELATIVE else {}
-    return network(partial(SHARINGS[sharing], **relative, **options), ABSOLUTE.get(position))
+    attention = partial(SHARINGS[sharing], position=RELATIVE.get(position), **options)
+    return network(attention, ABSOLUTE.get(position))
 
 
 def ids(seq: int = 11) -> torch.Tensor:
@@ -80,8 +68,7 @@ def test_latents_decode_with_biases_and_with_one_head(sharing):
         layer.k_proj.bias.data.normal_()
         layer.v_proj.bias.data.normal_()
     assert_decodes(model, [4, 1, 1, 3, 2])
-    single = partial(LatentAttention, 32, 1, kv_rank=48, position=rotary)
-    assert_decodes(network(single), [4, 1, 1, 3, 2])
+    assert_decodes(network(partial(LatentAttention, 32, 1, kv_rank=48, position=rotary)), [4, 1, 1, 3, 2])
 
 
 @torch.no_grad()
@@ -107,7 +94,6 @@ def test_padded_and_packed_sequences_decode(sharing, window):
 def test_tokens_after_cached_ones_need_a_causal_mask():
     model, cache = make_model(), Cache(2)
     model(ids()[:, :6], AttentionMask(), cache)  # a prefix may attend to all of itself
-    assert cache.length == 6
     with pytest.raises(ArgumentError, match=r"^mask\.causal=False: must be True"):
         model(ids()[:, 6:], AttentionMask(), cache)
 
@@ -131,8 +117,8 @@ def test_captured_weights_of_a_chunk_are_the_last_rows(sharing, window):
 # Memory.
 
 
-NUMBERS = {"mha": 2 * 4 * 8, "gqa": 2 * 2 * 8, "mqa": 2 * 1 * 8, "differential": 2 * 2 * 8}
-NUMBERS |= dict.fromkeys(("mla", "mla-q_rank"), 12 + 4)  # kv_rank + rope_head_dim
+NUMBERS = {"mha": 2 * 4 * 8, "gqa": 2 * 2 * 8, "mqa": 2 * 1 * 8, "differential": 2 * 2 * 8, "mla": 12 + 4}
+"""In a token of a layer: keys and values of each K/V head, or kv_rank and rope_head_dim."""
 
 
 @pytest.mark.parametrize(("sharing", "numbers"), NUMBERS.items(), ids=NUMBERS)

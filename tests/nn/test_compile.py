@@ -51,12 +51,9 @@ NETWORK = """
 
 
 FLEX = """
-    import warnings
     import torch
-    from nn.variants import error
-    from nn.variants import NAMES, able, make, mask_of, tokens
+    from nn.variants import NAMES, able, error, make, mask_of, tokens
 
-    warnings.simplefilter("ignore")  # that it is slow
     count = 0
     with torch.no_grad():
         for name in NAMES:

@@ -36,15 +36,12 @@ LENGTHS = {  # up to which length eager is at least as fast, measured; 0 is neve
     "fp32": (FP32, 64, (CAUSALLY,), 0),
     "fp32-dropout": (FP32, 64, (CAUSALLY, Feature.DROPOUT), 96),
     "fp32-sink": (FP32, 64, (CAUSALLY, Feature.SINK), 192),
-    "fp32-mla": (FP32, 64, (CAUSALLY, Feature.VALUE_DIM), 96),
     "fp32-learned-bias": (FP32, 64, (CAUSALLY, Feature.BIAS, Feature.LEARNED_BIAS), None),
     "fp32-additive": (FP32, 64, (CAUSALLY, Feature.COMPARE), None),
     "bf16": (BF16, 64, (CAUSALLY,), 767),
     "bf16-narrow": (BF16, 32, (CAUSALLY,), 160),
     "bf16-narrow-padded": (BF16, 32, (CAUSALLY, Feature.PADDING), 96),
-    "bf16-narrow-padded-sink": (BF16, 32, (CAUSALLY, Feature.PADDING, Feature.SINK), 192),
     "bf16-documents": (BF16, 64, (CAUSALLY, Feature.DOCUMENTS), None),
-    "bf16-full": (BF16, 64, (), None),
     "bf16-dropout": (BF16, 64, (CAUSALLY, Feature.DROPOUT), None),
 }
 
@@ -70,9 +67,11 @@ def test_auto_on_cpu_without_bf16_in_hardware_leaves_bf16_to_torch(native_bf16):
 
 
 ELSEWHERE = [
-    *(("flash", case("cuda", BF16, 256)), ("flash", case("cuda", torch.float16, 64))),
-    *(("flash", case("cuda", BF16, 64, Feature.PADDING)), ("sdpa", case("cuda", FP32, 64))),
-    *(("sdpa", case("cuda", BF16, 64, Feature.BIAS, Feature.DROPOUT)), ("sdpa", case("mps", FP32, 64))),
+    ("flash", case("cuda", BF16, 256)),
+    ("flash", case("cuda", BF16, 64, Feature.PADDING)),
+    ("sdpa", case("cuda", FP32, 64)),
+    ("sdpa", case("cuda", BF16, 64, Feature.BIAS, Feature.DROPOUT)),
+    ("sdpa", case("mps", FP32, 64)),
     ("eager", case("cuda", BF16, 64, Feature.COMPARE)),
 ]
 
@@ -86,24 +85,18 @@ def test_auto_on_other_devices_chooses_a_backend_that_can(name, asked):
 # What is refused on CUDA, by hand; CPU is tested in `test_backends`.
 
 ON_CUDA = {
-    "nothing": ((), "sdpa flash flex"),
-    "training": ((Feature.GRADIENT,), "sdpa flash flex"),
     "padding": ((Feature.PADDING,), "sdpa flash flex"),
     "causal-padding": ((Feature.PADDING, Feature.CAUSAL_PADDING), "sdpa flex"),
-    "documents": ((Feature.DOCUMENTS,), "sdpa flash flex"),
     "padded-documents": ((Feature.PADDING, Feature.DOCUMENTS, Feature.PADDED_DOCUMENTS), "sdpa flex"),
     "window": ((Feature.WINDOW,), "sdpa flash flex"),
     "pattern": ((Feature.PATTERN,), "sdpa flex"),
     "cached": ((Feature.UNEVEN,), "sdpa flex"),
     "dropout": ((Feature.DROPOUT,), "sdpa flash"),
     "dropout-padding": ((Feature.DROPOUT, Feature.PADDING), "sdpa"),
-    "dropout-documents": ((Feature.DROPOUT, Feature.DOCUMENTS), "sdpa"),
-    "dropout-window": ((Feature.DROPOUT, Feature.WINDOW), "sdpa"),
     "alibi": ((Feature.BIAS,), "sdpa flex"),
     "t5": ((Feature.BIAS, Feature.LEARNED_BIAS, Feature.GRADIENT), "sdpa flex"),
     "softcap": ((Feature.SCORE_MOD,), "flex"),
     "softcap-dropout": ((Feature.SCORE_MOD, Feature.DROPOUT), ""),
-    "additive": ((Feature.COMPARE,), ""),
     "shaw-values": ((Feature.BIAS, Feature.WEIGHTS), ""),
     "sink": ((Feature.SINK,), "sdpa flash flex"),
     "sink-window": ((Feature.SINK, Feature.WINDOW, Feature.MASKED_SINK), "sdpa flex"),
@@ -141,22 +134,22 @@ def test_flash_refuses_what_it_cannot_and_names_one_that_can(asked, able, reques
 
 @pytest.mark.parametrize(("name", "package"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn")])
 def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
-    with pytest.raises(ValueError, match=rf"^backend='{name}': runs on CUDA, not on CPU \(eager, "):
-        select_backend(name, case("cpu", torch.bfloat16, 64))
+    def refused(asked: AttentionCase, reason: str) -> None:
+        with pytest.raises(ValueError, match=rf"^backend='{name}': {reason}"):
+            select_backend(name, asked)
+
+    refused(case("cpu", BF16, 64), r"runs on CUDA, not on CPU \(eager, ")
     monkeypatch.setattr(support, "_is_installed", lambda package: False)
-    with pytest.raises(ValueError, match=rf"needs the package {package}.*not installed \(eager, sdpa, f"):
-        select_backend(name, case("cuda", torch.bfloat16, 64))
+    refused(case("cuda", BF16, 64), rf"needs the package {package}.*not installed \(eager, sdpa, f")
     monkeypatch.setattr(support, "_is_installed", lambda found: found.startswith("flash_attn"))
-    other = "fa4" if name == "fa3" else "fa3"
-    activated = []
+    other, activated = "fa4" if name == "fa3" else "fa3", []
     monkeypatch.setattr(support, "activate_flash_attention_impl", activated.append)
     support._activate.cache_clear()
     for chosen in (name, name, other, name):  # torch would register its kernels anew at each call
-        assert select_backend(chosen, case("cuda", torch.bfloat16, 64, Feature.WINDOW)) is BACKENDS[chosen]
+        assert select_backend(chosen, case("cuda", BF16, 64, Feature.WINDOW)) is BACKENDS[chosen]
     assert activated == [name.upper(), other.upper(), name.upper()]
     support._activate.cache_clear()
-    with pytest.raises(ValueError, match=rf"^backend='{name}': cannot compute a bias on the scores on CUDA"):
-        select_backend(name, case("cuda", torch.bfloat16, 64, Feature.BIAS))
+    refused(case("cuda", BF16, 64, Feature.BIAS), "cannot compute a bias on the scores on CUDA")
 
 
 # Features.

@@ -11,14 +11,11 @@ from tinyformer.nn import Attention, AttentionMask, BaseAttention, EncoderDecode
 
 def attention_weights(ours: BaseAttention) -> dict[str, Tensor]:
     """The weights under PyTorch's names."""
-    projections = (ours.q_proj, ours.k_proj, ours.v_proj)
-    weights = {
-        "in_proj_weight": torch.cat([proj.weight for proj in projections]),
-        "in_proj_bias": torch.cat([proj.bias for proj in projections if proj.bias is not None] or [torch.empty(0)]),
-        "out_proj.weight": ours.o_proj.weight,
-        "out_proj.bias": ours.o_proj.bias,
-    }
-    return weights if ours.o_proj.bias is not None else {k: v for k, v in weights.items() if k.endswith("weight")}
+    weights = {"out_proj.weight": ours.o_proj.weight, "out_proj.bias": ours.o_proj.bias}
+    for name in ("weight", "bias"):
+        parts = [getattr(projection, name) for projection in (ours.q_proj, ours.k_proj, ours.v_proj)]
+        weights[f"in_proj_{name}"] = None if parts[0] is None else torch.cat(parts)
+    return {name: weight for name, weight in weights.items() if weight is not None}
 
 
 def torch_masks(mask: AttentionMask, q_seq: int, k_seq: int) -> dict:
@@ -32,7 +29,7 @@ def torch_masks(mask: AttentionMask, q_seq: int, k_seq: int) -> dict:
 @pytest.mark.parametrize("mask", ["full", "causal", "padded", "causal+padded"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 def test_parity_with_multihead_attention(bias, mask, cross):
-    x, upstream = tokens(2, 7 if not cross else 4).requires_grad_(), tokens(2, 7 if not cross else 4, seed=2)
+    x, upstream = (tokens(2, 4 if cross else 7, seed=seed).requires_grad_() for seed in (1, 2))
     source = tokens(2, 9, seed=3) if cross else x
     described = AttentionMask("causal" in mask, torch.tensor([len(source[0]), 3]) if "padded" in mask else None)
     # The mask of the queries' sequence does not apply to the context.
@@ -86,36 +83,34 @@ def as_torch(network: EncoderDecoder, kind: type[nn.Module]) -> nn.Transformer:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # PyTorch's layer says so of pre-norm
 def test_parity_with_torch_transformer(kind):
     network, source, target = make_encoder_decoder(kind), token_ids(seq=9), token_ids(seq=7, seed=1)
-    padded = AttentionMask(lengths=torch.tensor([9, 5]))
-    theirs = as_torch(network, kind)
+    padded, theirs = AttentionMask(lengths=torch.tensor([9, 5])), as_torch(network, kind)
     embedding, positions = network.encoder.token_embedding.weight.detach(), network.encoder.position.embedding.weight
     embedded = [
         (embedding[tokens] + stack.position.embedding.weight.detach()[: tokens.shape[1]]).requires_grad_()
         for tokens, stack in ((source, network.encoder), (target, network.decoder))
     ]
-    is_padding = torch.arange(9) >= torch.tensor([[9], [5]])
-    expected = theirs(
-        *embedded,
-        tgt_mask=torch.ones(7, 7, dtype=torch.bool).triu(1),
-        src_key_padding_mask=is_padding,
-        memory_key_padding_mask=is_padding,
-    )
+    masks, of_target = torch_masks(padded, 9, 9), torch_masks(CAUSAL, 7, 7)
+    padding = {f"{name}_key_padding_mask": masks["key_padding_mask"] for name in ("src", "memory")}
+    expected = theirs(*embedded, tgt_mask=of_target["attn_mask"], **padding)
     found = network.decoder(target, CAUSAL, context=network.encode(source, padded))
     assert error(found, expected) <= 1e-5
-    torch.testing.assert_close(network(source, target, padded), found @ network.encoder.token_embedding.weight.T)
-    upstream = torch.randn(found.shape)
-    block, layer = network.decoder.layers[0], theirs.decoder.layers[0]
-    last, other = network.encoder.layers[0], theirs.encoder.layers[0]
-    pairs = [
+    torch.testing.assert_close(network(source, target, padded), found @ embedding.T)
+    pairs = [(positions, embedded[0])]
+    for stack, side in ((network.encoder, theirs.encoder), (network.decoder, theirs.decoder)):
+        block, layer = stack.layers[0], side.layers[0]
+        pairs += [
+            (block.attention.o_proj.weight, layer.self_attn.out_proj.weight),
+            (block.feed_forward.up_proj.bias, layer.linear1.bias),
+            (block.feed_forward.down_proj.weight, layer.linear2.weight),
+        ]
+    pairs += [
         (block.cross_attention.o_proj.weight, layer.multihead_attn.out_proj.weight),
         (block.cross_attention_norm.weight, layer.norm2.weight),
-        (block.attention.o_proj.weight, layer.self_attn.out_proj.weight),
-        (block.feed_forward.up_proj.bias, layer.linear1.bias),
-        (last.feed_forward.down_proj.weight, other.linear2.weight),  # through the cross-attention
-        (last.attention.o_proj.weight, other.self_attn.out_proj.weight),
     ]
-    ours = torch.autograd.grad(found, [pair[0] for pair in pairs] + [positions], upstream)
-    gradients = torch.autograd.grad(expected, [pair[1] for pair in pairs] + [embedded[0]], upstream)
-    for actual, reference in zip(ours[:-1], gradients[:-1], strict=True):
+    ours, gradients = (
+        torch.autograd.grad(out, of, torch.linspace(-1, 1, out.numel()).view_as(out))
+        for out, of in zip((found, expected), zip(*pairs, strict=True), strict=True)
+    )
+    assert error(ours[0][:9], gradients[0].sum(0)) <= 1e-5
+    for actual, reference in zip(ours[1:], gradients[1:], strict=True):
         assert error(actual, reference) <= 1e-5
-    assert error(ours[-1][:9], gradients[-1].sum(0)) <= 1e-5

@@ -14,15 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nn.variants import CAUSAL, error
-from tinyformer.nn import (
-    Attention,
-    Encoder,
-    GatedFeedForward,
-    LatentAttention,
-    PreNormBlock,
-    RMSNorm,
-    RotaryPosition,
-)
+from tinyformer.nn import Attention, Encoder, GatedFeedForward, LatentAttention, PreNormBlock, RMSNorm, RotaryPosition
 
 VOCAB, LAYERS, D_MODEL, D_FF, SEQ = 53, 3, 42, 50, 37
 # Sequences are longer than windows, and no number is round.
@@ -74,7 +66,7 @@ def make(
     *,
     feed_forward: Callable[..., nn.Module],
     norm: Callable[..., nn.Module],
-    attention: Callable[..., nn.Module] = Attention,
+    attention: Any = Attention,
     **options: Any,
 ) -> Encoder:
     """An encoder with eager attention, which equals all other backends; `options` are those of the attention."""
@@ -117,43 +109,21 @@ def qwen3() -> Twins:
 
 def gpt_oss() -> Twins:
     """Sinks, windows in every other layer, biases; our feed-forward network is replaced by their experts."""
-    theirs = hugging_face(
-        "GptOss",
-        **LLAMA_SIZES,
-        **GROUPED,
-        experts_implementation="eager",
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=WINDOW,
-    )
+    experts = {"experts_implementation": "eager", "num_local_experts": 4, "num_experts_per_tok": 2}
+    theirs = hugging_face("GptOss", **LLAMA_SIZES, **GROUPED, **experts, sliding_window=WINDOW)
     weights = renamed(theirs, r"self_attn\.sinks self_attn.sink mlp\. mlp.sublayer." + LLAMA_NAMES)
-    experts = iter(layer.mlp for layer in theirs.layers)
-    ours = make(
-        norm=partial(RMSNorm, eps=1e-5),
-        feed_forward=lambda: OnlyStates(next(experts)),
-        **GROUPS,
-        bias=True,
-        position=ROTARY,
-        sink=True,
-        window=[WINDOW, None],
-    )
+    mlps = iter(layer.mlp for layer in theirs.layers)
+    parts = {"norm": partial(RMSNorm, eps=1e-5), "feed_forward": lambda: OnlyStates(next(mlps))}
+    ours = make(**parts, **GROUPS, bias=True, position=ROTARY, sink=True, window=[WINDOW, None])
     return theirs, weights, ours
 
 
-def deepseek_v2() -> Twins:
+def deepseek_v2(q_rank: int | None) -> Twins:
     """Latent attention; no layer is a mixture of experts."""
-    num_heads, rope_dim, kv_rank, q_rank = 3, 6, 14, 11
-    theirs = hugging_face(
-        "DeepseekV2",
-        **LLAMA_SIZES,
-        num_attention_heads=num_heads,
-        first_k_dense_replace=LAYERS,
-        kv_lora_rank=kv_rank,
-        q_lora_rank=q_rank,
-        qk_nope_head_dim=HEAD_DIM,
-        v_head_dim=HEAD_DIM,
-        qk_rope_head_dim=rope_dim,
-    )
+    num_heads, rope_dim, kv_rank = 3, 6, 14
+    ranks = {"kv_lora_rank": kv_rank, "q_lora_rank": q_rank, "first_k_dense_replace": LAYERS}
+    dims = {"qk_nope_head_dim": HEAD_DIM, "v_head_dim": HEAD_DIM, "qk_rope_head_dim": rope_dim}
+    theirs = hugging_face("DeepseekV2", **LLAMA_SIZES, **ranks, **dims, num_attention_heads=num_heads)
 
     def rope_in_halves(weight: Tensor) -> Tensor:
         """Our rotary pairs are halves; theirs are neighbours."""
@@ -167,21 +137,13 @@ def deepseek_v2() -> Twins:
 
     names = "kv_a_layernorm kv_latent_norm q_a_layernorm q_latent_norm q_a_proj q_down_proj" + LLAMA_NAMES
     weights = renamed(theirs, names)
-    split(weights, "q_b_proj", ["q_proj"], queries)
+    split(weights, "q_b_proj" if q_rank else "q_proj", ["q_proj"], queries)
     split(weights, "kv_b_proj", ["k_proj", "v_proj"], keys_and_values)
-    latent = ["kv_down_proj", "k_rope_proj"]
-    split(weights, "kv_a_proj_with_mqa", latent, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
-    ours = make(
-        **LLAMA,
-        attention=LatentAttention,
-        num_heads=num_heads,
-        head_dim=HEAD_DIM,
-        rope_head_dim=rope_dim,
-        kv_rank=kv_rank,
-        q_rank=q_rank,
-        position=ROTARY,
-    )
-    return theirs, weights, ours
+    from_input = ["kv_down_proj", "k_rope_proj"]
+    split(weights, "kv_a_proj_with_mqa", from_input, lambda w: rope_in_halves(w).split([kv_rank, rope_dim]))
+    sizes = {"num_heads": num_heads, "head_dim": HEAD_DIM, "rope_head_dim": rope_dim}
+    latent = {"attention": LatentAttention, "kv_rank": kv_rank, "q_rank": q_rank}
+    return theirs, weights, make(**LLAMA, **sizes, **latent, position=ROTARY)
 
 
 def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -194,7 +156,10 @@ def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-@pytest.mark.parametrize("twins", [qwen3, gpt_oss, deepseek_v2])
+TWINS = {"qwen3": qwen3, "gpt_oss": gpt_oss} | {f"mla-{rank}": partial(deepseek_v2, rank) for rank in (None, 11)}
+
+
+@pytest.mark.parametrize("twins", TWINS.values(), ids=TWINS)
 def test_hidden_states_and_gradients_are_theirs(twins: Callable[[], Twins]) -> None:
     theirs, weights, ours = twins()
     ours.load_state_dict(weights)  # strict about names and shapes

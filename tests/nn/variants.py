@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -59,9 +58,9 @@ NAMES = (
 
 SMALL = {
     "mla": {"kv_rank": 12},
-    "t5": {"position": ("T5Position", {"num_heads": NUM_HEADS, "num_buckets": 8, "max_distance": 10})},
-    "relative": {"position": ("ShawPosition", {"max_distance": 3})},
-    "relative_keys": {"position": ("ShawPosition", {"max_distance": 3, "values": False})},
+    "t5": {"position": ("T5Position", t5.keywords | {"num_heads": NUM_HEADS})},
+    "relative": {"position": ("ShawPosition", shaw.keywords)},
+    "relative_keys": {"position": ("ShawPosition", shaw_keys.keywords)},
     "v_head_dim": {"v_head_dim": 12},
     "window": {"window": 4},
     "local_gaussian": {"window": 4, "local_gaussian": True},
@@ -151,36 +150,6 @@ def mask_of(kind: str, seq: int = 11) -> AttentionMask:
         lengths=torch.tensor([seq, 4, 0]) if "padded" in kind else None,
         documents=documents(3, seq) if "documents" in kind else None,
     )
-
-
-def attend_by_loops(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score: Callable[[int, np.ndarray, np.ndarray, int, int], float],
-    *,
-    may_attend: Callable[[int, int], bool] = lambda i, j: True,
-    reweigh: Callable[[int, np.ndarray, int, int], float] | None = None,
-    value: Callable[[int, int], np.ndarray] | None = None,
-) -> Tensor:
-    """Attention one pair at a time, independent of tinyformer: `score(head, query, key, i, j)`."""
-    queries, keys, values = (x.detach().double().numpy() for x in (q, k, v))
-    batch, num_heads, seq = queries.shape[:3]
-    group, k_seq = num_heads // keys.shape[1], keys.shape[2]
-    out = np.zeros((*queries.shape[:3], values.shape[-1]))
-    for b in range(batch):
-        for h in range(num_heads):
-            for i in range(seq):
-                seen = [j for j in range(k_seq) if may_attend(i, j)]
-                weights = {j: np.exp(score(h, queries[b, h, i], keys[b, h // group, j], i, j)) for j in seen}
-                total = sum(weights.values())
-                for j in seen:
-                    weight = weights[j] / total
-                    if reweigh is not None:
-                        weight *= reweigh(h, queries[b, h, i], i, j)
-                    mixed = values[b, h // group, j] + (0.0 if value is None else value(i, j))
-                    out[b, h, i] += weight * mixed
-    return torch.from_numpy(out)
 
 
 def projected(heads: Tensor, attention: BaseAttention) -> Tensor:
