@@ -65,6 +65,12 @@ def test_rows_and_caches_do_not_change_a_target(name: str) -> None:
         assert beam_search(network, one, own, TOKENS, Beam(1), max_tokens=8) == [greedy(network, one[0], 8)]
 
 
+def test_the_length_penalty_is_a_power_or_that_of_gnmt() -> None:
+    assert [Beam(length_penalty=2.0).norm(length) for length in (1, 3)] == [1.0, 9.0]
+    gnmt = Beam(length_penalty=0.6, length_offset=5)  # Wu et al. 2016, equation 14
+    assert [gnmt.norm(length) for length in (1, 10)] == pytest.approx([1.0, 15**0.6 / 6**0.6])
+
+
 def test_values_out_of_range() -> None:
     for name, value in (("beams", -1), ("length_penalty", -1), ("length_offset", 101)):
         with pytest.raises(ArgumentError, match=f"^{name}={value}: must be"):
