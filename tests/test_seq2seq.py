@@ -53,10 +53,6 @@ def test_a_run_its_continuation_and_its_evaluation(program: Program) -> None:
     ran(program, "evaluate.py", f"checkpoint={checkpoint}", prompts)
     model = tinyformer.load(checkpoint)
     assert results_of("prompted")["sample"] == model.generate(["3 1", "4 8"], beams=2)
-    sizes = "data.batch_size=4 trainer.max_steps=4 callbacks=default trainer.precision=32-true"
-    started = PAIRS.replace("tokenizer=byte", sizes).replace("dir=run", "dir=again")
-    ran(program, "train.py", started, f"init_from={checkpoint}")
-    assert results_of("again")["num_parameters"] == results["num_parameters"]
 
 
 ANALYSES = {
@@ -105,12 +101,8 @@ def test_analyses_and_a_pruned_checkpoint_which_is_one_like_any_other(program: P
     rows = table("smaller/translations.csv")
     assert pruned.generate([row["source"] for row in rows]) == [row["output"] for row in rows]
     from_pruned = "init_from=pruned/pruned.ckpt model.max_seq_len=4"
-    for arguments in (
-        (SMALL, PAIRS.replace("=run", "=next"), HEADS, from_pruned),
-        ("resume=next trainer.max_steps=6",),
-    ):
-        ended = program("train.py", *arguments)
-        assert ended.code == 0, ended.err
+    ran(program, "train.py", SMALL, PAIRS.replace("=run", "=next"), HEADS, from_pruned)
+    ran(program, "train.py", "resume=next trainer.max_steps=6")
     assert load_checkpoint("next/checkpoints/last.ckpt").overrides["model.pruned_heads"] == heads
     measured = table("next/attention/heads.csv")
     assert not any([row["kind"], int(row["layer"]), int(row["head"])] in heads for row in measured)
@@ -119,14 +111,10 @@ def test_analyses_and_a_pruned_checkpoint_which_is_one_like_any_other(program: P
 MISTAKES = {
     "cross_attention: only an encoder–decoder has it": "data=text data.files=book.txt cross_attention=gqa",
     "network: Seq2Seq needs EncoderDecoder": f"{PAIRS} network=transformer",
-    "source=pydoc: has no pairs of a source and a target": "task=seq2seq data=pydoc",
     "data.too_long=error: ": f"{PAIRS} data.too_long=error model.max_seq_len=4",
     "cross_attention.window": f"{PAIRS} cross_attention.window=4",
     "freeze_encoder=true: ": f"{PAIRS} freeze_encoder=true init_from=null",
-    "model.num_encoder_layers=0": f"{PAIRS} model.num_encoder_layers=0",
     "attention.ablated_heads=[[0,1]]: must hold [kind, layer, head]": f"{PAIRS} attention.ablated_heads=[[0,1]]",
-    "attention.ablated_heads=[[cross,2,0]]": f"{PAIRS} attention.ablated_heads=[[cross,2,0]]",
-    "model.pruned_heads=[[0,0]]: must hold [kind, layer, head]": f"{PAIRS} model.pruned_heads=[[0,0]]",
     "network: its decoder has no cross_attention": "data=text data.files=book.txt network=encoder_decoder",
     "network: CausalLM needs": "data=text data.files=book.txt network=encoder_decoder cross_attention=mha",
     "generate.beams=1000000": f"{PAIRS} generate.beams=1000000",

@@ -1,12 +1,12 @@
 """`task=span` from the command line: a run, its files, its checkpoint, its analyses, and what is refused."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from commands import SMALL, Program, Trained, ran, results_of, table
-from jaxtyping import TypeCheckError
 from model.models import answerer
 
 import tinyformer
@@ -18,31 +18,28 @@ SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=
 CITIES = ["Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Doha"]
 
 
-def paragraph(number: int, has_answer: bool = True) -> dict:
+def paragraph(number: int, has_answer: bool) -> dict:
     """A paragraph with two questions; with 20 to 60 letters, some of them take several windows."""
     home, work = CITIES[number % 6], CITIES[(number + 1 + number // 6) % 6]
     context = f"{'So it is. ' * (number % 4)}She lives in {home}, and works in {work}."
-    asked = [("Where does she live?", home), ("Where does she work?", work)]
-    answers = [
-        [{"text": text, "answer_start": context.index(text)}] if has_answer or not index else []
-        for index, (_, text) in enumerate(asked)
-    ]
-    questions = [{"id": f"{number}{i}", "question": asked[i][0], "answers": answers[i]} for i in (0, 1)]
-    return {"context": context, "qas": questions}
+    answers = [[{"text": text, "answer_start": context.index(text)}] for text in (home, work)]
+    lives = {"question": "Where does she live?", "answers": answers[0]}
+    works = {"question": "Where does she work?", "answers": answers[1] if has_answer else []}
+    return {"context": context, "qas": [lives, works]}
 
 
-def write_squad(numbers: dict[str, range], **options: bool) -> None:
+def write_squad(train: int = 20, dev: int = 6, test: int = 4, has_answer: bool = True) -> None:
     Path("squad").mkdir(exist_ok=True)
-    for split, chosen in numbers.items():
-        paragraphs = [paragraph(number, **options) for number in chosen]
-        content = {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}
-        Path("squad", f"{split}-v1.1.json").write_text(json.dumps(content))
+    numbers = itertools.count()
+    for split, size in (("train", train), ("dev", dev), ("test", test)):
+        paragraphs = [paragraph(next(numbers), has_answer) for _ in range(size)]
+        Path("squad", f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
 
 @pytest.fixture(autouse=True)
 def squad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_squad({"train": range(20), "dev": range(20, 26), "test": range(26, 30)})
+    write_squad()
 
 
 def test_an_answer_is_read_in_windows_of_the_given_stride() -> None:
@@ -101,14 +98,15 @@ def test_a_run_its_continuation_its_evaluation_and_its_analyses(
     found = model.answer([row["question"] for row in predicted], [row["context"] for row in predicted])
     assert [one.text for one in found] == [row["prediction"] for row in predicted]
     assert model.logits("a text").shape == (1, 7, 2)
-    for arguments in (("", "c"), ("q", ["a", "b"]), (["q", "r"], ["a", " "]), ([], "c")):
-        with pytest.raises(ArgumentError, match=r"^(questions|contexts)="):
-            model.answer(*arguments)
-    for arguments in (("\ud800", "c"), ("q", "c", True), ("q", "c", 0), ("q", "c", 2**70)):
-        with pytest.raises(ArgumentError, match=r"surrogate pair|^stride=.*positive integer"):
-            model.answer(*arguments)
-    for arguments in (("q", 5), (None, "c"), ("q", "c", 2.5)):  # where types are checked, that is what refuses them
-        with pytest.raises((ArgumentError, TypeCheckError), match=r"^(questions|contexts|stride)=|Type-check error"):
+    for arguments in (
+        ("", "c"),
+        ("q", ["a", "b"]),
+        (["q", "r"], ["a", " "]),
+        ([], "c"),
+        ("\ud800", "c"),
+        ("q", "c", 0),
+    ):
+        with pytest.raises(ArgumentError, match=r"^(questions|contexts|stride)=|surrogate pair"):
             model.answer(*arguments)
     for key, value in (("stride", "x"), ("max_question_length", -1), ("max_question_length", True)):
         refuse_changed(checkpoint, f"data.{key}", value, f"data.{key}={value!r} is no positive integer")
@@ -126,7 +124,7 @@ def refuse_changed(checkpoint: str | Path, key: str, value: object, message: str
 
 @pytest.mark.slow
 def test_a_model_learns_to_read_the_question(program: Program) -> None:
-    write_squad({"train": range(100), "dev": range(100, 110), "test": range(110, 130)})
+    write_squad(100, 10, 20)
     settings = "model.max_seq_len=96 model.d_model=32 trainer.max_steps=300 trainer.val_check_interval=100"
     ran(program, "train.py", SMALL, SQUAD, settings, "data.batch_size=20 callbacks.attention=null")
     results = results_of("run")
@@ -135,7 +133,7 @@ def test_a_model_learns_to_read_the_question(program: Program) -> None:
 
 @pytest.mark.slow
 def test_no_answer(program: Program) -> None:
-    write_squad({"train": range(20), "dev": range(20, 26), "test": range(26, 30)}, has_answer=False)
+    write_squad(has_answer=False)
     ended = program("train.py", SMALL, SQUAD)
     assert (ended.code, ended.out) == (2, "")
     assert "task.objective.no_answer_threshold=null: 20 of 40 questions of the train split have no answer" in ended.err
@@ -146,15 +144,6 @@ def test_no_answer(program: Program) -> None:
     ran(program, "evaluate.py", checkpoint, "hydra.run.dir=evaluated")
     assert results_of("run")["val/f1_unanswerable"] == 1.0
     assert results_of("evaluated")["val/f1_unanswerable"] == 0.0
-
-
-@pytest.mark.slow
-def test_it_starts_from_a_masked_language_model_of_the_same_questions(program: Program) -> None:
-    masked = SQUAD.replace("task=span", "task=masked_lm 'data.validation_fraction=0.1'")
-    ran(program, "train.py", SMALL, masked.replace("dir=run", "dir=masked"), "callbacks.attention=null")
-    start = "init_from=masked/checkpoints/last.ckpt freeze_encoder=true"
-    ran(program, "train.py", "data.batch_size=4 trainer.max_steps=4", SQUAD.replace("tokenizer=byte ", ""), start)
-    assert results_of("run")["num_parameters"] == 2 * 16 + 2
 
 
 MISTAKES = {

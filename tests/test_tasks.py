@@ -1,6 +1,5 @@
 """Masked language modelling and classification as users run them."""
 
-import csv
 import random
 from pathlib import Path
 
@@ -14,25 +13,15 @@ CLASSES = "task=classification data=text data.files=reviews tokenizer=byte data.
 GOOD, BAD = ("fine warm bright lovely", "dull cold grey awful")
 
 
-def write_reviews(folder: str = "reviews", flipped: bool = False) -> None:
-    """Three splits of reviews whose words determine the label; `flipped` swaps the labels of the test split."""
-    draw = random.Random(0)
-    Path(folder).mkdir(exist_ok=True)
-    for split, number in (("train", 64), ("validation", 24), ("test", 24)):
-        with Path(folder, f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(["text", "label"])
-            for index in range(number):
-                label = index % 2
-                words = draw.sample((BAD, GOOD)[label].split(), k=1 + index % 3)
-                shown = 1 - label if flipped and split == "test" else label
-                rows.writerow([" ".join([*words, "🙂"]), shown])
-
-
 @pytest.fixture
-def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_reviews()
+def reviews(tmp_path: Path) -> None:
+    """Three splits of reviews whose words determine the label."""
+    draw = random.Random(0)
+    (tmp_path / "reviews").mkdir()
+    for split, number in (("train", 64), ("validation", 24), ("test", 24)):
+        rows = [(draw.sample((BAD, GOOD)[row % 2].split(), k=1 + row % 3), row % 2) for row in range(number)]
+        lines = ["text,label", *(f"{' '.join(words)} 🙂,{label}" for words, label in rows)]
+        (tmp_path / "reviews" / f"{split}.csv").write_text("\n".join(lines))
 
 
 # Masked language modelling.
@@ -54,11 +43,8 @@ def test_a_masked_model_is_trained_evaluated_and_analysed(program: Program, book
 # Classification.
 
 
-@pytest.mark.parametrize(
-    "pooling", ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cls", "attention"))]
-)
-def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Program, reviews: None, pooling: str) -> None:
-    settings = f"task.readout.pooling={pooling} optimizer.lr=1e-2 trainer.max_steps=60 trainer.val_check_interval=20"
+def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Program, reviews: None) -> None:
+    settings = "optimizer.lr=1e-2 trainer.max_steps=60 trainer.val_check_interval=20"
     ran(program, "train.py", TINY, CLASSES, settings, "data.batch_size=16 hydra.run.dir=run")
     results = results_of("run")
     assert results["test/accuracy"] >= 0.9
@@ -75,26 +61,10 @@ def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Progra
     assert results_of("last")["test/loss"] != pytest.approx(results["test/loss"], abs=1e-4)
     assert table("best/confusion.csv") == table("run/confusion.csv")
     # A pair of texts, and a label that the model does not have.
-    ended = program(
-        "evaluate.py", "checkpoint=run/checkpoints/best.ckpt data.files=reviews analysis=maps analysis.text=[a,b]"
-    )
-    assert (ended.code, "analysis.text=[a,b]: must be one text;" in ended.err) == (2, True), ended.err
     Path("other.csv").write_text("text,label\nfine,1\nodd,perhaps\n")
-    ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=other.csv")
-    assert (ended.code, "perhaps" in ended.err) == (2, True), ended.err
-
-
-@pytest.mark.slow
-def test_the_labels_of_the_test_split_do_not_influence_the_weights(program: Program, reviews: None) -> None:
-    settings = f"{TINY} {CLASSES} trainer.max_steps=6 optimizer.lr=3e-3"
-    ran(program, "train.py", settings, "hydra.run.dir=first")
-    write_reviews(flipped=True)
-    ran(program, "train.py", settings, "hydra.run.dir=second")
-    first, second = results_of("first"), results_of("second")
-    assert first["test/accuracy"] == pytest.approx(1 - second["test/accuracy"])
-    for name in ("last", "best"):
-        one, other = (weights_of(run, name) for run in ("first", "second"))
-        assert all(torch.equal(one[key], other[key]) for key in one)
+    for mistake, told in (("reviews analysis=maps analysis.text=[a,b]", "must be one text;"), ("other.csv", "perhaps")):
+        ended = program("evaluate.py", f"checkpoint=run/checkpoints/best.ckpt data.files={mistake}")
+        assert (ended.code, told in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.slow

@@ -64,17 +64,9 @@ def test_a_stream_has_one_eos_before_each_document(tmp_path):
 )
 def test_everything_that_shapes_the_result_is_in_the_key(kind, limit):
     recipe = Recipe(Texts("text" * 30), CharTokenizer(), kind(8), 0.1)
-    changes = [
-        {"source": Texts("other" * 30)},
-        {"tokenizer": ByteTokenizer()},
-        {"tokenizer": CharTokenizer().build(["abc"])},
-        {"validation_fraction": 0.2},
-        {"test_fraction": 0.2},
-        {"seed": 1},
-        {"group_near_copies": True},
-        {"row_format": kind(8, **{limit: 50})},
-        {"whole": True},
-    ]
+    changes = [{"source": Texts("other" * 30)}, {"row_format": kind(8, **{limit: 50})}, {"whole": True}, {"seed": 1}]
+    changes += [{"tokenizer": ByteTokenizer()}, {"tokenizer": CharTokenizer().build(["abc"])}]
+    changes += [{"validation_fraction": 0.2}, {"test_fraction": 0.2}, {"group_near_copies": True}]
     assert len({recipe.key, *(replace(recipe, **change).key for change in changes)}) == 1 + len(changes)
     assert replace(recipe, row_format=kind(9)).key == recipe.key
 

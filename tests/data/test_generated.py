@@ -1,13 +1,11 @@
 """Generated sequences: every scored target against a solver that reads the text, and fresh epochs."""
 
-import csv
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from commands import SMALL, column, results_of
+from commands import SMALL, column, ran, results_of, table
 
 import tinyformer
 from tinyformer.batch import IGNORED
@@ -96,10 +94,10 @@ def test_what_is_scored_is_what_a_solver_predicts(kind):
             assert all(text[position] == symbol for position, symbol in solved.items())
             number += len(solved)
         assert tokens.num_tokens == number > 0
-        loader = module.evaluation_dataloader(split)
-        batches = [(batch["inputs"].tolist(), batch["targets"].tolist()) for batch in loader]
-        rows = [pair for inputs, targets in batches for pair in zip(inputs, targets, strict=True)]
-        assert len(rows) == tokens.num_documents
+        batches = list(module.evaluation_dataloader(split))
+        rows = [
+            pair for batch in batches for pair in zip(batch["inputs"].tolist(), batch["targets"].tolist(), strict=True)
+        ]
         for (inputs, targets), (text, scored) in zip(rows, texts(module, split), strict=True):
             # Each sequence is one window, from its <eos> on. The last token of the stream is not an input.
             assert module.tokenizer.decode(inputs).startswith("<eos>" + text[:-1])
@@ -113,9 +111,7 @@ def test_a_completion_is_what_the_prompt_determines(kind):
     prompt, end = module.completion
     text, scored = next(texts(module, "validation"))
     assert text.startswith(prompt + end)
-    assert end
-    assert set(range(len(prompt), len(prompt + end))) <= set(scored)
-    assert max(scored) == len(prompt + end) - 1
+    assert scored[-len(end) :] == list(range(len(prompt), len(prompt + end)))  # its end, and all of that, is scored
     assert len(prompt) - 1 not in scored
 
 
@@ -178,50 +174,36 @@ def test_the_fingerprint_covers_everything_that_changes_the_tokens(kind):
 
 
 MISTAKES = [
-    ("induction", {"num_symbols": 95}, "num_symbols=95: must be from 1 to 94"),
     ("induction", {"num_symbols": 11}, "max_period=12: must be at most num_symbols=11, .*; max_period=11 works"),
-    ("induction", {"max_period": 5}, "max_period=5: must be at least min_period=6; max_period=6 works"),
     ("induction", {"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 wo"),
     ("induction", {"num_sequences": 2**22}, "num_sequences=4194304: must be at most 1677721; num_sequences=1677721 w"),
-    ("recall", {"num_keys": 0}, "num_keys=0: must be from 1 to 398"),
     ("recall", {"num_keys": 390, "num_values": 9}, "num_values=9: must be from 1 to 8"),
-    ("recall", {"num_pairs": 0}, "num_pairs=0: must be at least 1"),
     ("recall", {"num_keys": 3}, "num_pairs=4: must be at most num_keys=3, .*; num_pairs=3 works"),
     ("recall", {"seq_len": 16}, "seq_len=16: must be at least 17, .*; seq_len=17 works"),
-    ("recall", {"seq_len": 41}, "seq_len=41: must be at most max_seq_len=40; seq_len=40 works"),
     ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a causal language model"),
     ("recall", {"tokenizer": CharTokenizer().build(["abc"])}, "num_keys=15: .* no token for the symbols d e f"),
-    ("copy", {"num_symbols": 399}, "num_symbols=399: must be from 1 to 398"),
-    ("copy", {"max_length": 1}, "max_length=1: must be at least min_length=2; max_length=2 works"),
     ("copy", {"max_test_length": 7}, "max_test_length=7: must be above max_length=7, .*; max_test_length=14 works"),
     ("copy", {"max_test_length": 20}, "max_test_length=20: makes 42 tokens, .*; max_seq_len=42 works"),
     ("copy", {"num_symbols": 1, "num_sequences": 500}, "num_sequences=500: they include all 6 different sequences"),
-    ("modular_addition", {"modulus": 1}, "modulus=1: must be from 2 to 398"),
-    ("modular_addition", {"train_fraction": 1.0}, "train_fraction=1.0: must be between 0 and 1"),
     ("modular_addition", {"train_fraction": 0.001}, "train_fraction=0.001: .*; train_fraction=0.5 works"),
     ("modular_addition", {"max_seq_len": 5}, "seq_len=6: must be at most max_seq_len=5"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "sentence"), MISTAKES, ids=[f"{kind}-{next(iter(change))}" for kind, change, _ in MISTAKES]
-)
+@pytest.mark.parametrize(("kind", "changes", "sentence"), MISTAKES)
 def test_arguments(kind, changes, sentence):
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         prepared(kind, **changes)
 
 
 def test_a_run_its_training_accuracy_and_what_an_evaluation_may_change(program):
-    data = (
-        "data=modular_addition data.modulus=7 data.batch_size=8 model.max_seq_len=8 optimizer=adamw optimizer.lr=1e-2"
-    )
-    ended = program("train.py", SMALL, data, "trainer.max_steps=40 trainer.val_check_interval=20 hydra.run.dir=run")
-    assert ended.code == 0, ended.err
-    assert "not every token is scored" in ended.out
+    data = "data=modular_addition data.modulus=7 data.batch_size=8 model.max_seq_len=8 optimizer.lr=1e-2"
+    out = ran(program, "train.py", SMALL, data, "trainer.max_steps=40 trainer.val_check_interval=20 hydra.run.dir=run")
+    assert "not every token is scored" in out
     module, results = prepared("modular_addition", modulus=7, train_fraction=0.5), results_of("run")
     assert (results["val/bits_per_byte"], results["val/num_tokens"]) == (None, 25)
     prompt, end = module.completion
-    assert f"\nA completion:\n  prompt     {prompt}\n  expected   {end}\n  generated  " in ended.out
+    assert f"\nA completion:\n  prompt     {prompt}\n  expected   {end}\n  generated  " in out
     ids = torch.tensor(module.splits["train"].ids.tolist()).view(-1, 6)
     predicted = tinyformer.load("run/checkpoints/last.ckpt").logits(ids[:, :-1])[:, -1].argmax(-1)
     logged = [float(value) for value in column("run", "train/accuracy").values()]
@@ -231,8 +213,7 @@ def test_a_run_its_training_accuracy_and_what_an_evaluation_may_change(program):
     for change in ("data.split_seed=5", "data.train_fraction=0.2"):
         ended = program("evaluate.py", evaluate, change)
         assert ended.err.startswith(f"Error: {change}: would make other splits, with sequences that the checkpoint may")
-    ended = program("evaluate.py", evaluate, "seed=5")
-    assert (ended.code, "not the data and splits of the run" in ended.out) == (0, False), ended.err
+    assert "not the data and splits of the run" not in ran(program, "evaluate.py", evaluate, "seed=5")
 
 
 @pytest.mark.nightly
@@ -241,18 +222,16 @@ def test_the_induction_heads_are_found_and_ablated(program):
     sizes = "data.seq_len=48 data.num_symbols=48 data.min_period=8 data.max_period=16 data.batch_size=32 "
     sizes += "data.num_validation_sequences=128 model.max_seq_len=48 model.num_layers=2 position=alibi"
     steps = "trainer.max_steps=400 trainer.val_check_interval=400 generate.num_tokens=1 hydra.run.dir=run"
-    ended = program("train.py", SMALL, "data=induction", sizes, steps, "callbacks.attention=null")
-    assert ended.code == 0, ended.err
+    ran(program, "train.py", SMALL, "data=induction", sizes, steps, "callbacks.attention=null")
 
     def accuracy(*overrides):
         checkpoint = "checkpoint=run/checkpoints/last.ckpt callbacks.attention=null hydra.run.dir=evaluated"
-        ended = program("evaluate.py", checkpoint, *overrides)
-        assert ended.code == 0, ended.err
+        ran(program, "evaluate.py", checkpoint, *overrides)
         return results_of("evaluated")["val/accuracy"]
 
     assert accuracy("analysis=maps analysis.importance=false score=true") > 0.8
-    with Path("evaluated/maps.csv").open() as file:
-        scores = {(int(row["layer"]), int(row["head"])): float(row["induction"]) for row in csv.DictReader(file)}
+    rows = table("evaluated/maps.csv")
+    scores = {(int(row["layer"]), int(row["head"])): float(row["induction"]) for row in rows}
     induction = [head for head, score in scores.items() if score > 0.4]
     others = [head for head in scores if head[0] == 1 and head not in induction][: len(induction)]
     assert {layer for layer, _ in induction} == {1}

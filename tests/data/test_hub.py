@@ -10,7 +10,6 @@ import textwrap
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer
 
 from tinyformer.data import ByteTokenizer, HubDataset
@@ -21,6 +20,7 @@ from tinyformer.errors import ArgumentError
 PLAY = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 20
 ARTICLES = [f" = Title {i} = \n \n Some text about {i} . \n = = Section = = \n x = 1 = y \n" for i in range(6)]
 LINES = "".join(ARTICLES).splitlines(keepends=True)
+STRING = {"dtype": "string", "_type": "Value"}
 TITLE = r" = [^=].* = $"
 PARTS = [
     ["".join(random.Random(100 * part + row).choices("abcdefghij \n", k=20_000)) for row in range(20)]
@@ -28,45 +28,35 @@ PARTS = [
 ]
 
 
-def parquet(texts, column="text"):
-    file = io.BytesIO()
-    pq.write_table(pa.table({"id": list(range(len(texts))), column: texts}), file)
+def parquet(features=None, **columns):
+    """A file of these columns, with a description of them as `datasets` writes it."""
+    table, file = pa.table(columns), io.BytesIO()
+    if features:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, file)
     return file.getvalue()
 
 
 def labelled(texts, labels):
-    file = io.BytesIO()
-    classes = ClassLabel(names=["negative", "positive"])
-    features = Features({"idx": Value("int32"), "sentence": Value("string"), "label": classes})
-    columns = {"idx": list(range(len(texts))), "sentence": texts, "label": labels}
-    Dataset.from_dict(columns, features).to_parquet(file)
-    return file.getvalue()
+    label = {"names": ["negative", "positive"], "_type": "ClassLabel"}
+    return parquet({"sentence": STRING, "label": label}, sentence=texts, label=labels)
 
 
 def squad(texts, starts):
     """Rows as in `rajpurkar/squad`."""
-    file = io.BytesIO()
-    answers = {"text": [Value("string")], "answer_start": [Value("int32")]}
-    features = Features(
-        {name: Value("string") for name in ("id", "title", "context", "question")} | {"answers": answers}
-    )
-    rows = [
-        {"id": "1", "title": "t", "context": "a b c", "question": f"q{i}", "answers": {"text": t, "answer_start": s}}
-        for i, (t, s) in enumerate(zip(texts, starts, strict=True))
-    ]
-    Dataset.from_list(rows, features).to_parquet(file)
-    return file.getvalue()
+    answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    return parquet(title=["t", "t"], context=["a b c"] * 2, question=["q0", "q1"], answers=answers)
 
 
 REPOSITORIES = {
     "datasets/owner/large": {
-        **{f"data/train-{i:05d}-of-00008.parquet": parquet(texts) for i, texts in enumerate(PARTS)},
-        "data/validation-00000-of-00001.parquet": parquet(["one", None, "two"]),
+        **{f"data/train-{i:05d}-of-00008.parquet": parquet(text=texts) for i, texts in enumerate(PARTS)},
+        "data/validation-00000-of-00001.parquet": parquet(text=["one", None, "two"]),
     },
     "datasets/owner/play": {
-        "default/train/0000.parquet": parquet([PLAY[:1000]]),
-        "default/validation/0000.parquet": parquet([PLAY[1000:1100]]),
-        "default/test/0000.parquet": parquet([PLAY[1100:]]),
+        "default/train/0000.parquet": parquet(text=[PLAY[:1000]]),
+        "default/validation/0000.parquet": parquet(text=[PLAY[1000:1100]]),
+        "default/test/0000.parquet": parquet(text=[PLAY[1100:]]),
     },
     "datasets/owner/reviews": {
         "data/train-00000-of-00001.parquet": labelled([f"review {i}" for i in range(40)], [i % 2 for i in range(40)]),
@@ -125,6 +115,10 @@ def run(tmp_path):
     return run_code
 
 
+BOOKS = 'splits("owner/books", "pairs", **ENGLISH, '
+PAIRS = 'splits("owner/pairs", "pairs", '
+REVIEWS = 'splits("owner/reviews", "examples", text_column="sentence", label_column="label")'
+ASKED = {"text": ["q0", "q1"], "pair": ["a b c", "a b c"]}
 READ = {
     'splits("owner/large")': {
         "train": {"text": [text for part in PARTS for text in part]},
@@ -132,64 +126,30 @@ READ = {
     },
     'splits("owner/play", revision="refs/convert/parquet", rejoin_splits=True)': {"train": {"text": [PLAY]}},
     'HubTokenizer("owner/model").build([]).encode("hé")': [0x68, 0xC3, 0xA9],
-    'splits("owner/none")': "path='owner/none': this dataset does not exist on the Hub, or is private; check",
-    'splits("owner/large", text_column="body")': "text_column='body': owner/large has no such column; it has id, text.",
+    'splits("owner/none")': "path='owner/none': this dataset does not exist on the Hub, or is private",
+    'splits("owner/large", text_column="body")': "text_column='body': owner/large has no such column; it has text.",
     # pairs, from two columns or from two keys of one
-    'splits("owner/books", "pairs", **ENGLISH, target_column="translation.fr")': {
+    f'{BOOKS} target_column="translation.fr")': {
         "train": {"text": ["A cat.", "A dog."], "pair": ["Un chat.", "Un chien."]}
     },
-    'splits("owner/books", "pairs", **ENGLISH, target_column="translation.de")': (
-        "target_column='translation.de': owner/books has no such column; it has id, translation.en"
-    ),
-    'splits("owner/pairs", "pairs", source_column="a", target_column="b")': (
-        "target_column='b': row 2 of the split train of owner/pairs has no text there"
-    ),
-    'splits("owner/pairs", "pairs", source_column="gold", target_column="b")': (
-        "source_column='gold': the column of owner/pairs holds no texts"
-    ),
+    f'{BOOKS} target_column="translation.de")': "target_column='translation.de': owner/books has no such column",
+    f'{PAIRS} source_column="a", target_column="b")': "target_column='b': row 2 of the split train of owner/pairs",
+    f'{PAIRS} source_column="gold", target_column="b")': "source_column='gold': the column of owner/pairs holds no t",
     # questions, in the layout of SQuAD
     'splits("owner/squad", "questions")': {
-        "train": {
-            "text": ["q0", "q1"],
-            "pair": ["a b c", "a b c"],
-            "answers": [["b c"], ["a"]],
-            "starts": [[2], [0]],
-        },
-        "validation": {
-            "text": ["q0", "q1"],
-            "pair": ["a b c", "a b c"],
-            "answers": [[], ["a b", "b"]],
-            "starts": [[], [0, 2]],
-        },
+        "train": ASKED | {"answers": [["b c"], ["a"]], "starts": [[2], [0]]},
+        "validation": ASKED | {"answers": [[], ["a b", "b"]], "starts": [[], [0, 2]]},
     },
-    'splits("owner/squad", text_column=["question", "context"])["train"]': {
-        "text": ["q0", "q1"],
-        "pair": ["a b c", "a b c"],
-    },
-    'splits("owner/wrong", "questions")': (
-        "path='owner/wrong': the context of row 2 of the split train has no answer 'b' at character 1; remove"
-    ),
-    'splits("owner/books", "questions")': (
-        "path='owner/books': has no questions: no column question, only id, translation.en, translation.fr."
-    ),
+    'splits("owner/squad", text_column=["question", "context"])["train"]': ASKED,
+    'splits("owner/wrong", "questions")': "path='owner/wrong': the context of row 2 of the split train has no answer",
+    'splits("owner/books", "questions")': "path='owner/books': has no questions: no column question, only id",
     # labels, with their names
-    'splits("owner/reviews", "examples", text_column="sentence", label_column="label")["test"]': {
-        "text": ["one", "two"],
-        "label": [None, None],
-    },
-    'splits("owner/reviews", "examples", text_column="sentence", label_column="label")["validation"]': {
-        "text": ["good", None],
-        "label": ["positive", "negative"],
-    },
+    f'{REVIEWS}["test"]': {"text": ["one", "two"], "label": [None, None]},
+    f'{REVIEWS}["validation"]': {"text": ["good", None], "label": ["positive", "negative"]},
     'splits("owner/pairs", "examples", text_column=["a", "b"], label_column="gold")': {
         "train": {"text": ["one", "x"], "pair": ["two", None], "label": ["3", "10"]}
     },
-    'splits("owner/pairs", text_column=["a", "b"], label_column="gold")': {
-        "train": {"text": ["one", "x"], "pair": ["two", None]}
-    },
-    'splits("owner/partly", "examples", text_column="sentence", label_column="label")': (
-        "label_column='label': row 2 of the split train of owner/partly has no label, the first of 2 among 3"
-    ),
+    REVIEWS.replace("reviews", "partly"): "label_column='label': row 2 of the split train of owner/partly has no label",
 }
 """What is read, or how the error begins."""
 
@@ -221,17 +181,6 @@ CARDS = {
 """Configurations in a README, and what is said of those that are refused."""
 
 
-def with_pictures(texts):
-    """Rows with pictures on a server that does not exist."""
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    pictures = pa.array([{"bytes": None, "path": "http://127.0.0.1:9/x.png"}] * len(texts), kind)
-    features = {"text": {"dtype": "string", "_type": "Value"}, "picture": {"_type": "Image"}}
-    table = pa.table({"text": texts, "picture": pictures})
-    file = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), file)
-    return file.getvalue()
-
-
 def card(configs, end="\n"):
     return f"{end.join(['---', f'configs: {configs}', '---'])}\n# A data set\n".encode()
 
@@ -241,17 +190,15 @@ def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "thesis.txt").write_text("years of work")
-    repositories = {
-        f"datasets/owner/{name}": {"README.md": card(text.replace("VICTIM", str(victim))), "a.txt": b"one\ntwo\n"}
-        for name, (text, _) in CARDS.items()
-    }
-    options = b"configs: [{config_name: default, version: /x}]"
-    repositories["datasets/owner/returns"] = {"README.md": card(CARDS["removes"][0], "\r"), "a.txt": b"one\n"}
-    repositories["datasets/owner/bom"] = {"README.md": b"\xef\xbb\xbf" + card(CARDS["removes"][0]), "a.txt": b"one\n"}
-    repositories["datasets/owner/other-file"] = {".huggingface.yaml": options, "a.txt": b"one\n"}
-    repositories["datasets/owner/infos"] = {"dataset_infos.json": b"[1]", "a.txt": b"one\n"}
-    repositories["datasets/owner/numbers"] = {"train.jsonl": b'{"text": 1}\n'}
-    repositories["datasets/owner/pictures"] = {"train.parquet": with_pictures(["one"] * 9)}
+    cards = {name: {"README.md": card(text.replace("VICTIM", str(victim)))} for name, (text, _) in CARDS.items()}
+    cards["returns"] = {"README.md": card(CARDS["removes"][0], "\r")}
+    cards["bom"] = {"README.md": b"\xef\xbb\xbf" + card(CARDS["removes"][0])}
+    cards["other-file"] = {".huggingface.yaml": b"configs: [{config_name: default, version: /x}]"}
+    cards["infos"] = {"dataset_infos.json": b"[1]"}
+    repositories = {f"datasets/owner/{name}": files | {"a.txt": b"one\ntwo\n"} for name, files in cards.items()}
+    picture = {"bytes": None, "path": "http://127.0.0.1:9/x.png"}  # on a server that does not exist
+    pictures = parquet({"text": STRING, "picture": {"_type": "Image"}}, text=["one"] * 9, picture=[picture] * 9)
+    repositories["datasets/owner/pictures"] = {"train.parquet": pictures}
     code = f"""
         list(HubDataset("owner/pictures").load(max_characters=10)["train"])
         list(HubDataset("owner/pictures", document_start="x").load()["train"])
@@ -266,7 +213,6 @@ def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
         "bom": "version='../",
         "other-file": "its .huggingface.yaml has the option version='/x'",
         "infos": "has no attribute",
-        "numbers": "the column of owner/numbers holds no texts",
     }
     for name, problem in expected.items():
         answer = said[f"owner/{name}"]

@@ -79,20 +79,17 @@ def test_ranks_share_an_epoch():
 
 
 @pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths, rank):
+def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths):
     settings = {"seq_len": 5, "batch_size": 4, "seed": 1}
     if len(lengths) > 1:
-        settings |= {"rank": rank, "world_size": 2}
-    mapped, held = (
-        ResumableLoader(split_of(lengths), **settings, device=device) for device in (None, torch.device("cpu"))
-    )
+        settings |= {"rank": 1, "world_size": 2}
+    devices = (None, torch.device("cpu"))
+    mapped, held = (ResumableLoader(split_of(lengths), **settings, device=device) for device in devices)
     assert len(mapped) == len(held) > 0
     for _ in range(6):
         for one, other in zip(mapped, held, strict=True):
             assert one.keys() == other.keys()
             for name, tensor in one.items():
-                assert torch.equal(tensor, other[name])
-                assert tensor.dtype == other[name].dtype
+                torch.testing.assert_close(other[name], tensor, rtol=0, atol=0)
                 assert other[name].is_contiguous()
         assert mapped.state_dict() == held.state_dict()

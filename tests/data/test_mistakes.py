@@ -44,27 +44,19 @@ def module(**changes):
     return SourceDataModule(**{"tokenizer": ByteTokenizer(), "row_format": WindowFormat(8), "batch_size": 2} | changes)
 
 
-PLAIN = r"device='cuda': windows within documents, or with masked tokens, are read .*; device='auto' works\.$"
-CUT = "test_fraction=0.5: leaves no text to train on, with validation_fraction=0.5; validation_fraction=0.05 test_fr"
 ARGUMENTS = [
     (module, {"batch_size": 0}, r"batch_size=0: must be at least 1; batch_size=16 works\.$"),
     (module, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* than 1; validation_fraction=0.05 w"),
-    (module, {"validation_fraction": 0.5, "test_fraction": 0.5}, CUT),
+    (module, {"validation_fraction": 0.5, "test_fraction": 0.5}, "test_fraction=0.5: leaves no text to train on, with"),
     (module, {"row_format": ExampleFormat(8), "source": Pydoc()}, "source='pydoc': its texts have no class labels; "),
     (module, {"row_format": PairFormat(8), "source": Docstrings()}, "source='docstrings': has no pairs of a source"),
     (module, {"row_format": QuestionFormat(8), "source": Docstrings()}, "source='docstrings': has no questions about"),
-    (PairFormat, {"seq_len": 1}, "seq_len=1: must be at least 2"),
     (QuestionFormat, {"seq_len": 3}, "seq_len=3: must be at least 4"),
-    (QuestionFormat, {"seq_len": 8, "max_examples": 0}, "max_examples=0: must be at least 1"),
-    (QuestionFormat, {"seq_len": 8, "max_question_length": 0}, "max_question_length=0: must be at least 1"),
-    (QuestionFormat, {"seq_len": 8, "stride": 0}, "stride=0: must be at least 1"),
     (QuestionFormat, {"seq_len": 32, "stride": 29}, "stride=29: must be less than 29, or no two windows of seq_len=32"),
-    (WindowFormat, {"seq_len": 0}, "seq_len=0: must be at least 1; seq_len=256 works"),
     (WindowFormat, {"seq_len": 8, "pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
-    (WindowFormat, {"seq_len": 8, "device": "cuda", "masking": Masking()}, PLAIN),
+    (WindowFormat, {"seq_len": 8, "device": "cuda", "masking": Masking()}, "device='cuda': .*; device='auto' works"),
     (ExampleFormat, {"seq_len": 8, "token_dropout": 1.0}, "token_dropout=1.0: .* than 1; token_dropout=0.3 works"),
     (ExampleFormat, {"seq_len": 8, "labels": ["a"]}, r"labels=\['a'\]: must be at least two different names; .*'yes'"),
-    (Masking, {"rate": 0.0}, "rate=0.0: must be greater than 0 and less than 1; rate=0.15 works"),
     (Masking, {"mask_share": 0.8, "random_share": 0.3}, "random_share=0.3: must be at most 1 - mask_share, .*=0.8; ma"),
     (BPETokenizer, {"vocab_size": 256}, "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works"),
     (Docstrings, {"num_packages": 1}, "num_packages=1: must be at least 2; num_packages=20 works"),
@@ -76,22 +68,14 @@ def test_arguments(labelled):
         refused(call, sentence, **({"source": labelled} if call is module else {}) | settings)
 
 
-def damaged() -> bytes:
-    """A parquet file whose pages are cut to pieces, and whose description at the end is whole."""
-    file = io.BytesIO()
-    pq.write_table(pa.table({"text": [f"line {n}" * 50 for n in range(200)]}), file, compression="snappy")
-    contents = bytearray(file.getvalue())
-    contents[40:400] = bytes(360)
-    return bytes(contents)
-
-
-def repeated() -> bytes:
-    """A parquet file of some kilobytes with 200 MB of text."""
-    file = io.BytesIO()
-    pq.write_table(pa.table({"text": ["x" * 50_000] * 4000}), file)
+def parquet(texts: list[str]) -> bytes:
+    pq.write_table(pa.table({"text": texts}), file := io.BytesIO())
     return file.getvalue()
 
 
+WHOLE = parquet([f"line {n}" * 50 for n in range(200)])
+DAMAGED = WHOLE[:40] + bytes(360) + WHOLE[400:]  # pages are cut to pieces; the description at the end is whole
+REPEATED = parquet(["x" * 50_000] * 4000)  # some kilobytes with 200 MB of text
 TWO = {"columns": ["text", "label"]}
 FILES = [
     ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
@@ -106,16 +90,10 @@ FILES = [
     ("a.json", b"[" * 99_999, {}, "files='.*a.json': not JSON"),
     ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", {}, "files='.*a.jsonl': not JSON"),
     ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
-    ("a.parquet", b"PAR1 and more PAR1", {}, "files='.*a.parquet': cannot be read as parquet"),
-    ("a.parquet", damaged(), {}, "files='.*a.parquet': cannot be read as parquet"),
-    ("a.parquet", repeated(), {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
+    ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
+    ("a.parquet", REPEATED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
-    (
-        "a.csv",
-        b"a,b,c\nx,y,z\n",
-        {"text_column": ["a", "b", "c"]},
-        r"text_column=\['a', 'b', 'c'\]: must be one column",
-    ),
+    ("a.csv", b"a,b,c\nx,y,z\n", {"text_column": ["a", "b", "c"]}, r"text_column=\[.*\]: must be one column"),
     ("a.csv", b"text^label\nx^1\n", {}, r"text_column='text': .* is text\^label; .* write one of , ; \| or a tab"),
     ("a.csv", b"x^1\n", TWO, r"files=.*: its first row is one field, x\^1, but there are 2 .*; write one of , ; \|"),
 ]
@@ -124,8 +102,6 @@ LABELS = [
     ("a.csv", b"text,label\nx,1\n", {}, "label_column=None: .* needs the column .*; label_column='label' works"),
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
     ("a.csv", b"Good,1\n", L, r"text_column='text': .* is Good, 1; .* header row; columns=\['text', 'label'\] works"),
-    ("a.csv", b"text^label\nx^1\n", L, r"text_column='text': .* write one of , ; \| or a tab between them\.$"),
-    ("a.csv", b"x^1\n", L | TWO, r"files=.*: its first row is one field, x\^1, but .*; write one of , ; \|"),
     ("a.csv", b"text,label\nx,1\n", L | {"separator": "x"}, "separator='x': .* labels .*; separator=None works"),
     ("a.txt", b"text", L, "label_column='label': .*a.txt has no columns; .csv"),
     ("a.jsonl", b'{"text": "x", "label": ["a", "b"]}', L, r"label_column='label': .*a.jsonl holds \['a', 'b'\] there"),
@@ -133,22 +109,11 @@ LABELS = [
     ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
     ("a.tsv", b'text\tlabel\nx\t1\n"open\t0\nz\t1\n', L, "files=.*: a quotation mark near line 4 .*; quoted=F"),
 ]
-
-
-HEADER = r"source_column='source': .* is uno, one, 3; .* header row; columns=\['source', 'target', 'column_3'\] works"
 PAIRS = [
-    ("a.tsv", b"uno\tone\t3\n", {}, HEADER),
+    ("a.tsv", b"uno\tone\t3\n", {}, r"source_column='source': .* header row; columns=.*'target', 'column_3'\] works"),
     ("a.csv", b"source\nuno\n", {}, "target_column=.*it has source"),
-    ("a.csv", b"source,target\nuno,one\n", {"separator": "x"}, "separator='x': .* pairs.*; separator=None works"),
-    ("a.csv", b"source,target\nuno,one\n", {"source_column": "es"}, "source_column='es': "),
     ("a.csv", b"source,target\nuno,one\ndos, \n", {}, "target_column='target': row 2 of .* has no text there; remove"),
-    (
-        "a.csv",
-        b"source,target\nuno,one\n",
-        {"target_column": "source"},
-        "target_column='source': must not be the column",
-    ),
-    ("a.jsonl", b'{"source": "a"}', {"target_column": "en"}, "target_column='en': "),
+    ("a.csv", b"source,target\nuno,one\n", {"target_column": "source"}, "target_column='source': must not be the "),
     ("a.jsonl", b'{"source": "a", "target": 3}', {}, "target_column='target': .* holds 3 there, not text"),
     ("a.jsonl", b'{"source": null, "target": "b"}', {}, "source_column='source': .* has no text there; remove"),
 ]
@@ -171,17 +136,13 @@ QUESTIONS = [
         (squad(question=" "), "question 1 has no question"),
         (squad(context=None), "question 1 has no context"),
         (squad(text="1998"), "the context of question 1 has no answer '1998' at character 19"),
-        (squad(start=18), "has no answer '1999' at character 18"),
         (squad(text="Café", start=-19), "has no answer 'Café' at character -19"),
-        (squad(text=" ", start=3), "has no answer ' ' at character 3"),
         (squad(start=None), "an answer of question 1 is '1999' at None, not a text and a number"),
         (squad(question="\ud800"), "half of a surrogate pair"),
         (squad(answers={"text": ["1999"], "answer_start": [19]}), "has no list of objects 'answers'"),
-        (b'{"data": [{"paragraphs": [{"context": "c", "qas": [1]}]}]}', "has no list of objects 'qas'"),
         (b'{"data": [{}]}', "has no list of objects 'paragraphs'"),
         (row(["1999"]), "the answers of row 1 are not two lists"),
         (row({"text": ["1999"], "answer_start": []}), "the answers of row 1 are not two lists of"),
-        (b"[", "not JSON"),
     ]
 ]
 QUESTIONS += [

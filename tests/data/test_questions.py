@@ -67,12 +67,8 @@ def test_each_context_has_tokens_of_its_own_and_is_encoded_once(monkeypatch):
     encoded.clear()
     assert split.texts_of([(3, 6), (2, 4), (0, 2), (0, -1)]) == ["in 1", "19", "é", ""]  # without white space around it
     assert encoded == ["é in 1999", "in 1999"]
-
-
-def test_an_answer_that_no_token_stands_for_is_not_trained_on():
-    tokenizer = lower_case()
-    found = tokenise_questions([Question("q", "in \u200b 1999", ["\u200b"], [3])], tokenizer)
-    assert found.spans.tolist() == [[-1, -1]]
+    nothing = tokenise_questions([Question("q", "in \u200b 1999", ["\u200b"], [3])], lower_case())
+    assert nothing.spans.tolist() == [[-1, -1]]  # no token stands for that answer
 
 
 # Windows and batches.
@@ -122,14 +118,8 @@ def test_windows_read_every_token_of_a_context(sizes, max_length, max_question, 
 
 
 @pytest.mark.parametrize(
-    ("stride", "max_length", "lost"),
-    [
-        (9, None, ["hi", "abcdefghijkl"]),  # windows of nine letters that share none
-        (8, None, ["abcdefghijkl"]),
-        (None, None, ["abcdefghijkl"]),
-        (None, 1, ["hi", "abcdefghijkl"]),
-        (None, 12, ["abcdefghijkl"]),
-    ],
+    ("stride", "max_length", "lost"),  # windows of nine letters; with a stride of 9 they share none
+    [(9, None, ["hi", "abcdefghijkl"]), (8, None, ["abcdefghijkl"]), (None, 1, ["hi", "abcdefghijkl"])],
 )
 def test_answers_that_no_window_holds_whole_are_counted(stride, max_length, lost):
     context = "-abcdefghijklmnopqrs"
@@ -150,13 +140,11 @@ def asked(question="q", context="c", answer=None):
     return {"question": question, "context": context, "answers": {"text": answers, "answer_start": starts}}
 
 
-def prepared(folder, files, fractions=0.0, group_near_copies=True, split_seed=0, **options):
+def prepared(folder, files, row_format=None, fraction=0, **settings):
     """The data of files, or of some rows."""
     files = files if isinstance(files, str) else write(folder, "rows.jsonl", files)
-    row_format = QuestionFormat(**{"seq_len": 32} | options)
-    settings = {"validation_fraction": fractions, "test_fraction": fractions, "cache_dir": str(folder / "cache")}
-    settings |= {"group_near_copies": group_near_copies, "split_seed": split_seed}
-    data = SourceDataModule(SquadFiles(files), ByteTokenizer(), row_format, 2, **settings)
+    settings |= {"validation_fraction": fraction, "test_fraction": fraction, "cache_dir": str(folder / "cache")}
+    data = SourceDataModule(SquadFiles(files), ByteTokenizer(), row_format or QuestionFormat(32), 2, **settings)
     data.prepare()
     return data
 
@@ -168,40 +156,32 @@ def test_every_window_is_trained_on_once_an_epoch(tmp_path):
     read = [row for batch in data.train_dataloader() for row in batch["rows"].tolist()]
     assert sorted(read) == list(range(split.num_windows))
     assert split.num_windows > 8
-    again = prepared(tmp_path, rows, stride=3)
+    again = prepared(tmp_path, rows, QuestionFormat(32, stride=3))
     assert (again.fingerprint, again.is_prepared(again.tokenizer)) == (data.fingerprint, True)  # cut when it is opened
     assert again.splits["train"].num_windows > split.num_windows
-    drawn = [prepared(tmp_path, rows, max_examples=3, split_seed=seed).splits["train"] for seed in range(4)]
+    three = QuestionFormat(32, max_examples=3)
+    drawn = [prepared(tmp_path, rows, three, split_seed=seed).splits["train"] for seed in range(4)]
     assert [split.num_documents for split in drawn] == [3] * 4
     assert len({tuple(map(split.context, range(3))) for split in drawn}) > 1  # they are drawn at random
 
 
 def test_a_sample_is_of_windows_with_an_answer_or_of_questions_without_one(tmp_path):
-    """Of a long context, most windows hold no answer; where none does, all are drawn from."""
     dots = "." * 200
-
-    def drawn(*rows):
-        data = prepared(tmp_path, rows)
-        windows = [row for batch in data.sample("train", 10**6) for row in batch["rows"].tolist()]
-        return windows, data.splits["train"]
-
-    windows, split = drawn(asked(context=f"{dots}x{dots}", answer="x"), asked(context=dots))
+    data = prepared(tmp_path, [asked(context=f"{dots}x{dots}", answer="x"), asked(context=dots)])
+    windows = [row for batch in data.sample("train", 10**6) for row in batch["rows"].tolist()]
+    split = data.splits["train"]
     starts, rows = Questions(split).__getitems__(list(range(split.num_windows)))["starts"], split.window_rows
     assert windows == [window for window in range(split.num_windows) if starts[window] > 0 or rows[window] == 1]
-    assert 0 < (starts > 0).sum() < (rows == 0).sum() / 4
-    windows, split = drawn(asked(context=dots, answer=dots))
-    assert windows == list(range(split.num_windows))
+    assert 0 < (starts > 0).sum() < (rows == 0).sum() / 4  # of a long context, most windows hold no answer
 
 
 @pytest.mark.parametrize("group_near_copies", [True, False])
-def test_questions_about_one_context_and_near_copies_of_it_stay_on_one_side_of_the_hold_out(
-    tmp_path, group_near_copies
-):
+def test_questions_about_one_context_and_near_copies_of_it_are_held_out_together(tmp_path, group_near_copies):
     words = [[f"word{n}-{i}" for i in range(20)] for n in range(20)]
     contexts = [" ".join([*own[:19], last]) for own in words for last in ("one", "two")]
     # Questions are longer than contexts, whose near-copies alone count.
     rows = [asked(" ".join(f"{n}-{i}" for i in range(30)), contexts[n % 40]) for n in range(120)]
-    splits = prepared(tmp_path, rows, fractions=0.2, group_near_copies=group_near_copies).splits.values()
+    splits = prepared(tmp_path, rows, fraction=0.2, group_near_copies=group_near_copies).splits.values()
     held = [{split.context(row) for row in range(split.num_documents)} for split in splits]
     assert [len(one) for one in held] == [24, 8, 8]
     assert len(set.union(*held)) == 40
@@ -216,12 +196,11 @@ def published(*paragraphs) -> dict:
     return {"version": "v2.0", "data": [{"title": "t", "paragraphs": list(paragraphs)}]}
 
 
+ASKED = "When did it open?"
 ANSWERS = [{"text": "1999", "answer_start": 19}, {"text": "in 1999", "answer_start": 16}]
-FIRST = {"id": "1", "question": "When did it open?", "answers": ANSWERS, "is_impossible": False}
-PLAUSIBLE = {"id": "2", "question": "Who?", "answers": [], "plausible_answers": [{"text": "x", "answer_start": 9}]}
-PARAGRAPH = {"context": CONTEXT, "qas": [FIRST, PLAUSIBLE]}
-ROW = {"id": "1", "title": "t", "context": CONTEXT, "question": "When did it open?"}
-ROW |= {"answers": {"text": ["1999", "in 1999"], "answer_start": [19, 16]}}
+PLAUSIBLE = {"question": "Who?", "answers": [], "plausible_answers": [{"text": "x", "answer_start": 9}]}
+PARAGRAPH = {"context": CONTEXT, "qas": [{"question": ASKED, "answers": ANSWERS, "is_impossible": False}, PLAUSIBLE]}
+ROW = {"context": CONTEXT, "question": ASKED, "answers": {"text": ["1999", "in 1999"], "answer_start": [19, 16]}}
 UNANSWERABLE = ROW | {"question": "Who?", "answers": {"text": [], "answer_start": []}}
 
 
@@ -240,7 +219,7 @@ def write(folder: Path, name: str, content) -> str:
 def test_every_layout_holds_the_same_questions(tmp_path, name):
     rows = SquadFiles(write(tmp_path, name, published(PARAGRAPH) if "v2" in name else [ROW, UNANSWERABLE]))
     assert rows.load("questions")["train"].to_dict() == {
-        "text": ["When did it open?", "Who?"],
+        "text": [ASKED, "Who?"],
         "pair": [CONTEXT, CONTEXT],
         "answers": [["1999", "in 1999"], []],
         "starts": [[19, 16], []],
@@ -257,7 +236,7 @@ def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
     first = source.fingerprint()
     write(tmp_path, "dev-v1.1.json", published(PARAGRAPH))
     assert source.fingerprint() != first
-    data = prepared(tmp_path, str(tmp_path), stride=28)
+    data = prepared(tmp_path, str(tmp_path), QuestionFormat(32, stride=28))
     assert data.document == "question"
     assert data.splits["validation"].answers() == [["1999", "in 1999"], []]
     np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes

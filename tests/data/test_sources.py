@@ -1,7 +1,7 @@
 """Sources of text on this machine: every character survives, and each label stays with its text."""
 
 import codecs
-import json
+import csv
 import re
 import shlex
 import subprocess
@@ -9,6 +9,7 @@ import subprocess
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.data.sources.documents import natural_order
@@ -30,22 +31,15 @@ def write(folder, contents):
 
 def write_table(path, rows, columns=("text", "label")):
     """Rows in the format that the path's extension names, after a column of numbers."""
-    quoted = [['"' + value.replace('"', '""') + '"' for value in row] for row in rows]
-    table = {"id": [7] * len(rows), **{name: [row[i] for row in rows] for i, name in enumerate(columns)}}
-    objects = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
-
-    def separated(delimiter):
-        lines = [["id", *columns], *(["7", *row] for row in quoted)]
-        return "\r\n".join(delimiter.join(line) for line in lines).encode()
-
-    writers = {
-        ".csv": lambda: path.write_bytes(separated(",")),
-        ".tsv": lambda: path.write_bytes(separated("\t")),
-        ".json": lambda: path.write_text(json.dumps(objects)),
-        ".jsonl": lambda: path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in objects)),
-        ".parquet": lambda: pq.write_table(pa.table(table), path),
-    }
-    writers[path.suffix]()
+    columns = dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+    table = Dataset.from_dict({"id": [7] * len(rows)} | columns)
+    if path.suffix in (".csv", ".tsv"):
+        separator = {".csv": ",", ".tsv": "\t"}[path.suffix]
+        table.to_csv(path, sep=separator, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
+    elif path.suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_json(path, lines=path.suffix == ".jsonl", force_ascii=path.suffix == ".json")
 
 
 def texts_of(path, **settings):
@@ -53,7 +47,7 @@ def texts_of(path, **settings):
 
 
 def examples(path, **settings):
-    splits = TextFiles(str(path), **{"label_column": "label", **settings}).load("examples")
+    splits = TextFiles(str(path), **{"label_column": "label"} | settings).load("examples")
     return {name: list(zip(*rows.to_dict().values(), strict=True)) for name, rows in splits.items()}
 
 
@@ -68,9 +62,8 @@ def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
     write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
     assert TextFiles(str(path)).load("pairs")["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
     triples = [("premise", "hypothesis", "yes"), ("", "x", "no"), ("y", "", "no")]
-    write_table(
-        path, [row[::-1] for row in triples], ("gold", "second", "first")
-    )  # in another order than they are read
+    reordered = [row[::-1] for row in triples]
+    write_table(path, reordered, ("gold", "second", "first"))
     settings = {"text_column": ["first", "second"], "label_column": "gold"}
     assert examples(path, **settings) == {"train": triples}
     assert texts_of(str(path), **settings) == {"train": ["premise\nhypothesis", "\nx", "y\n"]}
@@ -118,11 +111,7 @@ def test_only_files_and_folders_that_are_named_so_are_splits(tmp_path):
     [
         ("“It’s", "cp1252", b""),
         ("café", "latin1", b""),
-        *(
-            (text, f"utf-{size}-{order}", b"")
-            for text in ("plain", "Привет, как дела?", "日本\n")
-            for size, order in ((16, "le"), (16, "be"), (32, "le"))
-        ),
+        *((text, f"utf-{kind}", b"") for text in ("plain", "Привет", "日本\n") for kind in ("16-le", "16-be", "32-le")),
         ("日本", "utf-16-le", codecs.BOM_UTF16_LE),
         ("plain", "utf-32-le", codecs.BOM_UTF32_LE),
     ],
@@ -163,14 +152,12 @@ def test_a_separator_divides_documents(tmp_path):
 
 
 def test_the_fingerprint_depends_on_content_and_settings_and_not_on_paths(tmp_path):
-    write(
-        tmp_path, {"one/a.tsv": "text\tlabel\nx\t1\n", "two/b.tsv": "text\tlabel\nx\t1\n", "three/a.tsv": "text\nx\n"}
-    )
+    rows = "text\tlabel\nx\t1\n"
+    write(tmp_path, {"one/a.tsv": rows, "two/b.tsv": rows, "three/a.tsv": "text\nx\n"})
     one, two, three = (TextFiles(str(tmp_path / name)).fingerprint() for name in ("one", "two", "three"))
     assert one == two != three
     settings = [{"label_column": "label"}, {"text_column": "other"}, {"text_column": ["text", "other"]}]
-    settings += [{"label_column": "other"}, {"columns": ["text", "label"]}, {"quoted": False}]
-    settings += [{"separator": "x"}]
+    settings += [{"label_column": "other"}, {"columns": ["text", "label"]}, {"quoted": False}, {"separator": "x"}]
     prints = [TextFiles(str(tmp_path / "one"), **changes).fingerprint() for changes in settings]
     assert len({one, *prints}) == 1 + len(settings)
 
@@ -195,19 +182,16 @@ def test_labels_are_names(tmp_path):
 
 def test_what_a_split_leaves_out_is_counted(tmp_path):
     """By hand: of the training rows one is short and two are empty; of validation, one is null and one is empty."""
-    write(
-        tmp_path / "texts",
-        {
-            "train/a.csv": 'id,text\n1,one\n2\n3,\n4,""\n\n5,two\n',
-            "val/a.jsonl": '{"text": null}\n{"text": "three"}\n\n{"text": ""}\n',
-            "test/a.txt": "four",
-            "train/._a.csv": b"\0\5\x16\7",
-            ".git/packed.txt": "no text",
-        },
-    )
-    data = SourceDataModule(
-        TextFiles(str(tmp_path / "texts")), ByteTokenizer(), WindowFormat(2), 1, cache_dir=str(tmp_path)
-    )
+    contents = {
+        "train/a.csv": 'id,text\n1,one\n2\n3,\n4,""\n\n5,two\n',
+        "val/a.jsonl": '{"text": null}\n{"text": "three"}\n\n{"text": ""}\n',
+        "test/a.txt": "four",
+        "train/._a.csv": b"\0\5\x16\7",
+        ".git/packed.txt": "no text",
+    }
+    write(tmp_path / "texts", contents)
+    source = TextFiles(str(tmp_path / "texts"))
+    data = SourceDataModule(source, ByteTokenizer(), WindowFormat(2), 1, cache_dir=str(tmp_path))
     data.prepare()
     reason = "without text (empty, null or cut short)"
     left_out = {"train": {reason: 3}, "validation": {reason: 2}, "test": {}}

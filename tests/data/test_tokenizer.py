@@ -43,30 +43,25 @@ def test_characters_are_sorted_after_the_special_tokens_and_others_are_unknown()
     assert tokenizer.encode("a??😀e\u0301b") == [2, *[tokenizer.unk_id] * 5, 3]
 
 
-@pytest.fixture
-def foreign(tmp_path):
+def foreign(folder, *special):
     """A file of another library: it truncates, pads, adds tokens, and its ids have gaps."""
-
-    def write(*special):
-        words = {"hello": 3, "world": 5, "[UNK]": 9} | {token: 20 + i for i, token in enumerate(special)}
-        tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.add_special_tokens(list(special))
-        template = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=[(special[0], 20)])
-        tokenizer.post_processor = template
-        tokenizer.enable_truncation(2)
-        tokenizer.enable_padding(length=8)
-        tokenizer.save(str(tmp_path / "tokenizer.json"))
-        return str(tmp_path / "tokenizer.json")
-
-    return write
+    words = {"hello": 3, "world": 5, "[UNK]": 9} | {token: 20 + i for i, token in enumerate(special)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(special))
+    template = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=[(special[0], 20)])
+    tokenizer.post_processor = template
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
 
 
-def test_a_file_encodes_nothing_but_the_text(foreign):
-    tokenizer = TokenizerFile(foreign("</s>")).build([])
+def test_a_file_encodes_nothing_but_the_text(tmp_path):
+    tokenizer = TokenizerFile(foreign(tmp_path, "</s>")).build([])
     assert tokenizer.encode("hello world hello nobody") == [3, 5, 3, 9]
     assert (tokenizer.eos_id, tokenizer.unk_id, tokenizer.vocab_size) == (20, 9, 21)
-    named = TokenizerFile(foreign("<stop>", "</s>"), eos_token="<stop>").build([])
+    named = TokenizerFile(foreign(tmp_path, "<stop>", "</s>"), eos_token="<stop>").build([])
     assert named.eos_id == TextTokenizer.from_json(named.to_json()).eos_id == 20
 
 

@@ -40,20 +40,16 @@ def test_blocks_of_known_text_are_cut_out_wherever_they_stand():
     assert [fingerprints(row) <= set(known.tolist()) for row in rows] == [True, True, False, False, False, False]
 
 
-def rows_of(kind, numbers):
-    """Rows in the columns of a kind of data."""
-    for i in numbers:
-        context = f"context {i}. " * 20
-        yield {
-            WindowFormat: {"text": f"row {i} " * 40},
-            ExampleFormat: {"text": f"row {i}", "label": i % 2},
-            PairFormat: {"source": f"row {i}", "target": f"fila {i} " * 30},
-            QuestionFormat: {
-                "question": f"which {i}?",
-                "context": context,
-                "answers": {"text": [str(i)], "answer_start": [context.index(str(i))]},
-            },
-        }[kind]
+def row_of(kind, i):
+    """A row in the columns of a kind of data."""
+    context = f"context {i}. " * 20
+    answers = {"text": [str(i)], "answer_start": [context.index(str(i))]}
+    return {
+        WindowFormat: {"text": f"row {i} " * 40},
+        ExampleFormat: {"text": f"row {i}", "label": i % 2},
+        PairFormat: {"source": f"row {i}", "target": f"fila {i} " * 30},
+        QuestionFormat: {"question": f"which {i}?", "context": context, "answers": answers},
+    }[kind]
 
 
 @pytest.mark.parametrize("kind", [WindowFormat, ExampleFormat, PairFormat, QuestionFormat])
@@ -61,7 +57,7 @@ def test_rows_of_the_training_split_are_left_out_of_every_other_split(tmp_path, 
     def recipe(name, numbers, **settings):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text("\n".join(map(json.dumps, rows_of(kind, numbers))))
+        path.write_text("\n".join(json.dumps(row_of(kind, i)) for i in numbers))
         source = SquadFiles(str(path)) if kind is QuestionFormat else TextFiles(str(path), label_column="label")
         return Recipe(source, ByteTokenizer(), kind(16), 0.2, 0.2, **settings)
 

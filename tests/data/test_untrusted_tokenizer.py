@@ -42,50 +42,42 @@ ENDLESS = (
     r"[^a-z&&[^b]]*x",
 )
 
-
 SPEC = json.loads(ByteTokenizer().build([]).to_json())
-
-
-def with_pattern(pattern: str) -> str:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return json.dumps(SPEC | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, SPEC["pre_tokenizer"]]}})
 
 
 PUBLISHED = (GPT2, LLAMA3, GPT4O, DEEPSEEK, r" {2,}", r"[\p{Han}]+|\p{Cyrillic}+", r"\d{1,3}(?=(?:\d{3}){1}\b)")
 
 
-@pytest.mark.parametrize("pattern", PUBLISHED)
-def test_published_patterns_are_taken(pattern: str) -> None:
-    assert tokenizer_from_stranger(with_pattern(pattern)).encode("a") == [97]
+@pytest.mark.parametrize("pattern", PUBLISHED + ENDLESS)
+def test_a_pattern_that_could_match_forever_is_rejected_and_published_ones_are_taken(pattern: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    steps = {"type": "Sequence", "pretokenizers": [split, SPEC["pre_tokenizer"]]}
+    endless = pytest.raises(ArgumentError, match="whose matching could take forever")
+    with endless if pattern in ENDLESS else contextlib.nullcontext():
+        assert tokenizer_from_stranger(json.dumps(SPEC | {"pre_tokenizer": steps})).encode("a") == [97]
 
 
-@pytest.mark.parametrize("pattern", ENDLESS)
-def test_a_pattern_that_could_match_forever_is_rejected(pattern: str) -> None:
-    with pytest.raises(ArgumentError, match="whose matching could take forever"):
-        tokenizer_from_stranger(with_pattern(pattern))
+MALFORMED = [
+    ("levels deep", "[" * 200_000 + "]" * 200_000),
+    ("levels deep", '{"model":' * 60 + "1" + "}" * 60),
+    ("is not JSON", '{"model": '),
+    ("is not a tokenizer", "[1]"),
+    ("is not a tokenizer", '{"model": 3}'),
+    ("cannot be read", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}'),
+    (
+        "splits words of more than 1000",
+        '{"model": {"type": "WordPiece", "max_input_chars_per_word": 9999, "vocab": {}}}',
+    ),
+    ("has a token id above", '{"model": {"type": "WordLevel", "vocab": {"a": 4000000000}}}'),
+    ("has a token id above", '{"added_tokens": [{"id": 4000000000, "content": "a"}], "model": {"vocab": {}}}'),
+    ("<eos>", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'),
+]
 
 
-MALFORMED = {
-    "levels deep": "[" * 200_000 + "]" * 200_000,
-    "levels  deep": '{"model":' * 60 + "1" + "}" * 60,
-    "is not JSON": '{"model": ',
-    "is not a tokenizer": "[1]",
-    "is not a tokenizer ": '{"model": 3}',
-    "cannot be read": '{"model": {"type": "None"}}',
-    "cannot be read ": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
-    "splits words of more than 1000": '{"model": {"type": "WordPiece", "max_input_chars_per_word": 9999, "vocab": {}}}',
-    "has a token id above": '{"model": {"type": "WordLevel", "vocab": {"a": 4000000000}}}',
-    "has a token id above ": '{"added_tokens": [{"id": 4000000000, "content": "a"}], "model": {"vocab": {}}}',
-    "<eos>": '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
-}
-
-
-@pytest.mark.parametrize("said", MALFORMED)
-def test_what_is_no_tokenizer_is_reported_in_one_sentence(said: str) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        tokenizer_from_stranger(MALFORMED[said])
-    assert " ".join(said.split()) in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+@pytest.mark.parametrize(("said", "contents"), MALFORMED, ids=[said for said, _ in MALFORMED])
+def test_what_is_no_tokenizer_is_reported_in_one_sentence(said: str, contents: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"\A.*{said}.*\Z"):
+        tokenizer_from_stranger(contents)
 
 
 def test_brackets_in_strings_are_no_levels() -> None:

@@ -22,9 +22,8 @@ def network():
     return make_transformer(vocab_size=20, max_seq_len=8, tied=False, dropout=0.5)
 
 
-def draw(sampling, num=4000, seed=0, shares=SHARES):
-    logits = shares.log().expand(num, -1)
-    return sampling.draw(logits, torch.Generator().manual_seed(seed))
+def draw(sampling, shares=SHARES):
+    return sampling.draw(shares.log().expand(4000, -1), torch.Generator().manual_seed(0))
 
 
 # One token.
@@ -55,17 +54,14 @@ def test_samples_follow_the_probabilities(sampling, expected):
 @pytest.mark.parametrize(
     ("sampling", "shares", "number"),
     [
-        # A share that is reached exactly is enough.
-        (Sampling(top_p=0.5), [0.5, 0.25, 0.125, 0.125], 1),
+        (Sampling(top_p=0.5), [0.5, 0.25, 0.125, 0.125], 1),  # a share that is reached exactly is enough
         (Sampling(top_p=0.75), [0.5, 0.25, 0.125, 0.125], 2),
-        # Of equal tokens, k are kept.
         (Sampling(top_k=2), [0.1, 0.3, 0.3, 0.3], 2),
-        (Sampling(top_k=1), [0.1, 0.3, 0.3, 0.3], 1),
     ],
     ids=str,
 )
 def test_ties_leave_the_smallest_set(sampling, shares, number):
-    assert len(set(draw(sampling, shares=torch.tensor(shares)).tolist())) == number
+    assert len(set(draw(sampling, torch.tensor(shares)).tolist())) == number
 
 
 # Many.
@@ -109,17 +105,13 @@ GREEDY = Sampling(temperature=0.0)
 @pytest.mark.parametrize(
     ("attention", "absolute"),
     [
-        (partial(mha, window=3), None),
         (partial(mqa, position=shaw_keys, window=3, sink=True), None),
         (partial(gqa, position=rotary, window=[2, None], gate=True, qk_norm=True, softcap=0.5), None),
         (partial(mha, position=alibi, window=4, local_gaussian=True), None),
         (partial(gqa, position=t5, window=[2, None]), None),
-        (partial(mqa, score="additive"), partial(LearnedPosition, 16, 32)),
         (partial(gqa, score="general", window=3), partial(SinusoidalPosition, 16, 32)),
-        (partial(mla, position=rotary), None),
         (partial(mla, window=[2, None]), partial(LearnedPosition, 16, 32)),
         (partial(differential, position=rotary, window=3), None),
-        (partial(differential, position=alibi), None),
     ],
     ids=str,
 )
@@ -189,14 +181,13 @@ def test_a_compiled_network_is_not_compiled_anew_for_every_length():
 
 
 def test_settings_that_do_not_work():
-    for prompts, num_tokens, sampling, message in (
-        ([[1], []], 3, {}, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
-        ([[1], [2, 50]], 3, {}, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
-        (torch.zeros(2, 0, dtype=torch.long), 3, {}, r"^prompts\[0\]=\[\]: "),
-        ([[1]], -1, {}, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
-        ([[1]], 3, {"temperature": -1.0}, r"^temperature=-1\.0: must be at least 0; temperature=0 works\.$"),
-        ([[1]], 3, {"top_k": 0}, r"^top_k=0: must be at least 1; top_k=1 works\.$"),
-        ([[1]], 3, {"top_p": 0.0}, r"^top_p=0\.0: must be above 0 and at most 1; top_p=0\.9 works\.$"),
+    for prompts, num_tokens, message in (
+        ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
+        ([[1], [2, 50]], 3, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
+        ([[1]], -1, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
     ):
         with pytest.raises(ArgumentError, match=message):
-            stream(variant(gqa), prompts, num_tokens, Sampling(**sampling))  # at once, and not at the first step
+            stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
+    for setting, value in (("temperature", -1.0), ("top_k", 0), ("top_p", 0.0)):
+        with pytest.raises(ArgumentError, match=f"^{setting}={value}: must be .*; {setting}=.* works"):
+            Sampling(**{setting: value})
