@@ -68,6 +68,18 @@ def test_a_classifier_learns_and_is_tested_with_its_best_weights(program: Progra
 
 
 @pytest.mark.slow
+def test_the_labels_of_the_test_split_do_not_influence_the_weights(program: Program, reviews: None) -> None:
+    settings = f"{TINY} {CLASSES} trainer.max_steps=6 optimizer.lr=3e-3"
+    ran(program, "train.py", settings, "hydra.run.dir=first")
+    test = Path("reviews/test.csv")
+    test.write_text(test.read_text().translate({ord("0"): "1", ord("1"): "0"}))
+    ran(program, "train.py", settings, "hydra.run.dir=second")
+    assert results_of("first")["test/accuracy"] == pytest.approx(1 - results_of("second")["test/accuracy"])
+    first, second = weights_of("first"), weights_of("second")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
 def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None, book: Path) -> None:
     ran(program, "train.py", TINY, MASKED, "hydra.run.dir=masked")
     ran(program, "train.py", TINY, MASKED.replace("masked_lm", "causal_lm"), "hydra.run.dir=causal")
