@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Ended, Program, results_of
+from commands import ROOT, Ended, Program, ran, results_of
 
 from tinyformer.nn import LACKS, Feature
 from tinyformer.programs.findings.files import finding_names, read_finding
@@ -131,18 +131,13 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(Path.cwd()))
     if not trained.exists():
         text = "data=text data.files=book.txt tokenizer=byte trainer.max_steps=4 hydra.run.dir=outputs/run"
-        ended = program("train.py", *SMALL_RUN, text)
-        assert ended.code == 0, ended.err
+        ran(program, "train.py", *SMALL_RUN, text)
         shutil.copytree("outputs/run", trained)
     shutil.copytree(trained, "outputs/run", dirs_exist_ok=True)
     return Path.cwd()
 
 
 Evidence = Callable[[str, dict[str, Any]], bool]
-
-
-def leaves(name: str) -> Evidence:
-    return lambda out, results: Path("evaluation", name).exists()
 
 
 def prints(text: str) -> Evidence:
@@ -157,21 +152,13 @@ EVIDENCE: dict[str, Evidence] = {
     "One, two, ": prints("One, two, "),
     "[The cat,A dog]": prints("A dog"),
     "prompt_file": prints("Once there was a cat."),
-    "analysis=heads": leaves("ablation.csv"),
     "score=true": lambda out, results: results["val/loss"] > 0,
     "mode=resample": prints("resample"),
-    "analysis=importance": leaves("importance.csv"),
-    "analysis=prune": leaves("pruned.ckpt"),
-    "analysis=circuit": leaves("circuit.csv"),
-    "analysis=residual": leaves("residual.csv"),
-    "analysis=gradients": leaves("saturation.csv"),
-    "analysis=maps": leaves("atlas.html"),
-    "analysis=relations": leaves("relations.csv"),
     "analysis.pairs=": prints("→"),
     "mine.WorstWindow": lambda out, results: results["worst_window"] > 0,
     "ablated_heads": lambda out, results: results["val/loss"] != results_of("outputs/run")["val/loss"],
 }
-"""What shows that a part of an evaluation's command acted."""
+"""What shows that a part of an evaluation's command acted; what analyses write is tested in test_analyses.py."""
 
 
 def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
@@ -188,11 +175,10 @@ def make_earlier_runs(text: str, program: Program) -> None:
     }
     for part, words in runs.items():
         if part in text:
-            ended = program("train.py", *words.split()[:1], *SMALL_RUN, "trainer.max_steps=2", *words.split()[1:])
-            assert ended.code == 0, ended.err
+            ran(program, "train.py", *words.split()[:1], *SMALL_RUN, "trainer.max_steps=2", *words.split()[1:])
 
 
-def as_process(script: str, *arguments: str, split: bool = False) -> Ended:
+def as_process(script: str, *arguments: str, split: bool) -> Ended:
     """`train.py` in a process of its own, which can start others."""
     command = [sys.executable, str(ROOT / script), *arguments]
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
@@ -209,20 +195,17 @@ def test_command(line: str, program: Program, place: Path) -> None:
     if script == "evaluate.py":
         translates = "outputs/translate" in line
         data = ["data.files=verses_es_en" if translates else "data.files=book.txt"] * ("data=" not in line)
-        ended = program(script, *arguments, *data, "generate.num_tokens=3", "hydra.run.dir=evaluation", split=False)
-        assert ended.code == 0, ended.err
-        results = results_of("evaluation")
-        assert [part for part, holds in EVIDENCE.items() if part in line and not holds(ended.out, results)] == []
+        words = [*arguments, *data, "generate.num_tokens=3", "hydra.run.dir=evaluation"]
+        out, results = ran(program, script, *words, split=False), results_of("evaluation")
+        assert [part for part, holds in EVIDENCE.items() if part in line and not holds(out, results)] == []
         return
     if "resume=" in line:
-        ended = program(script, *arguments, split=False)
-        assert ended.code == 0, ended.err
-        assert ended.out.count("has completed its 2 steps") == 2 or results_of("outputs/run")["steps"] == 6
+        out = ran(program, script, *arguments, split=False)
+        assert out.count("has completed its 2 steps") == 2 or results_of("outputs/run")["steps"] == 6
         return
     start = as_process if "trainer=ddp" in line else program
-    ended = start(script, *sorted([*SMALL_RUN, *arguments], key="-m".__ne__), split=False)
-    assert ended.code == 0, ended.err
-    assert "val loss" in ended.out or "launcher=joblib" in line  # whose jobs print in processes of their own
+    out = ran(start, script, *sorted([*SMALL_RUN, *arguments], key="-m".__ne__), split=False)
+    assert "val loss" in out or "launcher=joblib" in line  # whose jobs print in processes of their own
 
 
 @pytest.mark.slow
@@ -245,9 +228,7 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
 @pytest.mark.parametrize("line", [line for line in RUNS if "train.py" in line and "resume=" not in line])
 def test_command_at_full_size(line: str, place: Path) -> None:
     _, *words = shlex.split(adapted(line, full_size=True))
-    ended = as_process(*words, "trainer.limit_val_batches=2")
-    assert ended.code == 0, ended.err
-    assert "val loss" in ended.out
+    assert "val loss" in ran(as_process, *words, "trainer.limit_val_batches=2", split=False)
 
 
 PYTHON_ADAPTED = {

@@ -54,20 +54,18 @@ def test_the_list_and_an_unknown_name(call):
     assert "Did you mean rank? Findings: alignment, circuit," in call("findings ranks").err
 
 
-LAUNCHERS = {
-    "jobli": "--launcher jobli: there is no such launcher. Installed: basic.",
-    "joblib": "--launcher joblib: is not installed. pip install 'tinyformer[sweep]' brings it. Installed: basic.",
-    "basic all": "--launcher basic all: is no KEY=VALUE; a finding stands before --launcher.",
-    "basic n_jobs=2": "--launcher basic n_jobs=2: basic has no settings.",
-}
-
-
 def test_a_launcher_that_is_not_installed(call, tmp_path, monkeypatch):
     launchers = ConfigStore.instance().repo["hydra"]["launcher"]
     Plugins.instance()  # adds those that are installed
     monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", {"basic.yaml": launchers["basic.yaml"]})
-    for words, sentence in LAUNCHERS.items():
-        assert call(f"findings cost --launcher {words}") == Ended(2, "", f"Error: {sentence}\n")
+    for words, sentence in (
+        ("jobli", "there is no such"),
+        ("joblib", "is not installed. pip"),
+        ("basic all", "is no KEY"),
+    ):
+        ended = call(f"findings cost --launcher {words}")
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.startswith(f"Error: --launcher {words}: {sentence}")
     assert not list(tmp_path.iterdir())
 
 
@@ -209,12 +207,8 @@ def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
     Path("own_score.py").write_text("from tinyformer.nn import ScaledDotScore\n\nclass Mine(ScaledDotScore): ...\n")
     own = "attention.score=own_score.Mine"
     change = ("[model.num_layers=2]", f"[model.num_layers=2, {own}]")
-    for words, said in (
-        ("", f"mine.yaml: says {own}, which calls 'own_score.Mine'"),
-        (f"{own} seed=1", "seed=1: no file of these findings has this override."),
-    ):
-        ended = mine(words, *change)
-        assert (ended.code, said in ended.err) == (2, True), ended.err
+    assert f"mine.yaml: says {own}, which calls 'own_score.Mine'" in mine("", *change).err
+    assert "seed=1: no file of these findings has this override." in mine(f"{own} seed=1", *change).err
     assert not Path("runs").exists()
     assert mine(own, *change).code == 0
     for path in [*Path("runs").glob("*/ended.json"), *Path("runs").glob("*/results.json")]:
