@@ -51,9 +51,9 @@ class Trained:
         return self.folder / "checkpoints" / "last.ckpt"
 
 
-def ran(program: Program, script: str, *overrides: str) -> str:
+def ran(program: Program, script: str, *overrides: str, **options: bool) -> str:
     """What a program prints that ends well."""
-    ended = program(script, *overrides)
+    ended = program(script, *overrides, **options)
     assert ended.code == 0, ended.err
     return ended.out
 

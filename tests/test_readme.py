@@ -18,12 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, Program, results_of
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import QuotedString
-from omegaconf import OmegaConf
+from commands import ROOT, Ended, Program, ran, results_of
 
-from tinyformer.config.keys import readable
 from tinyformer.nn import LACKS, Feature
 from tinyformer.programs.findings.files import finding_names, read_finding
 from tinyformer.programs.findings.pages import BEFORE, is_before_split, is_current, overview, page, read_outcomes
@@ -36,9 +32,9 @@ PYTHON = sorted({block for kind, block in BLOCKS if kind == "python"})
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
 (CLAIM,) = (block for kind, block in BLOCKS if kind == "text" and block.startswith("title:"))
 # After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer card`.
-LINES = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
-LINES = [re.sub(r"^tinyformer (train|evaluate)", r"python \1.py", line) for line in LINES]
-SHELL = {re.sub(r"^tinyformer ", "python -m tinyformer ", line) for line in LINES}
+BASH = "".join(block for kind, block in BLOCKS if kind == "bash")
+BASH = re.sub(r"(?m)^tinyformer (train|evaluate)", r"python \1.py", BASH)
+SHELL = set(re.sub(r"(?m)^tinyformer ", "python -m tinyformer ", BASH).splitlines())
 INSTALL = {line for line in SHELL if line.startswith("pip install")}
 RUNS = sorted(line for line in SHELL if re.match(r"python (train|evaluate)\.py\b", line))
 MODULES = sorted(line for line in SHELL if line.startswith("python -m tinyformer "))
@@ -71,7 +67,7 @@ FAST = {
     "python train.py attention=gqa position=alibi",
     'python evaluate.py checkpoint=outputs/…/checkpoints/last.ckpt split=test generate.prompt="The"',
 }
-"""The commands that every test run starts; the others are slow tests, but for those of several processes: nightly."""
+"""The commands that every test run starts; the others are slow tests."""
 
 
 def test_every_fence_is_a_command_a_python_block_or_plain_text() -> None:
@@ -85,28 +81,6 @@ def test_every_fence_is_a_command_a_python_block_or_plain_text() -> None:
     assert len(INSTALL) == 2
 
 
-def words_of(line: str) -> tuple[str, list[str]]:
-    """The script and the arguments of a command."""
-    _, script, *arguments = shlex.split(line)
-    return script, arguments
-
-
-def ignored_overrides(arguments: list[str], config: Path) -> list[str]:
-    """The keys of a command whose values are not those of a run's config; of a sweep's job, the first values."""
-    config_of_run, ignored = OmegaConf.load(config), []
-    words = [word for word in arguments if not word.startswith(("-m", "hydra"))]
-    for override in OverridesParser.create().parse_overrides(readable(words, is_sweep="-m" in arguments)):
-        key = override.get_key_element().lstrip("+")
-        is_sweep = override.is_sweep_override()
-        value = next(override.sweep_iterator()) if is_sweep else override.value()
-        value = value.text if isinstance(value, QuotedString) else value
-        stored = OmegaConf.select(config_of_run, key)  # type: ignore[arg-type]
-        stored = OmegaConf.to_container(stored) if OmegaConf.is_config(stored) else stored
-        if not (ROOT / "conf" / key).is_dir() and stored != value:  # a folder of `conf` is chosen from
-            ignored.append(key)
-    return ignored
-
-
 def adapted(line: str, full_size: bool = False) -> str:
     """The command for two steps on a small text, at full size only where its own text is on the Hub."""
     for written, run in ADAPTED.items():
@@ -115,10 +89,9 @@ def adapted(line: str, full_size: bool = False) -> str:
         return line
     is_data_given = re.search(r"\bdata=", line)
     is_own_text = is_data_given or re.search(r"data\.files=|resume=|task=seq2seq|dates|span", line)
-    has_text = is_own_text or (full_size and not re.search("shake|speed", line))
-    if not has_text:
-        labelled = "task=classification" in line
-        line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if labelled else "book.txt")
+    if not is_own_text and (not full_size or re.search("shake|speed", line)):
+        is_labelled = "task=classification" in line
+        line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if is_labelled else "book.txt")
     if "span" in line and not is_data_given and not full_size:
         line += " data.num_contexts=40 data.num_held_out=2"
     if "max_steps" not in line and "resume=multirun" not in line:
@@ -158,44 +131,34 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(Path.cwd()))
     if not trained.exists():
         text = "data=text data.files=book.txt tokenizer=byte trainer.max_steps=4 hydra.run.dir=outputs/run"
-        ended = program("train.py", *SMALL_RUN, text)
-        assert ended.code == 0, ended.err
+        ran(program, "train.py", *SMALL_RUN, text)
         shutil.copytree("outputs/run", trained)
     shutil.copytree(trained, "outputs/run", dirs_exist_ok=True)
     return Path.cwd()
 
 
-def leaves(name: str) -> Callable[[str, dict[str, Any]], bool]:
-    return lambda out, results: Path("evaluation", name).exists()
+Evidence = Callable[[str, dict[str, Any]], bool]
 
 
-def prints(*texts: str) -> Callable[[str, dict[str, Any]], bool]:
-    return lambda out, results: all(text in out for text in texts)
+def prints(text: str) -> Evidence:
+    return lambda out, results: text in out
 
 
-EVIDENCE: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+EVIDENCE: dict[str, Evidence] = {
     "split=test": lambda out, results: results["split"] == "test",
     "backend=eager": lambda out, results: results["attention_kernel"] == "eager",
     "data.files=other.txt": lambda out, results: results["split"] == "all",
     'prompt="The"': prints("The"),
     "One, two, ": prints("One, two, "),
-    "[The cat,A dog]": prints("The cat", "A dog"),
+    "[The cat,A dog]": prints("A dog"),
     "prompt_file": prints("Once there was a cat."),
-    "analysis=heads": leaves("ablation.csv"),
     "score=true": lambda out, results: results["val/loss"] > 0,
     "mode=resample": prints("resample"),
-    "analysis=importance": leaves("importance.csv"),
-    "analysis=prune": leaves("pruned.ckpt"),
-    "analysis=circuit": leaves("circuit.csv"),
-    "analysis=residual": leaves("residual.csv"),
-    "analysis=gradients": leaves("saturation.csv"),
-    "analysis=maps": leaves("atlas.html"),
-    "analysis=relations": leaves("relations.csv"),
     "analysis.pairs=": prints("→"),
     "mine.WorstWindow": lambda out, results: results["worst_window"] > 0,
     "ablated_heads": lambda out, results: results["val/loss"] != results_of("outputs/run")["val/loss"],
 }
-"""What shows that a part of an evaluation's command acted."""
+"""What shows that a part of an evaluation's command acted; what analyses write is tested in test_analyses.py."""
 
 
 def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
@@ -212,35 +175,37 @@ def make_earlier_runs(text: str, program: Program) -> None:
     }
     for part, words in runs.items():
         if part in text:
-            ended = program("train.py", *words.split()[:1], *SMALL_RUN, "trainer.max_steps=2", *words.split()[1:])
-            assert ended.code == 0, ended.err
+            ran(program, "train.py", *words.split()[:1], *SMALL_RUN, "trainer.max_steps=2", *words.split()[1:])
+
+
+def as_process(script: str, *arguments: str, split: bool) -> Ended:
+    """`train.py` in a process of its own, which can start others."""
+    command = [sys.executable, str(ROOT / script), *arguments]
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
 @pytest.mark.parametrize(
-    "line", [line if line in FAST else pytest.param(line, marks=pytest.mark.slow) for line in RUNS if "ddp" not in line]
+    "line", [line if line in FAST else pytest.param(line, marks=pytest.mark.slow) for line in RUNS]
 )
 def test_command(line: str, program: Program, place: Path) -> None:
-    script, arguments = words_of(adapted(line))
+    _, script, *arguments = shlex.split(adapted(line))
     make_earlier_runs(line, program)
     if script == "evaluate.py":
         translates = "outputs/translate" in line
         data = ["data.files=verses_es_en" if translates else "data.files=book.txt"] * ("data=" not in line)
-        ended = program(script, *arguments, *data, "generate.num_tokens=3", "hydra.run.dir=evaluation", split=False)
-        assert ended.code == 0, ended.err
-        results = results_of("evaluation")
-        assert [part for part, holds in EVIDENCE.items() if part in line and not holds(ended.out, results)] == []
+        words = [*arguments, *data, "generate.num_tokens=3", "hydra.run.dir=evaluation"]
+        out, results = ran(program, script, *words, split=False), results_of("evaluation")
+        assert [part for part, holds in EVIDENCE.items() if part in line and not holds(out, results)] == []
         return
     if "resume=" in line:
-        ended = program(script, *arguments, split=False)
-        assert ended.code == 0, ended.err
-        assert ended.out.count("has completed its 2 steps") == 2 or results_of("outputs/run")["steps"] == 6
+        out = ran(program, script, *arguments, split=False)
+        assert out.count("has completed its 2 steps") == 2 or results_of("outputs/run")["steps"] == 6
         return
-    sweep = "-m" in arguments
-    arguments = sorted([*SMALL_RUN, *arguments, f"hydra.{'sweep' if sweep else 'run'}.dir=run"], key="-m".__ne__)
-    ended = program(script, *arguments, split=False)
-    assert ended.code == 0, ended.err
-    assert "val loss" in ended.out or "launcher=joblib" in line  # whose jobs print in processes of their own
-    assert ignored_overrides(arguments, Path("run/0/config.yaml" if sweep else "run/config.yaml")) == []
+    start = as_process if "trainer=ddp" in line else program
+    out = ran(start, script, *sorted([*SMALL_RUN, *arguments], key="-m".__ne__), split=False)
+    assert "val loss" in out or "launcher=joblib" in line  # whose jobs print in processes of their own
 
 
 @pytest.mark.slow
@@ -262,12 +227,8 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
 @pytest.mark.nightly
 @pytest.mark.parametrize("line", [line for line in RUNS if "train.py" in line and "resume=" not in line])
 def test_command_at_full_size(line: str, place: Path) -> None:
-    script, arguments = words_of(adapted(line, full_size=True))
-    command = [sys.executable, str(ROOT / script), *arguments, "trainer.limit_val_batches=2"]
-    environment = os.environ | {"PYTHONPATH": str(place)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "val loss" in ended.stdout
+    _, *words = shlex.split(adapted(line, full_size=True))
+    assert "val loss" in ran(as_process, *words, "trainer.limit_val_batches=2", split=False)
 
 
 PYTHON_ADAPTED = {

@@ -20,13 +20,12 @@ from tinyformer.programs.doctor.variants import VARIANTS
 
 
 @pytest.fixture(autouse=True)
-def only_gross_slowness_counts(request, monkeypatch):
-    """Small differences of time are for the timed tests, which have the machine to themselves."""
-    if "slow" not in request.keywords:
-        for module in (speed, verdict):
-            monkeypatch.setattr(module, "MAX_SLOWDOWN", 5.0)
-        monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
-        monkeypatch.setattr(speed, "BUDGET_SECONDS", 0.0)
+def only_gross_slowness_counts(monkeypatch):
+    """Small differences of time are for the timed test, which has the machine to itself, and a process of its own."""
+    for module in (speed, verdict):
+        monkeypatch.setattr(module, "MAX_SLOWDOWN", 5.0)
+    monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
+    monkeypatch.setattr(speed, "BUDGET_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -43,19 +42,12 @@ def examine(call):
     return run
 
 
-def altered(name, alter):
-    """A backend's computation, its output changed."""
-    compute = BACKENDS[name].compute
-    return lambda *arguments: alter(compute(*arguments))
-
-
 def test_cells_that_run(examine):
     cells = examine("--variants=mha,alibi --masks=causal --backends=sdpa,flash")
     assert list(cells) == ["sdpa mha causal", "flash mha causal", "sdpa alibi causal", "flash alibi causal"]
     for name, cell in cells.items():
-        assert (cell["status"], cell["kernel"], cell["reason"], cell["failure"]) == ("ran", "flash", None, None)
-        assert 0 < cell["output_error"] < 1e-5
-        assert 0 < cell["gradient_error"] < 1e-5
+        assert [cell[key] for key in ("status", "kernel", "reason", "failure")] == ["ran", "flash", None, None]
+        assert all(0 < cell[key] < 1e-5 for key in ("output_error", "gradient_error"))
         assert 1e-4 < cell["seconds"] < 1
         assert cell["auto"] == (name == "sdpa mha causal")  # a bias is eager's, when short
 
@@ -65,7 +57,7 @@ def test_what_a_backend_lacks_is_refused_with_the_reason(examine):
     assert cells["flash dropout full"]["reason"] == "cannot compute attention dropout on CPU"
     for cell in cells.values():
         assert cell["status"] == "refused"
-        assert cell["kernel"] is cell["output_error"] is cell["gradient_error"] is cell["seconds"] is None
+        assert {cell[key] for key in ("kernel", "output_error", "gradient_error", "seconds")} == {None}
 
 
 def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
@@ -78,39 +70,34 @@ def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
         assert cell["seconds"] > 0
 
 
-def double_gradient(compute):
-    return lambda q, *rest: compute(q + (q - q.detach()), *rest)
+SDPA = BACKENDS["sdpa"].compute
 
 
-def lie_in_empty_rows(out):
-    return torch.where((out == 0).all(dim=-1, keepdim=True), 1.0, out)
-
-
-def with_gradient_everywhere(compute):
-    return lambda q, *rest: compute(q, *rest) + (q - q.detach())
+def altered(alter, compute=SDPA):
+    """A backend's computation, its output changed, given q and the output."""
+    return {"compute": lambda q, *rest: alter(q, compute(q, *rest))}
 
 
 def with_twice_the_dropout(*arguments):
     return eager(*arguments[:-1], 2 * arguments[-1])
 
 
-SDPA = BACKENDS["sdpa"].compute
+def lie_in_empty_rows(q, out):
+    return torch.where((out == 0).all(dim=-1, keepdim=True), 1.0, out)
+
+
 EMPTY = "gives nonzero values for a row without keys"
 BROKEN = {
-    "scaled": (
-        "sdpa mha causal",
-        {"compute": altered("sdpa", lambda out: 1.001 * out)},
-        "its output is off by 1.0e-03",
-    ),
-    "eager itself": ("eager mha full", {"compute": altered("eager", lambda out: 1.001 * out)}, "its output is off"),
-    "gradient": ("sdpa mha causal", {"compute": double_gradient(SDPA)}, "its gradient is off by"),
+    "scaled": ("sdpa mha causal", altered(lambda q, out: 1.001 * out), "its output is off by 1.0e-03"),
+    "eager itself": ("eager mha full", altered(lambda q, out: 1.001 * out, eager), "its output is off"),
+    "gradient": ("sdpa mha causal", altered(lambda q, out: out + q - q.detach()), "its gradient is off by"),
     "dropout": ("eager dropout causal", {"compute": with_twice_the_dropout}, "its output is off"),
-    "not finite": ("sdpa mha causal", {"compute": altered("sdpa", lambda out: out / 0)}, "gives values that are not"),
-    "empty rows": ("sdpa mha padded", {"compute": altered("sdpa", lie_in_empty_rows)}, EMPTY),
-    "gradients of empty rows": ("sdpa mha padded", {"compute": with_gradient_everywhere(SDPA)}, EMPTY),
+    "not finite": ("sdpa mha causal", altered(lambda q, out: out / 0), "gives values that are not"),
+    "empty rows": ("sdpa mha padded", altered(lie_in_empty_rows), EMPTY),
+    "gradients of empty rows": ("sdpa mha padded", altered(lambda q, out: out + q - q.detach()), EMPTY),
     "refusal": ("sdpa mha causal", {"refusal": lambda case: "an ache"}, "refuses what it computes: an ache"),
     "acceptance": ("sdpa additive causal", {"refusal": lambda case: None}, "accepts scores other than dot products"),
-    "crash": ("sdpa mha causal", {"compute": altered("sdpa", lambda out: out.nothing)}, "crashes: AttributeError: "),
+    "crash": ("sdpa mha causal", altered(lambda q, out: out.nothing), "crashes: AttributeError: "),
 }
 
 
@@ -141,15 +128,13 @@ def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(ca
     ended = call("doctor --variants=mha,dropout --masks=full,causal --dtypes=fp32 --device=cpu")
     lines = ended.out.splitlines()
     assert ended.code == 0
-    header = ["attention", "dtype", "eager", "sdpa", "flash", "flex", "auto", "×", "output", "gradient"]
-    assert lines[1].split() == header
+    assert re.sub(" +", " ", lines[1].strip()) == "attention dtype eager sdpa flash flex auto × output gradient"
     numbers = r"\s+[\d.e-]+"
     assert re.fullmatch(f"mha +fp32 +MM{numbers} +FF{numbers} +FF{numbers} +mm{numbers} +sdpa{3 * numbers} *", lines[2])
     assert re.fullmatch(f"dropout +fp32 +MM{numbers} +MM{numbers} +·· +·· +eager{3 * numbers} *", lines[3])
     assert "fa3 runs on CUDA, not on CPU: all" in lines
-    assert re.fullmatch(
-        r"24 cells in \d+ s: 12 ran \(2 forward only\), 12 refused. All do what the table says.", lines[-1]
-    )
+    counts = r"24 cells in \d+ s: 12 ran \(2 forward only\), 12 refused. All do what the table says."
+    assert re.fullmatch(counts, lines[-1])
 
 
 def test_peak_memory_is_the_most_that_is_held_at_once():
@@ -157,11 +142,9 @@ def test_peak_memory_is_the_most_that_is_held_at_once():
         first = torch.empty(1000, 1000)
         second = first + 1  # two at once
         del first
-        third = second * 2  # and two again
-        del second, third
+        second * 2  # and two again
 
-    million_floats = 4_000_000
-    assert 2 * million_floats <= speed.peak_memory(run, "cpu") < 2.01 * million_floats
+    assert 8_000_000 <= speed.peak_memory(run, "cpu") < 8_040_000
 
 
 OPERATORS = {
@@ -188,17 +171,13 @@ def test_this_machine_passes_in_less_than_two_minutes():
     cells = json.loads(ended.stdout)["cells"]
     assert [cell for cell in cells if cell["failure"]] == []
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert {(cell["backend"], cell["variant"], cell["mask"], cell["dtype"]) for cell in cells} == {
-        (backend, variant.name, mask, dtype)
-        for backend in BACKENDS
-        for variant in VARIANTS.values()
-        for mask in variant.masks
-        for dtype in DTYPES
-    }
+    kinds = sum(len(variant.masks) for variant in VARIANTS.values())
+    assert len({(*map(cell.get, ("backend", "variant", "mask", "dtype")),) for cell in cells}) == len(cells)
+    assert len(cells) == len(BACKENDS) * kinds * len(DTYPES)
     assert seconds < 120
 
 
-def test_the_errors_of_eager_do_not_excuse_any_error():
-    assert verdict._excess(Errors(1e-3, None, None), Errors(1.0, None, None), torch.float32) is not None
-    assert verdict._excess(Errors(3e-5, None, None), Errors(1e-5, None, None), torch.float32) is None
-    assert verdict._excess(Errors(3e-5, None, None), Errors(1e-7, None, None), torch.float32) is not None
+@pytest.mark.parametrize(("error", "of_eager", "fails"), [(1e-3, 1.0, True), (3e-5, 1e-5, False), (3e-5, 1e-7, True)])
+def test_the_errors_of_eager_do_not_excuse_any_error(error, of_eager, fails):
+    excess = verdict._excess(Errors(error, None, None), Errors(of_eager, None, None), torch.float32)
+    assert (excess is not None) == fails
