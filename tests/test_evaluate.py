@@ -1,13 +1,12 @@
 """`python evaluate.py`, as its users run it."""
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import BOOK, Program, Trained, results_of
+from commands import BOOK, Program, Trained, ran, results_of, table
 
 import tinyformer
 
@@ -18,8 +17,8 @@ def _text(book: Path) -> None:
 
 
 def evaluate(program: Program, trained: Trained, *overrides: str) -> dict[str, Any]:
-    ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=evaluated", *overrides)
-    assert ended.code == 0, ended.err
+    asked = f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=evaluated"
+    ran(program, "evaluate.py", asked, *overrides)
     return results_of("evaluated")
 
 
@@ -43,19 +42,18 @@ def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> Non
     assert results["val/bits_per_byte"] == pytest.approx(bits)
     for picture in ("step", "measures"):
         assert Path(f"evaluated/attention/{picture}_000030.png").exists()
-    tables = [trained.folder / "attention" / "heads.csv", Path("evaluated/attention/heads.csv")]
-    with tables[0].open() as ours, tables[1].open() as theirs:
-        for trained_head, head in zip(csv.DictReader(ours), csv.DictReader(theirs), strict=True):
-            assert head.keys() == trained_head.keys() >= {"layer", "head", "entropy", "induction"}
-            assert head.pop("label") == trained_head.pop("label")
-            for name, value in head.items():
-                assert float(value) == pytest.approx(float(trained_head[name]), abs=1e-5)
+    heads = zip(table("evaluated/attention/heads.csv"), table(trained.folder / "attention/heads.csv"), strict=True)
+    for head, trained_head in heads:
+        assert head.keys() == trained_head.keys() >= {"layer", "head", "entropy", "induction"}
+        assert head.pop("label") == trained_head.pop("label")
+        for name, value in head.items():
+            assert float(value) == pytest.approx(float(trained_head[name]), abs=1e-5)
     assert "attention/layer_01/head_01/entropy" in Path("evaluated/metrics.csv").read_text().splitlines()[0]
 
 
 def test_weights_heads_and_backend_are_those_that_are_asked_for(program: Program, trained: Trained) -> None:
-    eager = evaluate(program, trained, "attention.backend=eager")
-    assert eager["attention_kernel"] == "eager"
+    eager = evaluate(program, trained, "attention.backend=eager data.batch_size=7 data.pack=document")
+    assert (eager["attention_kernel"], eager["val/num_tokens"]) == ("eager", trained.results["val/num_tokens"])
     assert eager["val/loss"] == pytest.approx(trained.results["val/loss"], abs=1e-5)
     # The file alone is needed, wherever it is.
     edit_checkpoint(trained, "scaled.ckpt", scale=1.5)
@@ -74,12 +72,6 @@ def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     Path("folder/train.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
     Path("folder/valid.txt").write_text("In line 2 the cat sees 4 birds.\n")
     assert evaluate(program, trained, "data.files=folder")["val/num_bytes"] == 32
-
-
-def test_the_rows_that_are_scored_are_those_of_the_run(program: Program, trained: Trained) -> None:
-    """Whatever the size of a batch."""
-    results = evaluate(program, trained, "data.batch_size=7 data.pack=document data.num_workers=0")
-    assert (results["split"], results["val/num_tokens"]) == ("validation", trained.results["val/num_tokens"])
 
 
 def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program, trained: Trained) -> None:
@@ -110,10 +102,10 @@ def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
     greedy = "generate.temperature=0 generate.num_tokens=12"
     prompts = ["In line 3", "the cat sees 1 of the birds"]
     asked = f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=run 'generate.prompt=[{', '.join(prompts)}]'"
-    ended = program("evaluate.py", asked, greedy)
-    assert "prompt 2: only its last 16 tokens fit\n" in ended.out
+    out = ran(program, "evaluate.py", asked, greedy)
+    assert "prompt 2: only its last 16 tokens fit\n" in out
     first, second = results_of("run")["sample"]
-    assert ended.out.replace("\n  ", "\n").endswith(f"\nSample 1 of 2:\n{first}\n\nSample 2 of 2:\n{second}\n")
+    assert out.replace("\n  ", "\n").endswith(f"\nSample 1 of 2:\n{first}\n\nSample 2 of 2:\n{second}\n")
     assert first.startswith("In line 3")
     assert len(first) == len("In line 3") + 12
     likeliest = "generate.top_k=1 generate.num_tokens=12"
@@ -128,10 +120,8 @@ def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
 
 
 MISTAKES = {
-    "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
     "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: its norm._target_ calls 'posix.system'",
     "model.num_layers=3": "checkpoint=",
-    "data.files=none.txt": "data.files=none.txt: ",
     "split=dev": "split=dev: should be 'train', ",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "split=validation: the run was trained on",
 }
@@ -148,10 +138,7 @@ def test_mistakes_are_reported_in_a_few_lines(program: Program, trained: Trained
 
 @pytest.mark.slow
 def test_no_number_of_tokens_is_claimed_where_a_part_is_scored(program: Program, trained: Trained) -> None:
-    ended = program(
-        "evaluate.py", f"checkpoint={trained.last} data.files=book.txt trainer.limit_val_batches=1 hydra.run.dir=part"
-    )
-    assert ended.code == 0, ended.err
-    assert "over a part of the text (trainer.limit_val_batches=1)" in ended.out
+    asked = f"checkpoint={trained.last} data.files=book.txt trainer.limit_val_batches=1 hydra.run.dir=part"
+    assert "over a part of the text (trainer.limit_val_batches=1)" in ran(program, "evaluate.py", asked)
     results = results_of("part")
     assert results["val/num_tokens"] is results["val/num_bytes"] is results["throughput/tokens_per_second"] is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, SMALL, TEXT, Program, results_of, weights_of
+from commands import ROOT, SMALL, TEXT, Program, ran, results_of, weights_of
 
 from tinyformer.checkpoint.file import load_checkpoint
 
@@ -80,10 +80,13 @@ def test_the_final_test_is_scored_once_and_right(program: Program, book: Path) -
     rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(203)]
     Path("reviews.csv").write_text("text,label\n" + "".join(rows))
     texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
-    code, _, error = end(start(f"{SMALL} {texts} {TWO} trainer.max_steps=8"))
+    code, out, error = end(start(f"{SMALL} {texts} {TWO} trainer.max_steps=8"))
     assert code == 0, error
+    # The first process alone looks at the heads, and counts its time.
+    assert len(Path("run/attention/heads.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert out.count("measurements") == 1
     test = "checkpoint=run/checkpoints/best.ckpt split=test data.files=reviews.csv hydra.run.dir=evaluated"
-    assert program("evaluate.py", test).code == 0
+    ran(program, "evaluate.py", test)
     trained, evaluated = results_of("run"), results_of("evaluated")
     assert trained["test/num_tokens"] == evaluated["test/num_tokens"] > 0
     for name in ("loss", "accuracy", "macro_f1"):
