@@ -33,14 +33,10 @@ class HeadCircuit:
     do most of the work in a trained model (Voita et al. 2019, arXiv 1905.09418). An induction circuit has a head that
     attends to the previous token and, in a later layer, one that attends to the token that followed an earlier
     occurrence of the query's token (Elhage et al. 2021, transformer-circuits.pub/2021/framework).
-
-    Args:
-        measures: by measure, the value from which a head belongs to the circuit.
-        mode: what replaces the output of an ablated head, see `HeadAblation`.
     """
 
-    measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)
-    mode: str = "zero"
+    measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)  # by name, the least of a head that is found
+    mode: str = "zero"  # what replaces the output of an ablated head, see `HeadAblation`
     num_windows: int = 32
     num_sequences: int = 16
     period: int = 32  # random tokens before they repeat; at most half of the context

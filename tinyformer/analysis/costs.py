@@ -35,8 +35,7 @@ from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network
 from tinyformer.nn.network import attentions_in
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
-BYTES = {"bf16": 2, "fp32": 4}
-"""Bytes of an element of the KV cache, by dtype."""
+BYTES = {"bf16": 2, "fp32": 4}  # bytes of an element of the KV cache, by dtype
 
 
 @dataclass(frozen=True)

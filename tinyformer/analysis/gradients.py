@@ -133,7 +133,6 @@ def row_statistics(subject: Subject, saturated: float) -> dict[str, list[list[fl
 
 
 def _map_table(subject: Subject, columns: Mapping[str, Sequence[Sequence[float]]]) -> Table:
-    """A row for each map of each layer."""
     return [*subject.address_columns, "head", *columns], [
         [*address, name, *(_finite(of_layers[index][head]) for of_layers in columns.values())]
         for index, (address, layer) in enumerate(zip(subject.addresses, subject.layers, strict=True))

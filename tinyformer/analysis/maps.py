@@ -21,14 +21,9 @@ from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.tasks import Seq2Seq
 
-NUM_TOKENS = 48
-"""Default number of tokens; fewer where the context is shorter."""
-
-PICTURE_TOKENS = 24
-"""Number of tokens in the picture, few enough for legible labels in maps of all heads."""
-
-NUM_SEQUENCES, PERIOD = 8, 32
-"""Number of sequences of repeated random tokens, and number of random tokens in each."""
+NUM_TOKENS = 48  # default number of tokens; fewer where the context is shorter
+PICTURE_TOKENS = 24  # number of tokens in the picture, few enough for legible labels in maps of all heads
+NUM_SEQUENCES, PERIOD = 8, 32  # number of sequences of repeated random tokens, and number of random tokens in each
 
 
 class Shown(NamedTuple):
@@ -50,20 +45,17 @@ class HeadMaps:
         text: the text, which the model reads as in `TextTokenizer.read`; two texts for a classifier of pairs; or the
             source. By default, the first window of the sample, or its first pair with at most `num_tokens` tokens on
             each side.
-        target: the target of the source; by default what the model decodes.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
             smaller.
-        num_windows: those over which measures and importance are computed; the measures of a text are its own.
         importance: whether to compute importance, which needs gradients; not that of a text, which has no targets.
-        rows: number of queries of each window that are measured, see `capture_attention`; in a pair, all are.
     """
 
     text: str | Sequence[str] | None = None
-    target: str | None = None
+    target: str | None = None  # the target of the source; by default what the model decodes
     num_tokens: int | None = None
-    num_windows: int = 16
+    num_windows: int = 16  # of which measures and importance are computed; the measures of a text are its own
     importance: bool = True
-    rows: int = 256
+    rows: int = 256  # queries of each window that are measured, see `capture_attention`; in a pair, all are
 
     def __post_init__(self) -> None:
         require_at_least(1, {"num_tokens": NUM_TOKENS}, num_tokens=self.num_tokens)
@@ -105,7 +97,6 @@ class HeadMaps:
         )
 
     def _one_text(self, subject: Subject) -> Shown:
-        """The maps of a text."""
         refuse_target(self.target)
         num_tokens, text = self._length(subject), None if self.text is None else subject.tokens_of(self.text)
         first, is_token = subject.batches[0]["inputs"][0], queries_by_kind(subject.batches[0])[""][0]
@@ -124,7 +115,6 @@ class HeadMaps:
         return Shown({"": captured}, axes, measures, _extent(tokens, text))
 
     def _pair(self, subject: Subject) -> Shown:
-        """The maps of a source and its target."""
         network = cast(EncoderDecoder, subject.network)
         pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
         num_tokens, tokens = self._length(subject), cast(Seq2Seq, subject.task).special_tokens.around(subject.tokenizer)
@@ -158,7 +148,6 @@ class HeadMaps:
         return num_tokens
 
     def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
-        """The measures, with importance unless it is turned off."""
         if not self.needs_gradient:
             return measures
         importance = dict(zip(subject.heads, head_importance(subject), strict=True))

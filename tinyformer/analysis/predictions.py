@@ -17,8 +17,7 @@ from tinyformer.nn import Network
 from tinyformer.tasks import Classification, Seq2Seq, SpanExtraction, Task
 from tinyformer.tasks.text_metrics import answer_scores, text_similarity
 
-NUM_WORST = 50
-"""Number of examples in the table of the worst."""
+NUM_WORST = 50  # number of examples in the table of the worst
 
 
 @singledispatch

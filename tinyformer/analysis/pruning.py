@@ -23,8 +23,7 @@ from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, Network, prune_heads
 from tinyformer.nn.maps import is_own
 
-MAX_POINTS = 17
-"""Largest number of points of the curve, besides that of the chosen number of heads."""
+MAX_POINTS = 17  # largest number of points of the curve, besides that of the chosen number of heads
 
 
 def _random_scores(subject: Subject, seed: int) -> list[float]:
@@ -206,11 +205,11 @@ def _exact(network: Network, mask: AttentionMask) -> Network:
 
 
 @torch.no_grad()
-def _tokens_per_second(subject: Subject, networks: Sequence[Network], repeats: int = 5) -> list[float]:
+def _tokens_per_second(subject: Subject, networks: Sequence[Network]) -> list[float]:
     """The median speed of each network on a batch; they alternate, so that other load affects them alike."""
     batch = subject.batches[0]
     seconds: list[list[float]] = [[] for _ in networks]
-    for _ in range(repeats):
+    for _ in range(5):
         for network, times in zip(networks, seconds, strict=True):
             start = time.perf_counter()
             with subject.precision():

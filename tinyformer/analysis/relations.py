@@ -21,8 +21,7 @@ from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Seq2Seq
 
-NUM_PRINTED = 3
-"""Number of heads that are printed for each pair of words."""
+NUM_PRINTED = 3  # number of heads that are printed for each pair of words
 
 
 class Related(NamedTuple):
@@ -58,15 +57,13 @@ class HeadRelations:
     cross-attention; the query of a target token is the one that predicts it.
 
     Args:
-        text: the text, or the source.
         pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`. If a word occurs several times,
             `it:2` is its second occurrence.
-        target: the target of the source; by default what the model decodes.
     """
 
-    text: Text | None = None
+    text: Text | None = None  # the text, or the source
     pairs: Sequence[Any] | None = None
-    target: str | None = None
+    target: str | None = None  # the target of the source; by default what the model decodes
 
     needs_gradient = False
     num_windows = 1
@@ -122,7 +119,6 @@ class HeadRelations:
         )
 
     def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
-        """The attention of each layer from one word to another."""
         query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
         found = [relate(maps, read.queries, read.keys, query, key) for maps in read.maps]
         if not any(related.uniform for related in found):
@@ -156,7 +152,6 @@ class HeadRelations:
         raise ArgumentError("pairs", [list(pair)], reason, {"pairs": [works]})
 
     def _text(self, subject: Subject) -> Read:
-        """The maps of the text."""
         refuse_target(self.target)
         text = cast(Text, self.text)
         _encode(subject, "text", text, sum(map(len, subject.tokenizer.around)))
@@ -169,7 +164,6 @@ class HeadRelations:
         return Read(subject.layers, subject.addresses, maps, words, words)
 
     def _pair(self, subject: Subject) -> Read:
-        """The cross-attention of the source and its target."""
         network = cast(EncoderDecoder, subject.network)
         num_special = cast(Seq2Seq, subject.task).special_tokens.around(subject.tokenizer).num_added
         source = _encode(subject, "text", cast(Text, self.text), num_special)

@@ -233,7 +233,6 @@ def inputs_without_padding(subject: Subject) -> list[tuple[Any, ...]]:
 
 
 def _change_figure(changes: dict[tuple[Any, ...], float], unit: str) -> Figure:
-    """The change of the loss without each connection and each sublayer of every layer."""
     columns = {
         (name, part): f"{part_title}\n{title}"
         for name, title in SUBLAYER_NAMES.items()

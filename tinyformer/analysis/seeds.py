@@ -29,14 +29,9 @@ UNITS = {
 DPI = 150
 POINTS = 9
 WIDTH, HEIGHT, MARGINS, ROW_HEIGHT = 7.5, 4.8, 1.7, 0.26  # inches
-LABEL_WIDTH = 60
-"""Largest number of characters in a line of a label."""
-
-MAX_LABEL = 300
-"""Largest number of characters of a label, which may be the name of an untrusted folder."""
-
-SPREAD_OUT = 20
-"""Ratio of the largest to the smallest setting from which the axis is logarithmic."""
+LABEL_WIDTH = 60  # largest number of characters in a line of a label
+MAX_LABEL = 300  # largest number of characters of a label, which may be the name of an untrusted folder
+SPREAD_OUT = 20  # ratio of the largest to the smallest setting from which the axis is logarithmic
 
 SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e4e4", "#767676"
 

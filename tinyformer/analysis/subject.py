@@ -29,14 +29,12 @@ from tinyformer.tasks.user_texts import is_row
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
 
-Text: TypeAlias = str | Sequence[str]
-"""A text, or the two texts of a pair for a classifier."""
+Text: TypeAlias = str | Sequence[str]  # a text, or the two texts of a pair for a classifier
 
 Head: TypeAlias = tuple[int, int]
 """The index of a head's layer in `Subject.layers`, and the head's index within the layer."""
 
-Table: TypeAlias = tuple[list[str], list[list[Any]]]
-"""Columns and rows."""
+Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows
 
 
 @runtime_checkable
@@ -122,7 +120,6 @@ class Subject:
         return f"{layer_title(tuple(layer_address))} head {number}"
 
     def networks(self) -> dict[str, Network]:
-        """The trained and the untrained network."""
         return {"trained": self.network, "untrained": self.untrained()}
 
     def facts_of_text(self, text: Text) -> dict[str, str]:
@@ -175,7 +172,6 @@ class Subject:
         return Losses(nats, targets)
 
     def describe_losses(self, losses: "Losses") -> str:
-        """The sentence above changes of the loss."""
         return (
             f"{len(losses.nats)} {self.row}s with a loss of {losses.mean:.4f} nats per {self.task.unit}; change of the "
             "loss [95 % interval]:"
@@ -222,7 +218,6 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """Mean loss in nats per target."""
         return float(self.nats.sum() / self.targets.sum())
 
     def change_from(self, base: "Losses", num_resamples: int, seed: int = 0) -> "Change":

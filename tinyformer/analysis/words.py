@@ -26,7 +26,6 @@ class Words:
     of_tokens: tuple[int, ...]  # the index of the word that each token belongs to, ascending from 0
 
     def tokens(self, word: int) -> range:
-        """The positions of the tokens of a word."""
         return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word))
 
 

@@ -45,11 +45,8 @@ DERIVED = ("data", "tokenizer", "network", "datamodule")
 """Nodes in which a file names no class, since those of data read files and download, and in which a checkpoint sets no
 key that our YAML computes from others."""
 
-OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")
-"""The packages whose classes a file may name."""
-
-SCORE_KEYS = ("attention.score", "cross_attention.score")
-"""Keys whose plain value may be the name of a class."""
+OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")  # the packages whose classes a file may name
+SCORE_KEYS = ("attention.score", "cross_attention.score")  # keys whose plain value may be the name of a class
 
 TYPED_AGAIN = {
     "cache_dir": "makes a folder",  # which could be a new group of config files
@@ -57,11 +54,8 @@ TYPED_AGAIN = {
 }
 """Last parts of keys that only the command line may set, and what each of them does."""
 
-MAX_JOBS = 10_000
-"""Maximum number of jobs of a sweep."""
-
-MAX_PARTS = 10
-"""Maximum number of dots in the name of a class; Python imports nested packages recursively."""
+MAX_JOBS = 10_000  # maximum number of jobs of a sweep
+MAX_PARTS = 10  # maximum number of dots in the name of a class; Python imports nested packages recursively
 
 MAX_TEXT, MAX_ENTRIES, MAX_DEPTH, MAX_NUMBER = 1000, 20_000, 2, 2**63
 """Bounds: characters of a text, entries of a list, nesting depth of lists, and the magnitude of a number."""
@@ -99,17 +93,9 @@ class NotAdmittedError(ValueError):
 
 
 def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
-    """Refuse what a file may not set at a key.
+    """Refuse what a file may not set at the key of an axis, of a value or of a class, such as "norm._target_".
 
-    Args:
-        key: the key of an axis, a value or a class, such as "attention", "model.d_ff" or "norm._target_".
-        value: what it is set to.
-        trust: whether the user has named a class at a key.
-        is_argument: whether the file names the class of the key's node, which may have arguments of its own.
-
-    Raises:
-        NotAdmittedError: the key is not one of our config files, or the value is not plain, is too large, or names a
-            class that is neither ours nor trusted.
+    With `is_argument`, the file names the class of the key's node, which may have arguments of its own.
     """
     if key in files():
         if value not in (None, *choices_of(key)):
@@ -173,14 +159,9 @@ def _is_class_of_models(name: str) -> bool:
 
 
 def admit_override(entry: str, in_sweep: bool = False) -> str:
-    """An override from a run folder or a finding, parsed, admitted and written anew.
+    """An override from a run folder or a finding, parsed, admitted (see `admit`) and written anew.
 
-    Args:
-        entry: an override as on a command line.
-        in_sweep: whether it may have several values; each of them is checked.
-
-    Raises:
-        NotAdmittedError: see `admit`; or it changes more than a value of the config.
+    In a sweep it may have several values; each of them is checked.
     """
     try:
         override = parsed(entry)
@@ -280,14 +261,10 @@ def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
 def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: False, remedy: str = "add {}={}") -> Plain:
     """The unresolved config of a checkpoint's run, composed from our own YAML and the checkpoint's overrides.
 
-    Args:
-        checkpoint: the checkpoint.
-        trust: whether the user has named a class at a key; by default, only classes of this package are admitted.
-        remedy: what a user who trusts a class does, given its key and name.
+    `remedy` is what a user who trusts a class does, given its key and name.
 
     Raises:
-        ArgumentError: an override is not admitted, see `admit`; or it sets what a checkpoint may not set, or a size
-            that its weights do not have.
+        ArgumentError: an override is not admitted, or sets what a checkpoint may not set or a size its weights lack.
     """
     try:
         return _admitted(checkpoint, trust)
@@ -354,11 +331,7 @@ def _is_interpolation(value: Any) -> bool:
 def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
     """The unresolved config of a run as far as a checkpoint stores it, and the choices of its axes.
 
-    Args:
-        overrides: the choices, of which one that is not ours has the default, and what is deleted; no other counts.
-
-    Raises:
-        NotAdmittedError: there is no such key to delete.
+    Of the overrides count the choices, with the default for one that is not ours, and what is deleted.
     """
     if not OmegaConf.has_resolver("default_num_kv_heads"):
         register_resolvers()

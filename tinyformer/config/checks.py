@@ -19,12 +19,8 @@ from tinyformer.data.sources.text_paths import find_files
 from tinyformer.errors import argument_path
 from tinyformer.nn.sizes import head_dim_of, require_sizes
 
-RUNTIME_KEYS = frozenset({"model.vocab_size"})
-"""Keys that are null until the run sets them."""
-
-
-OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")
-"""Nodes that the run instantiates."""
+RUNTIME_KEYS = frozenset({"model.vocab_size"})  # keys that are null until the run sets them
+OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")  # nodes that the run instantiates
 
 
 def check_types(
@@ -33,17 +29,14 @@ def check_types(
     choices: Mapping[str, Any] | None = None,
     groups: Mapping[str, Any] | None = None,
 ) -> None:
-    """Check every value of a config against the signature of the class that receives it.
+    """Check every value of a config, or of its node `part`, against the signature of the class that receives it.
 
     Args:
         config: the whole config.
-        part: the key of the node to check, such as `network`; the whole config by default.
+        part: the key of the node to check, such as `network`.
         choices: the choice of each axis; errors name the default of its file.
         groups: classes whose arguments are the values of a group without `_target_`, by its key, and a class whose
             arguments are keys in no group, at "".
-
-    Raises:
-        ConfigError: a class has no such argument, or its type is another.
     """
     written = OmegaConf.to_container(config, resolve=False)
     for path in OBJECTS:
@@ -68,18 +61,7 @@ def check_types(
 
 
 def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping[str, Any] | None = None) -> None:
-    """Check the value of one argument of a function or class.
-
-    Args:
-        function: the function or class.
-        name: the argument.
-        value: its value, as plain containers.
-        key: the config key of the value.
-        choices: the choice of each axis, for the default that the error names.
-
-    Raises:
-        ConfigError: there is no such argument, or its type is another.
-    """
+    """Check the type of the value of one argument of a function or class; a `ConfigError` names its key and default."""
     parameters = _parameters(function)
     if name not in parameters:
         if None in parameters:

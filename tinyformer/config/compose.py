@@ -35,21 +35,13 @@ OF_TRAINING = (
 
 @dataclass(frozen=True)
 class Invocation:
-    """What the command line of a run says in addition to its config.
+    """What the command line of a run says in addition to its config."""
 
-    Args:
-        overrides: its arguments, such as "attention=gqa".
-        choices: the choice of each axis, such as {"attention": "gqa"}.
-        is_sweep: whether the run is one of the jobs of a `--multirun`.
-        command: the program as the user called it, for hints.
-        in_python: whether `command` is a function that was called in Python.
-    """
-
-    overrides: Sequence[str] = ()
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    is_sweep: bool = False
-    command: str = "tinyformer train"
-    in_python: bool = False
+    overrides: Sequence[str] = ()  # its arguments, such as "attention=gqa"
+    choices: Mapping[str, Any] = field(default_factory=dict)  # the choice of each axis, such as {"attention": "gqa"}
+    is_sweep: bool = False  # whether the run is one of the jobs of a `--multirun`
+    command: str = "tinyformer train"  # the program as the user called it, for hints
+    in_python: bool = False  # whether `command` is a function that was called in Python
 
     def call(self, *words: str) -> str:
         """The command with some words, as in `tinyformer train resume=outputs/run`."""
@@ -58,7 +50,6 @@ class Invocation:
         return " ".join((self.command, *map(shell_word, words)))
 
     def overridden(self, *prefixes: str) -> list[str]:
-        """The overrides whose keys start with one of the prefixes."""
         return [override for override in self.overrides if override.startswith(prefixes)]
 
 
@@ -79,11 +70,7 @@ def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig
 def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[str, ...], DictConfig]]:
     """Every combination of the alternatives on a command line; `attention=mha,gqa seed=1` has two.
 
-    Returns:
-        The overrides of each combination and the config composed from them, including its `hydra` node.
-
-    Raises:
-        ConfigError: an override lists values that cannot be made.
+    Returns the overrides of each and the config composed from them, including its `hydra` node.
     """
     register_resolvers()
     words = readable(arguments, is_sweep=True)
@@ -107,19 +94,11 @@ def hydra_parser() -> Iterator[OverridesParser]:
 
 
 def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
-    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
+    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, which overrides change.
 
-    Args:
-        arguments: the overrides, which then act on it as on a config file.
-        trusted: classes that the checkpoint may use beside those of this package and of the overrides.
-
-    Returns:
-        The checkpoint; None with options such as `--help` and no checkpoint.
-
-    Raises:
-        ConfigError: no checkpoint is named.
-        ArgumentError: it cannot be read, its config is not admitted, or its run read a path that the command line does
-            not repeat.
+    None with options such as `--help` and no checkpoint. `trusted` are classes that the checkpoint may use beside those
+    of this package and of the overrides. An `ArgumentError` if its config is not admitted, or its run read a path that
+    the command line does not repeat.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
@@ -151,11 +130,7 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names, if any.
 
-    They take precedence over the checkpoint's values, unless a trained network cannot be changed in this way.
-
-    Raises:
-        ConfigError: an override contradicts the checkpoint's sizes or its choice of an axis.
-        ArgumentError: the checkpoint cannot be read, or its config is not admitted; see `admit_config`.
+    They take precedence over the checkpoint's values, but must not contradict its sizes or its choice of an axis.
     """
     given = _given(arguments)
     file = given.get("init_from", "null")

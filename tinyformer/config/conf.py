@@ -13,14 +13,9 @@ AXES = (
 )
 """The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
 
-STORED = (*AXES, "datamodule", "seed", "deterministic")
-"""The top-level keys of a config that a checkpoint stores."""
-
-NO_AXES = ("finding",)
-"""Folders of `conf` that are not axes of any program."""
-
-NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")
-"""Entries of our config files that are not values of a run."""
+STORED = (*AXES, "datamodule", "seed", "deterministic")  # the top-level keys of a config that a checkpoint stores
+NO_AXES = ("finding",)  # folders of `conf` that are not axes of any program
+NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")  # entries of our config files that are not values of a run
 
 
 def config_dir() -> Path:

@@ -8,9 +8,9 @@ import os
 import re
 import sys
 import traceback
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unicodedata import category
 
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -50,10 +50,9 @@ class ConfigError(ValueError):
 
 @contextlib.contextmanager
 def config_keys(config: DictConfig) -> Iterator[None]:
-    """Make errors about arguments name the keys of a config that set them.
+    """Make errors about arguments name the keys of a config that set them, as a `ConfigError`.
 
-    Raises:
-        ConfigError: in place of an `ArgumentError`, raised directly or by a class that `instantiate` called.
+    Such an `ArgumentError` may also be raised by a class that `instantiate` called.
     """
     written = OmegaConf.to_container(config, resolve=False)
     try:
@@ -74,10 +73,9 @@ def config_keys(config: DictConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_sentences(program: str) -> Iterator[None]:
-    """Raise the mistakes of a caller in Python as sentences, as a program prints them.
+    """Raise a caller's mistakes as a `ConfigError` in the sentence that a program prints.
 
-    Raises:
-        ConfigError: in place of a mistake; with HYDRA_FULL_ERROR=1 in the environment, caused by it.
+    With HYDRA_FULL_ERROR=1 in the environment, the mistake itself is shown as its cause.
     """
     try:
         yield
@@ -90,11 +88,7 @@ def in_sentences(program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def option_names(**names: str) -> Iterator[None]:
-    """Make errors about arguments name the options of a command line, as in `option_names(out="--out")`.
-
-    Raises:
-        ConfigError: in place of an `ArgumentError`.
-    """
+    """Make errors about arguments name the options of a command line, as in `option_names(out="--out")`."""
     try:
         yield
     except ArgumentError as error:
@@ -117,8 +111,7 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
 def report(error: BaseException, program: str, with_traceback: bool = False) -> int:
     """Print an error to stderr: a mistake in at most `MAX_LINES` lines, a bug (or both, if asked) with its traceback.
 
-    Returns:
-        The exit code: 2 for a mistake of the user, 1 for a bug.
+    Returns the exit code.
     """
     text = describe(error, program)
     if text is None or with_traceback:
@@ -133,11 +126,8 @@ def report(error: BaseException, program: str, with_traceback: bool = False) -> 
 
 def printable(line: str) -> str:
     """A line without the control characters of a stranger's file, which a terminal would obey."""
-
-    def is_shown(character: str) -> bool:
-        return character.isprintable() or character == "\t" or unicodedata.category(character) == "Zs"  # a space
-
-    return "".join(character if is_shown(character) else repr(character)[1:-1] for character in line)
+    # "Zs" are spaces.
+    return "".join(c if c.isprintable() or c == "\t" or category(c) == "Zs" else repr(c)[1:-1] for c in line)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -26,11 +26,9 @@ class FolderGuard(Callback):
     replaced: ClassVar[dict[Path, bytes]] = {}  # by Hydra, before a job can refuse the command
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the folder of a run or an evaluation."""
         self._check("hydra.run.dir", config)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the folder of a sweep, with those of its jobs."""
         self._check("hydra.sweep.dir", config)
 
     def _check(self, key: str, config: DictConfig) -> None:
@@ -55,10 +53,7 @@ class FolderGuard(Callback):
 
 
 def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
-    """Refuse a folder with anything in it that a run does not make, such as links, which lead anywhere.
-
-    The sentence begins with the key.
-    """
+    """Refuse the folder at a key with anything in it that a run does not make, such as links, which lead anywhere."""
 
     def problem(path: Path, what: str) -> ConfigError:
         return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
@@ -112,11 +107,7 @@ def has_checkpoint(run: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder; only the first process of a run on several devices takes it.
-
-    Raises:
-        ConfigError: another process trains in the folder.
-    """
+    """Hold the lock of a run folder, or refuse; only the first process of a run on several devices takes it."""
     if not is_first_process():
         yield
         return
@@ -132,8 +123,7 @@ def locked(folder: Path) -> Iterator[None]:
 def held(path: Path, sentence: str) -> Iterator[None]:
     """Hold the lock of a file, which the system releases when the process ends, however it ends.
 
-    Raises:
-        ConfigError: another process holds it; the message is the sentence.
+    If another process holds it, the sentence is the message of a `ConfigError`.
     """
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link, which a run does not make; remove it.")

@@ -11,8 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 
-MAX_LENGTH = 120
-"""Maximum number of characters of a value that an error shows."""
+MAX_LENGTH = 120  # maximum number of characters of a value that an error shows
 
 TEXTS = re.compile(
     r"(.+\.)?(checkpoint|resume|init_from|files|path|prompt_file|prompt|dir|cache_dir|name|project|entity|revision"
@@ -31,14 +30,8 @@ class NoOverrideError(OverrideParseException):
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     """A command line in Hydra's grammar: what that has no words for is a text, and a path or a prompt always is one.
 
-    So `data.files=café.txt` and `generate.prompt=a, b` need no quotes beside those of the shell.
-
-    Args:
-        words: the command line.
-        is_sweep: whether commas separate the values of several runs.
-
-    Raises:
-        NoOverrideError: a word is no KEY=VALUE.
+    So `data.files=café.txt` and `generate.prompt=a, b` need no quotes beside those of the shell. In a sweep, commas
+    separate the values of several runs.
     """
     found = []
     for before, word in zip(["-", *words], words, strict=False):
@@ -52,7 +45,6 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
 
 
 def _readable(key: str, value: str, is_sweep: bool) -> str:
-    """A value in Hydra's grammar."""
     is_text = TEXTS.fullmatch(key)
     takes_list = not is_text or key.endswith(("files", "prompt", "column", "analysis.text"))
     try:
@@ -89,12 +81,7 @@ def parsed(word: str) -> Override:
 def key_of(written: Any, path: str | Sequence[str]) -> str:
     """The key under which the user sets a value: interpolations such as `${model.d_model}` are followed.
 
-    Args:
-        written: the config as plain containers, its interpolations unresolved.
-        path: the path of the value from the root, as keys or joined by dots.
-
-    Raises:
-        KeyError: the config has no such node.
+    `written` is the config as plain containers, its interpolations unresolved; a KeyError if it has no such node.
     """
     keys = path.split(".") if isinstance(path, str) else path
     node = written
@@ -108,14 +95,10 @@ def key_of(written: Any, path: str | Sequence[str]) -> str:
 
 
 def key_of_argument(written: Any, path: Sequence[str]) -> str:
-    """The key that sets an argument; the argument's own name where the config has no key for it.
+    """The key that sets an argument, at the path of its object and its name; its own name where the config has no key.
 
     An argument that the object's own node does not set was passed on by an enclosing object, as an encoder passes
     `num_layers` on to its blocks; the nearest enclosing node with that name sets it.
-
-    Args:
-        written: see `key_of`.
-        path: the nodes that lead to the object, and the name of its argument.
     """
     *owner, name = path
     for depth in range(len(owner), min(len(owner), 1) - 1, -1):
@@ -124,12 +107,12 @@ def key_of_argument(written: Any, path: Sequence[str]) -> str:
     return name
 
 
-def format_value(value: Any, max_length: int | None = MAX_LENGTH) -> str:
+def format_value(value: Any) -> str:
     """A value as it is typed in a shell, such as `[16,16,null]` or `'book (1).txt'`; a long one is cut."""
     text = str(value) if isinstance(value, PurePath) else value
     is_plain = isinstance(text, str) and "," not in text and parsed(f"k={_readable('', text, False)}").value() == text
     text = text if is_plain else hydra_value(text)
-    return shell_word(text if max_length is None or len(text) <= max_length else f"{text[:max_length]}…")
+    return shell_word(text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…")
 
 
 def hydra_value(value: Any) -> str:

@@ -47,7 +47,8 @@ def keep_process() -> Iterator[None]:
     cudnn = (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     environment = dict(os.environ)
-    with warnings.catch_warnings(), _keep_levels():
+    levels = {name: logger.level for name, logger in _loggers().items()}
+    with warnings.catch_warnings():
         try:
             yield
         finally:
@@ -59,20 +60,13 @@ def keep_process() -> Iterator[None]:
             torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
             torch.set_float32_matmul_precision(precision)
             restore_random_state(random)
+            for name, logger in _loggers().items():
+                logger.setLevel(levels.get(name, logger.level))
 
 
-@contextlib.contextmanager
-def _keep_levels() -> Iterator[None]:
-    def loggers() -> dict[str, logging.Logger]:
-        known = logging.Logger.manager.loggerDict.items()
-        return {"": logging.root, **{name: logger for name, logger in known if isinstance(logger, logging.Logger)}}
-
-    before = {name: logger.level for name, logger in loggers().items()}
-    try:
-        yield
-    finally:
-        for name, logger in loggers().items():
-            logger.setLevel(before.get(name, logger.level))
+def _loggers() -> dict[str, logging.Logger]:
+    known = logging.Logger.manager.loggerDict.items()
+    return {"": logging.root, **{name: logger for name, logger in known if isinstance(logger, logging.Logger)}}
 
 
 def guard_imports() -> None:
@@ -129,7 +123,6 @@ class NamedLines(io.TextIOBase):
         return len(text)
 
     def end(self) -> None:
-        """Write the unfinished line."""
         if self.unfinished:
             self.write("\n")
 

@@ -22,9 +22,6 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
 
     With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. This happens before
     Hydra starts: a resolver would only be called once the config is composed.
-
-    Raises:
-        ConfigError: the folder contains no run or no sweep.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""

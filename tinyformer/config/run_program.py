@@ -21,16 +21,11 @@ from tinyformer.config.folder import FolderGuard, remove_unused
 from tinyformer.config.keys import readable
 from tinyformer.config.process import argv, close_output, guard_imports, named_lines
 
-Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
-"""What a program does with a config, in a folder."""
+Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]  # what a program does with a config, in a folder
 
 
 class JobFailed(Exception):  # noqa: N818 - the error was reported already
-    """A job of a sweep failed in another process, which has reported it."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(exit_code)
-        self.exit_code = exit_code
+    """A job of a sweep failed in another process, which has reported it; the argument is its exit code."""
 
 
 def run_program(
@@ -40,19 +35,16 @@ def run_program(
     prepare: Callable[[Sequence[str]], Sequence[str]] = lambda arguments: arguments,
     num_words: int = 0,
 ) -> int:
-    """Compose a config from the command line, run a job with it, and report errors.
+    """Compose a config from the command line, run a job with it, and report errors; returns the exit code.
 
     Nothing heavy is imported before the config is composed, so that `--help` and misspelt keys are answered at once.
 
     Args:
-        job: the job.
+        job: what the program does.
         config_name: the primary config.
         command: the program as the user called it, such as "tinyformer train", for hints.
         prepare: may rewrite the overrides before Hydra reads them.
         num_words: how many words of `sys.argv` after the first choose the program, such as `train`.
-
-    Returns:
-        The exit code: 0, 1 for a bug, 2 for a mistake of the user, 128 + the number of the signal after Ctrl-C.
     """
     directory = config_dir()
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -98,7 +90,7 @@ def run_program(
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except JobFailed as failure:
-        exit_codes.append(failure.exit_code)
+        exit_codes.append(failure.args[0])
     except Exception as error:
         exit_codes.append(report(error, config_name, with_traceback))
     if USER_MISTAKE in exit_codes:

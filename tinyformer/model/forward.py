@@ -45,19 +45,12 @@ def _words(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Point:
-    """An activation of a network.
+    """An activation of a network."""
 
-    Attributes:
-        module: the module whose output contains it.
-        shape: its shape.
-        get: takes it out of the module's output; by default, it is the output.
-        put: makes an output with another tensor in its place.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the module whose output contains it
     shape: Shape
-    get: Callable[[Any], Tensor] = lambda output: output
-    put: Callable[[Any, Tensor], Any] = lambda output, value: value
+    get: Callable[[Any], Tensor] = lambda output: output  # takes it out of the output
+    put: Callable[[Any, Tensor], Any] = lambda output, value: value  # makes an output with another tensor in its place
 
 
 def points_of(network: Network) -> dict[str, Point]:
@@ -129,15 +122,10 @@ def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str
 
 
 class ForwardPass(NamedTuple):
-    """The results of a forward pass; all values at padding are zero.
+    """The results of a forward pass; all values at padding are zero."""
 
-    Attributes:
-        logits: the logits, as the model's `logits` returns them.
-        activations: the captured activations by the names of their points, after any replacement.
-    """
-
-    logits: Float[Tensor, "batch *seq scores"]
-    activations: dict[str, Tensor]
+    logits: Float[Tensor, "batch *seq scores"]  # as `Model.logits` returns them
+    activations: dict[str, Tensor]  # by the names of their points, after any replacement
 
 
 def forward_pass(
@@ -149,12 +137,8 @@ def forward_pass(
 ) -> ForwardPass:
     """Run a network, capture some activations and replace others; all that depends on these is computed from them.
 
-    Args:
-        network: the model; a compiled network runs uncompiled.
-        forward: runs it and returns its logits.
-        lengths: the lengths of the rows.
-        capture: names of points, in which `*` stands for any characters.
-        replace: the replacements, by such names.
+    `forward` runs it and returns its logits; a compiled network runs uncompiled. In the names of points, `*` stands
+    for any characters.
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture

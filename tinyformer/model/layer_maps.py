@@ -14,29 +14,17 @@ from tinyformer.nn.heads import Address, layer_title
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """The attention maps of a layer for one text.
+    """The attention maps of a layer for one text."""
 
-    Attributes:
-        address: the address of the layer, (3,) or ("cross", 3).
-        heads: the numbers of its heads; pruned heads are missing, the others keep their numbers.
-        names: the name of each map: "3" for that of head 3, "3a" and "3b" if a head has two softmaxes.
-        weights: the attention weights of each map.
-        logits: the scores before the softmax, -inf where the mask hides the key; None for maps of words.
-        factor: λ of differential attention, the factor of the second softmax; None for other attention.
-        ablated: the numbers of the heads whose output is replaced.
-        skip: the scale of the residual connection around the attention.
-        branch: the scale of the attention's output.
-    """
-
-    address: Address
-    heads: tuple[int, ...]
-    names: tuple[str, ...]
-    weights: Float[Tensor, "maps queries keys"]
-    logits: Float[Tensor, "maps queries keys"] | None
-    factor: float | None
-    ablated: frozenset[int]
-    skip: float = 1.0
-    branch: float = 1.0
+    address: Address  # the address of the layer, (3,) or ("cross", 3)
+    heads: tuple[int, ...]  # the numbers of its heads; pruned heads are missing, the others keep their numbers
+    names: tuple[str, ...]  # the name of each map: "3" for that of head 3, "3a" and "3b" if a head has two softmaxes
+    weights: Float[Tensor, "maps queries keys"]  # the attention weights of each map
+    logits: Float[Tensor, "maps queries keys"] | None  # before the softmax; None for maps of words
+    factor: float | None  # λ of differential attention, the factor of the second softmax; None for other attention
+    ablated: frozenset[int]  # the numbers of the heads whose output is replaced
+    skip: float = 1.0  # the scale of the residual connection around the attention
+    branch: float = 1.0  # the scale of the attention's output
 
     @classmethod
     def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
@@ -50,17 +38,15 @@ class LayerMaps:
 
     @property
     def kind(self) -> str:
-        """The kind of attention, such as "cross"; empty where there is only one."""
         return str(self.address[0]) if len(self.address) > 1 else ""
 
     @property
     def is_signed(self) -> bool:
-        """Whether the map of a head can have negative weights."""
         return self.factor is not None or bool((self.weights < 0).any())
 
     @property
     def is_ablated(self) -> list[bool]:
-        """Whether the head of each map is ablated."""
+        """Of each map, whether its head is ablated."""
         return [head in self.ablated for head in self.heads for _ in range(len(self.names) // len(self.heads))]
 
     def of_head(self, head: int | str) -> Float[Tensor, "queries keys"]:

@@ -246,13 +246,8 @@ class Model:
     ) -> list[list[int]]:
         """The token ids of the target of each source, without those that begin and end it, of an encoder–decoder.
 
-        Args:
-            source: token ids, with those that begin and end a source, padded on the right.
-            lengths: the number of tokens of each source without padding; by default, there is no padding.
-            beams: see `Beam`.
-            length_penalty: see `Beam`.
-            length_offset: see `Beam`.
-            max_tokens: maximum number of tokens of a target, see `beam_search`.
+        A source has the tokens that begin and end it, and is padded on the right; `lengths` do not count padding, of
+        which there is none by default. For the others, see `Beam` and `beam_search`.
         """
         task = self._task_of(Seq2Seq, "has no targets")
         require_token_ids("source", source, self.network.vocab_size)
@@ -313,20 +308,17 @@ class Model:
             return make_subject(run, num_windows)
 
     def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> AbstractContextManager[Run]:
-        """The evaluation of the model on the data of its run."""
         if self.origin is None:
             raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
         path, _, trusted = self.origin
         return evaluation_in_python(path, self.network, overrides, folder, trusted)
 
     def _task_of(self, kind: type[Result], reason: str) -> Result:
-        """The task, which has to be of a class."""
         if not isinstance(self.task, kind):
             raise ArgumentError("task", type(self.task).__name__, f"{reason}; {kind.__name__} does")
         return self.task
 
     def _batch(self, texts: Texts, *others: Any, **named: Any) -> Batch:
-        """Texts as the task's batch, without targets."""
         return self._reading(self.task.read, texts, *others, **named)
 
     def _reading(self, method: Callable[..., Result], *texts: Any, **named: Any) -> Result:

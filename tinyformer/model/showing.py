@@ -26,20 +26,11 @@ CELL, SIDE = 0.34, 9.0
 """Inches: the side of a cell that holds a number, and the longest side of a map; in larger maps, cells are smaller."""
 
 LABEL_POINTS, NUMBER_POINTS = 7.5, 6.5
-LABEL_PITCH = 0.13
-"""Smallest distance in inches between labels; if tokens are closer, only some of them are labelled."""
-
-WEIGHT_TICKS = (0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1)
-"""Ticks of the colour bar, on which small weights are spread out."""
-
-LEAST_SPAN = 0.1
-"""The smallest end of a signed colour scale, so that rounding errors do not look like differences."""
-
-PAGE_HEIGHT = 720
-"""Height of the frame of a page in pixels; dragging its corner changes it."""
-
-LARGEST_PAGE = 24_000_000
-"""Largest number of characters of a page in a notebook, whose file stores each page."""
+LABEL_PITCH = 0.13  # smallest distance in inches between labels; if tokens are closer, only some of them are labelled
+WEIGHT_TICKS = (0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of the colour bar, on which small weights are spread out
+LEAST_SPAN = 0.1  # the smallest end of a signed colour scale, so that rounding errors do not look like differences
+PAGE_HEIGHT = 720  # height of the frame of a page in pixels; dragging its corner changes it
+LARGEST_PAGE = 24_000_000  # largest number of characters of a page in a notebook, whose file stores each page
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,6 @@ def chart_of_maps(
 
 
 def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
-    """Draw a map with its tokens and its colour bar."""
     values = panel.weights.detach().float().cpu().numpy()
     largest = max(LEAST_SPAN, float(np.abs(values).max()))
     norm = Normalize(-largest, largest) if panel.signed else PowerNorm(0.5, 0, 1)
@@ -111,7 +101,6 @@ class Table(list[dict[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns."""
         return list(self[0]) if self else []
 
     def __repr__(self) -> str:

@@ -56,20 +56,13 @@ class TextMaps:
     A row of a map is a query, a column a key. Heads keep their numbers when others are pruned, and an ablated head its
     weights, although its output is replaced. In a notebook the maps show as the atlas. A head or layer that does not
     exist is an `ArgumentError`.
-
-    Args:
-        layers: the maps of each layer, in the order of `Network.attentions`.
-        axes: the token strings of queries and keys by kind of attention; the kind is "" where there is only one.
-        ids: their token ids; empty for maps of words.
-        tokenizer: the model's tokenizer, if it has one.
-        model: what the model is called in titles.
     """
 
-    layers: Sequence[LayerMaps]
-    axes: Mapping[str, Axes]
-    ids: Mapping[str, tuple[Sequence[int], Sequence[int]]]
-    tokenizer: TextTokenizer | None
-    model: str = ""
+    layers: Sequence[LayerMaps]  # the maps of each layer, in the order of `Network.attentions`
+    axes: Mapping[str, Axes]  # the token strings by kind of attention; the kind is "" where there is only one
+    ids: Mapping[str, tuple[Sequence[int], Sequence[int]]]  # token ids of queries and keys; empty for maps of words
+    tokenizer: TextTokenizer | None  # the model's tokenizer, if it has one
+    model: str = ""  # its name in titles
 
     @property
     def tokens(self) -> Sequence[str] | dict[str, Axes]:
@@ -81,7 +74,6 @@ class TextMaps:
 
     @cached_property
     def heads(self) -> list[HeadAddress]:
-        """The address of each head."""
         return [(*layer.address, head) for layer in self.layers for head in layer.heads]
 
     def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
@@ -89,7 +81,6 @@ class TextMaps:
         return self.layer_of(address).of_head(plain_address(address)[-1])
 
     def layer_of(self, address: HeadAddress) -> LayerMaps:
-        """The layer of a head."""
         parts = plain_address(address if isinstance(address, tuple) else (address,))
         layer = next((layer for layer in self.layers if layer.address == parts[:-1]), None)
         if layer is not None and parts[-1] in (*layer.heads, *layer.names):
@@ -244,7 +235,6 @@ class TextMaps:
         return framed(self._atlas())
 
     def __sub__(self, other: "TextMaps") -> "MapsDifference":
-        """The difference from the maps of another model, see `MapsDifference`."""
         return MapsDifference(self, other) if isinstance(other, TextMaps) else NotImplemented
 
     def __repr__(self) -> str:
@@ -278,7 +268,6 @@ class MapsDifference:
             raise ArgumentError("maps.heads", second.heads, "must have a head that the other model has, too")
 
     def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
-        """The map of a head in the first model minus that in the second."""
         return self.first[address] - self.second[address]
 
     def distances(self) -> Table:
@@ -305,7 +294,6 @@ class MapsDifference:
 
 
 def _columns(address: HeadAddress) -> dict[str, Any]:
-    """The address of a head as columns of a table."""
     return dict(zip(("kind", "layer", "head")[-len(address) :], address, strict=True))
 
 
@@ -339,7 +327,6 @@ def maps_of_batch(
 
 
 def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMaps]:
-    """The maps of each of a network's `attentions`."""
     maps = [layer for of_kind in captured for layer in of_kind.layers]
     residuals = {part: residual for module, residual in network.attention_sublayers() for part in attentions_in(module)}
     layers = zip(network.attentions(), network.layer_addresses(), maps, strict=True)

@@ -39,17 +39,11 @@ PROGRAM = "tinyformer.train"
 
 @dataclass(frozen=True, repr=False)
 class TrainedRun:
-    """A training run that has ended; made by `train`.
+    """A training run that has ended; made by `train`."""
 
-    Args:
-        folder: the folder of the run, an absolute path.
-        results: the contents of its `results.json`: "val/loss", "num_parameters", "steps", ….
-        trusted: the classes that its config names, which `model` may use.
-    """
-
-    folder: Path
-    results: dict[str, Any]
-    trusted: Sequence[str] = field(default=())
+    folder: Path  # the folder of the run, an absolute path
+    results: dict[str, Any]  # the contents of its `results.json`: "val/loss", "num_parameters", "steps", …
+    trusted: Sequence[str] = field(default=())  # the classes that its config names, which `model` may use
 
     @property
     def checkpoint(self) -> Path:
@@ -81,7 +75,6 @@ class TrainedRun:
         return f"<table>{rows}</table>"
 
     def _summary(self) -> dict[str, str]:
-        """The folder, the size and the scores of the run, as names and values."""
         shown = {"folder": relative_path(self.folder)}
         for label, name in {"steps": "steps", "parameters": "num_parameters"}.items():
             if (number := self.results.get(name)) is not None:
@@ -128,11 +121,7 @@ _ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `
 
 
 def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """The config of the run, with its `hydra` node, and the context in which Hydra runs it.
-
-    Raises:
-        ConfigError: an override has several values, or the folder contains links.
-    """
+    """The config of the run, with its `hydra` node, and the context in which Hydra runs it."""
     register_resolvers(PROGRAM)
     with hydra_parser() as parser:
         for override in parser.parse_overrides(list(words)):
@@ -146,20 +135,15 @@ def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
     folder = Path(node.run.dir)
     refuse_foreign_files(folder, "hydra.run.dir")
     if not any(word.lstrip("+").startswith("hydra.run.dir=") for word in words):
-        node.run.dir = str(_unused(folder))
+        # It is named by the second, and runs in a loop may take less than one.
+        others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+        node.run.dir = str(next(path for path in itertools.chain([folder], others) if not path.exists()))
     elif config.resume is None:
         require_unused(relative_path(folder))
     return config, HydraContext(loader, Callbacks(config))
 
 
-def _unused(folder: Path) -> Path:
-    """A folder that does not exist yet: it is named by the second, and runs in a loop may take less than one."""
-    others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([folder], others) if not path.exists())
-
-
 def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
-    """Make the run as a job of Hydra, in this process."""
     errors: list[Exception] = []
 
     def job(own: DictConfig) -> TrainedRun | None:
@@ -170,9 +154,8 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
             with config_keys(own), warnings.catch_warnings():
                 importlib.invalidate_caches()  # a cell may just have written the file of a class
                 check_early(own, invocation.choices)
-                warnings.filterwarnings(
-                    "ignore", message="IProgress not found"
-                )  # tqdm's, of a notebook without widgets
+                # tqdm's, of a notebook without widgets.
+                warnings.filterwarnings("ignore", message="IProgress not found")
                 import_matplotlib()
                 from tinyformer.run.pipeline import train
 

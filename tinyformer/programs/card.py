@@ -29,8 +29,7 @@ AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forw
 Card: TypeAlias = dict[str, Any]
 """The overrides of a variant, the fields of its `Costs`, and in `batch` those of its `BatchCosts`, or None."""
 
-GPT2_VOCAB_SIZE = 50_257
-"""Used in place of the tokenizer's vocabulary size where `model.vocab_size` is null."""
+GPT2_VOCAB_SIZE = 50_257  # used in place of the tokenizer's vocabulary size where `model.vocab_size` is null
 
 NOTES = f"""\
 FLOPs are those of matrix products in a sequence of T tokens; one multiply-add is 2. Attention is counted as the full
@@ -109,12 +108,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
-    """The card of one variant.
-
-    Args:
-        overrides: the overrides that lead to the config; they name the variant.
-        config: a config of `card`, with its `hydra` node.
-    """
+    """The card of a variant, given the overrides that name it and its config of `card` with its `hydra` node."""
     # These import torch, which takes seconds; a config that does not compose is reported without it.
     from hydra.utils import instantiate
     from torch import device

@@ -13,21 +13,13 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
 from tinyformer.run.starting_checkpoint import Start
 
-MakeData = Callable[..., DataModule]
-"""`make_data` of a config: its argument is a tokenizer that replaces the config's."""
+MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
 
 
 def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool, device: str) -> DataModule:
-    """The data of a training run.
+    """The data of a training run; a `ConfigError` if they do not fit the checkpoint that it starts from.
 
-    Args:
-        make: makes the data.
-        start: the checkpoint that the run begins with, if any.
-        inherits_tokenizer: whether the checkpoint's tokenizer replaces the config's.
-        device: the device type that the run computes on.
-
-    Raises:
-        ConfigError: the data do not fit the checkpoint.
+    With `inherits_tokenizer`, the checkpoint's tokenizer replaces the config's.
     """
     data = make(start.tokenizer.for_training() if start is not None and inherits_tokenizer else None)
     with argument_path("datamodule"):
@@ -50,16 +42,7 @@ def evaluation_data(
     """The data of an evaluation, tokenised by the checkpoint's tokenizer, and the split to score.
 
     Unless they are the run's own, and in the run's splits, the text that it has trained on is left out of every split
-    but "train".
-
-    Args:
-        make: makes the data.
-        start: the checkpoint.
-        split: the split, if one is chosen.
-        settings: the values of the `data` group.
-
-    Raises:
-        ArgumentError: the run has trained on all of the text, or there is no such split.
+    but "train". `settings` are the values of the `data` group.
     """
     data = make()
     with argument_path("datamodule"):
@@ -96,5 +79,5 @@ def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapp
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:
-    """Whether data are those that the run of a checkpoint read, divided in the same way; their paths do not matter."""
+    """Whether data are those of the checkpoint's run, divided in the same way; their paths do not matter."""
     return data.content == checkpoint.facts.get("content")

@@ -20,8 +20,7 @@ from tinyformer.files import relative_path
 from tinyformer.nn import Network
 from tinyformer.training import RunCSVLogger, RunWandbLogger
 
-MIN_SECRET = 8
-"""Characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged."""
+MIN_SECRET = 8  # characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged
 
 
 def make_loggers(logger: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:

@@ -26,8 +26,7 @@ AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "no
 QUANTITIES = {"num_parameters": "parameters", "flops_per_token": "FLOPs per token"}
 """What can be matched: fields of `Costs`, and their names."""
 
-LARGEST = 2**18
-"""The largest size that is tried, in units of `multiple_of`."""
+LARGEST = 2**18  # the largest size that is tried, in units of `multiple_of`
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,13 @@ class Match:
 
 @dataclass(frozen=True)
 class Matched:
-    """A size that was solved.
+    """A size that was solved."""
 
-    Attributes:
-        quantity: what was matched, as in `Match`.
-        by: the config key of the size, as in `Match`.
-        size: the size.
-        target: the number to match.
-        number: the nearest that the multiples of the size allow.
-    """
-
-    quantity: str
-    by: str
+    quantity: str  # what was matched, as in `Match`
+    by: str  # the config key of the size, as in `Match`
     size: int
-    target: int
-    number: int
+    target: int  # the number to match
+    number: int  # the nearest that the multiples of the size allow
 
     def __str__(self) -> str:
         difference = self.number - self.target
@@ -71,16 +62,10 @@ class Matched:
 
 
 def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, program: str = "train") -> Matched | None:
-    """Solve for the size that `match` names, and set it in a config.
+    """Solve for the size that `match` names, and set it in a config; a `ConfigError` if no value reaches the target.
 
-    Args:
-        config: the config of a run.
-        invocation: its overrides; those of `AXES` are left out for the reference network.
-        vocab_size: number of tokens in the vocabulary, where the config does not set it.
-        program: the primary config.
-
-    Raises:
-        ConfigError: no value of the size reaches the target, or the config has no such size.
+    The reference network has the overrides of the invocation without those of `AXES`. `vocab_size` counts where the
+    config leaves it to the data.
     """
     if config.get("match") is None:
         return None

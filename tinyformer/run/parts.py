@@ -47,7 +47,6 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
-        """The options among the values of a config."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
 
@@ -79,12 +78,7 @@ def register_score(config: Mapping[str, Any]) -> None:
 
 
 def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokenizer | None = None) -> DataModule:
-    """The data of a run, not yet read; a tokenizer may replace the config's.
-
-    Raises:
-        ConfigError: the task needs labels, pairs or questions, and the data have none; or a tokenizer is chosen for
-            data that have their own.
-    """
+    """The data of a run, not yet read, if they have what its task needs; a tokenizer may replace the config's."""
     choices, chosen = invocation.choices, invocation.overridden("tokenizer")
     node = OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False)
     if node is None:

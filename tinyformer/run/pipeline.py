@@ -67,13 +67,7 @@ from tinyformer.training.weights_memory import find_memory_shortage
 def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
     """Train the model that a config describes; write checkpoints, metrics, pictures and `results.json` into a folder.
 
-    Args:
-        config: the config of `train`, as `compose_run("train", ["attention=gqa"])` returns it.
-        folder: where the files of the run are written.
-        invocation: what the command line says in addition to the config.
-
-    Returns:
-        The contents of `results.json`; empty in processes other than the first.
+    Returns the contents of `results.json`; nothing in processes other than the first.
 
     Raises:
         ConfigError: something in the config cannot work; nothing was computed or written.
@@ -84,7 +78,9 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         run = set_up(config, folder, invocation or Invocation())
         with closing(run.loggers):
             fit(run)
-            leave_process_group(run)
+            if run.trainer.world_size > 1:
+                torch.distributed.destroy_process_group()
+            run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
             return summarise_training(run, *score_training(run)) if is_first_process() else {}
 
 
@@ -93,18 +89,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a checkpoint on a split and sample text, or analyse it; write `results.json` and pictures into a folder.
 
-    Args:
-        config: the config of `evaluate`, composed on top of the checkpoint's own.
-        folder: where the files of the evaluation are written.
-        invocation: what the command line says in addition to the config.
-        checkpoint: the one that `config.checkpoint` names, if it was loaded already.
-
-    Returns:
-        The contents of `results.json`.
-
-    Raises:
-        ConfigError: something in the config cannot work, or does not fit the checkpoint.
-        ArgumentError: the same, in the names of Python arguments; `config_keys` turns them into keys.
+    The config is composed on top of that of the checkpoint, which is loaded unless it is given. Returns the contents of
+    `results.json`; errors are those of `train`.
     """
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
     with closing(run.loggers):
@@ -151,7 +137,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         network.compile(**settings.compiled, dynamic=data.row_format.varying_length or None)
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     module = TrainingModule(network, task, data, optimizer, schedule)
-    loggers = make_loggers(config.logger, folder, invocation.is_sweep, start.first_step if start else 0)
+    first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
+    loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
     contents = checkpoint_contents(stored, invocation.choices, settings, data)
     accept = partial(keep_overrides, config, written, folder, invocation)
     saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
@@ -295,25 +282,13 @@ def fit(run: Run) -> None:
         raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
 
 
-def leave_process_group(run: Run) -> None:
-    """Leave the process group: the first process alone scores the run, on one device."""
-    if run.trainer.world_size > 1:
-        torch.distributed.destroy_process_group()
-    run.data.trainer = None  # it divided each batch among the processes
-
-
 @contextmanager
 def evaluation_in_python(
     checkpoint: Path, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
 ) -> Iterator[Run]:
     """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
 
-    Args:
-        checkpoint: the file that it was loaded from.
-        network: the model.
-        overrides: the words of the command line of `tinyformer evaluate` beside the checkpoint.
-        folder: the folder of the evaluation; None for one that is not kept.
-        trusted: further classes that the checkpoint may use.
+    It was loaded from `checkpoint`; `overrides` are further words of `tinyformer evaluate`.
     """
     device = next(network.parameters()).device.type
     words = [f"checkpoint={hydra_value(str(checkpoint))}", f"trainer.accelerator={device}", *overrides]

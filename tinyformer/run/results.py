@@ -24,8 +24,7 @@ from tinyformer.run.trainer import forward_context, scoring_trainer
 from tinyformer.tasks import Task
 from tinyformer.training import FiniteCheck, TrainingModule, TrainingScores
 
-Lines = dict[str, str | None]
-"""Lines of the summary by their names; None for one that is left out."""
+Lines = dict[str, str | None]  # lines of the summary by their names; None for one that is left out
 
 
 class Scores(NamedTuple):
@@ -165,14 +164,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Write `results.json`, print the summary and, where a split was scored, what the model generates.
 
-    Args:
-        run: the run.
-        steps: optimizer steps of the network.
-        splits: the splits that it reads.
-        scores: the scores, if any.
-        results: what only this kind of run has in `results.json`, which is returned.
-        first: lines of the summary above those about the splits that were scored.
-        last: lines below them.
+    `results` are what only this kind of run writes. Lines about scored splits are printed between `first` and `last`.
     """
     path, network, data, limit = run.folder / "results.json", run.network, run.data, run.settings.limit
     kernel = ", ".join(sorted(set(run.kernels))) or "its own"

@@ -28,76 +28,48 @@ C = TypeVar("C", bound=L.Callback)
 
 @dataclass
 class Run:
-    """A training run before its first step, or an evaluation before it computes anything.
+    """A training run before its first step, or an evaluation before it computes anything."""
 
-    Args:
-        config: the resolved config, with what has been set in it since it was composed.
-        folder: the folder of its files.
-        invocation: what the command line says in addition to the config.
-        start: the checkpoint that it begins with, if any.
-        stored: the config as a checkpoint stores it, unresolved; of an evaluation, with the data of the training run.
-        settings: device, precision and the trainer's arguments.
-        data: the tokens.
-        split: the split that is scored.
-        task: the task.
-        generation: what is generated at the end.
-        network: the model.
-        kernels: the attention kernels of its layers.
-        module: Lightning's module.
-        loggers: the loggers.
-        trainer: Lightning's trainer, with all callbacks.
-        matched: the size that was solved for, if any.
-        warning: a sentence if the attention weights of a training step will not fit into memory.
-        analysis: the analysis of an evaluation, if one is chosen.
-        is_scored: whether the split is scored, its attention maps are drawn and text is generated.
-    """
-
-    config: DictConfig
-    folder: Path
-    invocation: Invocation
-    start: Start | None
-    stored: Plain
-    settings: Settings
+    config: DictConfig  # the resolved config, with what has been set in it since it was composed
+    folder: Path  # the folder of its files
+    invocation: Invocation  # what the command line says in addition to the config
+    start: Start | None  # the checkpoint that it begins with, if any
+    stored: Plain  # the config as a checkpoint stores it, unresolved, with the data of the training run
+    settings: Settings  # device, precision and the trainer's arguments
     data: DataModule
-    split: str
+    split: str  # the split that is scored
     task: Task
-    generation: Generation
+    generation: Generation  # what is generated at the end
     network: Network
-    kernels: list[str]
+    kernels: list[str]  # the attention kernels of its layers
     module: TrainingModule
     loggers: list[Logger]
-    trainer: L.Trainer
-    matched: Matched | None = None
-    warning: str | None = None
-    analysis: Analysis | None = None
-    is_scored: bool = True
+    trainer: L.Trainer  # Lightning's trainer, with all callbacks
+    matched: Matched | None = None  # the size that was solved for, if any
+    warning: str | None = None  # a sentence if the attention weights of a training step will not fit into memory
+    analysis: Analysis | None = None  # the analysis of an evaluation, if one is chosen
+    is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint that the run begins with."""
         assert self.start is not None
         return self.start.checkpoint
 
     def callbacks(self, kind: type[C]) -> list[C]:
-        """The callbacks of a class."""
         return [callback for callback in self.trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
     @property
     def telemetry(self) -> list[AttentionTelemetry]:
-        """The callbacks that measure heads."""
         return self.callbacks(AttentionTelemetry)
 
     @property
     def pictures(self) -> list[Path]:
-        """The attention maps that were drawn."""
         return [picture for callback in self.telemetry for picture in callback.paths]
 
     @property
     def report(self) -> Report:
-        """The callback that measures the speed of training."""
         return self.callbacks(Report)[0]
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The callback that saves the run."""
         return self.callbacks(Checkpoints)[0]

@@ -1,6 +1,7 @@
 """What a model generates at the end of a run, from the `generate` group."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +16,12 @@ from tinyformer.run.summary import indent
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
 
-NUM_OUTPUTS = 3
-"""Outputs of a split that are printed."""
+NUM_OUTPUTS = 3  # outputs of a split that are printed
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What is generated, and how: the `generate` group, whose comments describe its values.
-
-    Raises:
-        ArgumentError: a value is out of range, or the file of the prompt cannot be read.
-    """
+    """What is generated, and how: the `generate` group, whose comments describe its values."""
 
     prompt: str | list[str] | None = None
     prompt_file: str | None = None
@@ -59,7 +55,6 @@ class Generation:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether a prompt is given."""
         return self.prompt is not None or self.prompt_file is not None
 
     def sampling(self, suppressed: Sequence[int] = ()) -> Sampling:
@@ -68,11 +63,9 @@ class Generation:
 
     @functools.cached_property
     def beam(self) -> Beam:
-        """The beam search for targets."""
         return Beam(self.beams, self.length_penalty, self.length_offset)
 
     def refuse_prompt(self, reason: str, can_be_left_out: bool = False) -> None:
-        """Refuse a prompt, if there is one."""
         for name in ("prompt", "prompt_file"):
             if (value := getattr(self, name)) is not None:
                 raise ArgumentError(name, value, reason, {name: None} if can_be_left_out else None)
@@ -114,11 +107,7 @@ def print_generated(generation: Generation, task: Task, network: Network, data: 
 def print_outputs(
     generation: Generation, task: Seq2Seq, network: EncoderDecoder, tokenizer: TextTokenizer
 ) -> str | list[str] | None:
-    """Print the target of each prompt; without a prompt, a few sources of the split with reference and output.
-
-    Returns:
-        The text, or a list of texts, as `generate.prompt` is; None where nothing was decoded.
-    """
+    """Print the target of each prompt; without a prompt, a few sources of the split with reference and output."""
     if not generation.has_prompt:
         shown = task.outputs[:NUM_OUTPUTS]
         for number, output in enumerate(shown, start=1):
@@ -137,10 +126,15 @@ def print_samples(generation: Generation, network: Transformer, tokenizer: TextT
     Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.sampling.generate`.
     """
     prompts, texts = generation.prompts, []
+    sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
     for index, prompt in enumerate(prompts):
         heading = "A sample" if len(prompts) == 1 else f"Sample {index + 1} of {len(prompts)}"
         print(f"\n{heading}:")
-        texts.append(_print_pieces(_pieces(prompt, generation, generation.seed + index, network, tokenizer)))
+        (tokens,) = tokenizer.read([prompt])
+        seed = generation.seed + index
+        steps = stream(network, [tokens], generation.num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
+        pieces = tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
+        texts.append(_print_pieces(itertools.chain([prompt], pieces)))
     return generation.of(texts)
 
 
@@ -164,19 +158,7 @@ def print_named(**texts: str) -> None:
         print(indent(f"{name:<10} {text}"))
 
 
-def _pieces(
-    prompt: str, generation: Generation, seed: int, network: Transformer, tokenizer: TextTokenizer
-) -> Iterator[str]:
-    """A prompt, then the pieces of its continuation, up to the end of the document."""
-    yield prompt
-    (tokens,) = tokenizer.read([prompt])
-    sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
-    steps = stream(network, [tokens], generation.num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
-    yield from tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
-
-
 def _print_pieces(pieces: Iterator[str]) -> str:
-    """Print a text, indented, piece by piece."""
     text, printed = "", 0
     for piece in pieces:
         text += piece

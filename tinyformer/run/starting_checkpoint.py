@@ -34,29 +34,18 @@ from tinyformer.run.parts import Options
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run begins with.
-
-    Args:
-        checkpoint: the checkpoint.
-        key: the config key that names it: "resume", "init_from" or "checkpoint".
-    """
+    """The checkpoint that a run begins with."""
 
     checkpoint: Checkpoint
-    key: str
+    key: str  # the config key that names it: "resume", "init_from" or "checkpoint"
 
     @property
     def is_resumed(self) -> bool:
         """Whether the checkpoint's own run continues, with its optimizer state and step count."""
         return self.key == "resume"
 
-    @property
-    def first_step(self) -> int:
-        """The number of optimizer steps from which training continues."""
-        return self.checkpoint.step if self.is_resumed else 0
-
     @functools.cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer of the checkpoint."""
         return tokenizer_of(self.checkpoint, self.key)
 
     @functools.cached_property
@@ -86,7 +75,6 @@ class Start:
         return (own["readout"]["_target_"], own["labels"]) == (task["readout"]["_target_"], task["labels"])
 
     def require_same_vocabulary(self, tokenizer: TextTokenizer) -> None:
-        """Refuse another tokenizer than the checkpoint's own."""
         own = self.tokenizer.for_training()
         if tokenizer.fingerprint not in (own.fingerprint, own.with_mask().fingerprint):
             reason = (
@@ -148,14 +136,7 @@ def _scored_steps(folder: Path) -> int | None:
 def starting_network(
     make: Callable[[str], Network], options: Options, start: Start | None, task: Mapping[str, Any]
 ) -> Network:
-    """The network of a run, with the weights of the checkpoint it begins with; Lightning loads those of a resumed run.
-
-    Args:
-        make: makes the network on a device.
-        options: the seed of its initial weights, and whether its encoder is frozen.
-        start: the checkpoint, if any.
-        task: the `task` group.
-    """
+    """The network of a run, with the weights of the checkpoint it begins with; Lightning loads a resumed run's."""
     if start is not None:
         unmade = make("meta")  # before memory is allocated
         _require_same_positions(unmade, start.checkpoint)
@@ -195,11 +176,7 @@ def _freeze_encoder(network: Network) -> None:
 
 
 def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:
-    """The tokenizer of a checkpoint; `key` names the checkpoint in errors.
-
-    Raises:
-        ArgumentError: the checkpoint was converted from a folder without a tokenizer, or its tokenizer is malformed.
-    """
+    """The tokenizer of a checkpoint; an `ArgumentError`, in which `key` names the checkpoint, if it has none."""
     if checkpoint.tokenizer is None:
         reason = "has no tokenizer; add a tokenizer.json to the Hugging Face folder and convert it again"
         raise ArgumentError(key, checkpoint.path, reason)

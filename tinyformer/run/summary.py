@@ -16,14 +16,13 @@ from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.report import Report
 
-Metrics = Mapping[str, float | None]
-"""The metrics of a split, by name; None for one that is undefined."""
+Metrics = Mapping[str, float | None]  # the metrics of a split, by name; None for one that is undefined
 
 PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "val"}
 """The prefix of the metrics of each split."""
 
-COUNTS = ("num_tokens", "num_bytes", "num_unknown")
-"""The sizes of a split that `results.json` has."""
+COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split that `results.json` has
+MOST_EVENTS = 3  # that are printed
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -145,11 +144,11 @@ def describe_telemetry(results: dict[str, Any], telemetry: Sequence[AttentionTel
     return spent if share is None else f"{100 * share:.1f} % of training time ({spent})"
 
 
-def describe_events(events: Sequence[Event], folder: Path, limit: int = 3) -> str | None:
+def describe_events(events: Sequence[Event], folder: Path) -> str | None:
     """The lines of the summary about events of heads: the first ones, and the number of the others."""
-    lines = [str(event) for event in events[:limit]]
-    if len(events) > limit:
-        lines.append(f"and {len(events) - limit} more in {relative_path(folder)}/events.csv")
+    lines = [str(event) for event in events[:MOST_EVENTS]]
+    if len(events) > MOST_EVENTS:
+        lines.append(f"and {len(events) - MOST_EVENTS} more in {relative_path(folder)}/events.csv")
     return "\n".join(lines) or None
 
 

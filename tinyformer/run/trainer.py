@@ -32,8 +32,7 @@ from tinyformer.nn import AttentionMask, Network, kernel_of_layer
 from tinyformer.run.parts import Options
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
-WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Modes that record the kernels of a step as CUDA graphs."""
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
 
 NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
 """Arguments of Lightning's trainer that a run reads itself."""
@@ -77,26 +76,18 @@ def _told_by_trainer() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Lightning's arguments and the device of a run.
+    """Lightning's arguments and the device of a run."""
 
-    Args:
-        arguments: arguments of Lightning's trainer, from the `trainer` group, with the precision resolved.
-        device: the device type.
-        compiled: the arguments of `torch.compile`; None if the network is not compiled.
-    """
-
-    arguments: dict[str, Any]
-    device: str
-    compiled: dict[str, Any] | None
+    arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
+    device: str  # the device type
+    compiled: dict[str, Any] | None  # the arguments of `torch.compile`; None if the network is not compiled
 
     @property
     def precision(self) -> Any:
-        """Lightning's precision."""
         return self.arguments["precision"]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of matrix products."""
         return compute_dtype(self.precision)
 
     @property

@@ -33,22 +33,14 @@ LayerCall: TypeAlias = tuple[BaseAttention, AttentionCall]
 
 
 class CapturedMaps(list[Tensor]):
-    """The attention weights of each layer, `batch maps rows k_seq`, in the order of `Network.attentions`.
-
-    Attributes:
-        layers: the same weights together with their logits.
-        names: the name of each map of each layer, for display.
-        ablated: whether the head of each map of each layer is ablated; empty if none is.
-        rows: positions of the captured queries in the sequence, counting cached tokens; None before the first forward
-            pass.
-    """
+    """The attention weights of each layer, `batch maps rows k_seq`, in the order of `Network.attentions`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers: list[AttentionMaps] = []
-        self.names: list[list[str]] = []
-        self.ablated: list[list[bool]] = []
-        self.rows: Int[Tensor, " rows"] | None = None
+        self.layers: list[AttentionMaps] = []  # the same weights together with their logits
+        self.names: list[list[str]] = []  # of each map of each layer, for display
+        self.ablated: list[list[bool]] = []  # whether the head of each map of each layer is; empty if none is
+        self.rows: Int[Tensor, " rows"] | None = None  # positions of the captured queries, counting cached tokens
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
         """Append the maps of the layers in one forward pass, in which all have as many queries if `rows` are given."""
@@ -86,9 +78,8 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
 
     Args:
         model: the network, or a trained model that contains it; a compiled network runs uncompiled inside the block.
-        rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls;
-            None captures all of them. Memory grows with rows times keys, not with the square of the sequence length.
-            Must be None for an encoder–decoder, whose layers have queries of two sequences.
+        rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls; by
+            default all, as it must be for an encoder–decoder. Memory grows with rows times keys.
     """
     if isinstance(rows, int):
         require_at_least(1, {"rows": 64}, rows=rows)
@@ -118,12 +109,10 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
 
 
 @torch.no_grad()
-def capture_weights(
-    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
-) -> CapturedMaps:
-    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
+def capture_weights(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> CapturedMaps:
+    """The exact attention weights of each layer, `batch maps seq seq`, in evaluation mode."""
     maps = CapturedMaps()
-    maps.add(attention_calls(network, tokens, mask), rows)
+    maps.add(attention_calls(network, tokens, mask))
     return maps
 
 
@@ -250,7 +239,6 @@ def running_hooks(model: Network, hooks: Iterable[RemovableHandle] = ()) -> Iter
 
 
 def _rows(rows: int | Int[Tensor, " rows"] | None, q_seq: int) -> Int[Tensor, " rows"]:
-    """The indices of the queries to capture."""
     if rows is None or (isinstance(rows, int) and rows >= q_seq):
         return torch.arange(q_seq)
     if isinstance(rows, int):

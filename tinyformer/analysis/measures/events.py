@@ -11,21 +11,13 @@ from tinyformer.nn.heads import Address
 
 @dataclass(frozen=True)
 class Trait:
-    """A property that a head has while a measure is at or beyond a threshold.
+    """A property that a head has while a measure is at or beyond a threshold."""
 
-    Args:
-        measure: a name in `ALL_MEASURES`.
-        threshold: the threshold in the unit of the measure, greater than 0.
-        begins: the event when a head acquires the trait, such as "became an induction head".
-        ends: the event when a head loses the trait; None if that is no event.
-        below: whether the trait means values at most, instead of at least, the threshold.
-    """
-
-    measure: str
-    threshold: float
-    begins: str
-    ends: str | None
-    below: bool = False
+    measure: str  # a name in `ALL_MEASURES`
+    threshold: float  # in the unit of the measure, greater than 0
+    begins: str  # the event when a head acquires the trait, such as "became an induction head"
+    ends: str | None  # the event when a head loses the trait; None if that is no event
+    below: bool = False  # whether the trait means values at most, instead of at least, the threshold
 
     def is_met(self, value: float, slack: float = 0.0) -> bool:
         """Whether a value is at or beyond the threshold, or at most a share `slack` of it short of it; nan is not."""
@@ -35,28 +27,17 @@ class Trait:
 
 @dataclass(frozen=True)
 class Event:
-    """The change of a trait of a head.
+    """The change of a trait of a head."""
 
-    Args:
-        step: number of optimizer steps before the measurement.
-        layer: index of the layer.
-        head: name of the head's map.
-        event: the event in words.
-        measure: the measure that crossed the threshold.
-        value: its value.
-        kind: the kind of attention, where a network has several: "encoder", "decoder" or "cross".
-    """
-
-    step: int
-    layer: int
-    head: str
-    event: str
-    measure: str
-    value: float
-    kind: str = ""
+    step: int  # number of optimizer steps before the measurement
+    layer: int  # index of the layer
+    head: str  # name of the head's map
+    event: str  # the event in words
+    measure: str  # the measure that crossed the threshold
+    value: float  # of that measure
+    kind: str = ""  # the kind of attention, where a network has several: "encoder", "decoder" or "cross"
 
     def __str__(self) -> str:
-        """The event as a sentence."""
         head = self.head.removeprefix("0")
         return f"{self.kind} layer {self.layer} head {head} {self.event} at step {self.step}".strip()
 
@@ -120,12 +101,8 @@ class EventDetector:
     """Detects when heads acquire and lose traits, by comparing consecutive measurements.
 
     A head acquires a trait when the measure reaches the threshold, and loses it when the measure falls short of the
-    threshold by more than the hysteresis, so that a head near the threshold is not reported repeatedly. The first
-    measurement of a head causes no events.
-
-    Args:
-        traits: the traits, by the name that identifies them in a saved state.
-        hysteresis: share of the threshold by which a measure must fall short of it to end a trait; below 1.
+    threshold by more than the hysteresis, a share of it, so that a head near the threshold is not reported repeatedly.
+    The first measurement of a head causes no events. The names of traits identify them in a saved state.
     """
 
     def __init__(self, traits: Mapping[str, Trait], hysteresis: float) -> None:
@@ -161,10 +138,8 @@ class EventDetector:
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """The state from which a resumed run continues."""
         return {"events": [asdict(event) for event in self.events], "has": dict(self._has)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
         self.events = [Event(**event) for event in state["events"]]
         self._has = {trait: bool(has) for trait, has in state["has"].items()}

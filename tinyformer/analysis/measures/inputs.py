@@ -61,17 +61,11 @@ def of_one_length(batches: Iterable[Batch]) -> Batch:
 
 
 class TokenPair(NamedTuple):
-    """A source and a target, without padding.
+    """A source and a target, without padding."""
 
-    Attributes:
-        source: token ids, with the special tokens around the text, see `PairTokens`.
-        target: the token ids that the decoder reads.
-        predicted: the token ids that the decoder predicts: the target shifted by one, with `eos` at its end.
-    """
-
-    source: Int[Tensor, "1 source_seq"]
-    target: Int[Tensor, "1 seq"]
-    predicted: Int[Tensor, "1 seq"]
+    source: Int[Tensor, "1 source_seq"]  # token ids, with the special tokens around the text, see `PairTokens`
+    target: Int[Tensor, "1 seq"]  # the token ids that the decoder reads
+    predicted: Int[Tensor, "1 seq"]  # the target shifted by one, with `eos` at its end
 
     @classmethod
     def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
@@ -80,7 +74,6 @@ class TokenPair(NamedTuple):
         return cls(*(torch.tensor([ids[:num_tokens]]) for ids in sides))
 
     def to(self, device: torch.device) -> "TokenPair":
-        """The pair on a device."""
         return TokenPair(*(ids.to(device) for ids in self))
 
     def ids_by_kind(self) -> dict[str, tuple[list[int], list[int]]]:

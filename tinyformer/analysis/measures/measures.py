@@ -18,8 +18,7 @@ Heads: TypeAlias = Float[Tensor, "*layers heads"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
-REACH = 8
-"""The largest distance in tokens between a query and a near key."""
+REACH = 8  # the largest distance in tokens between a query and a near key
 
 MIN_BLOCK, MAX_BOUNDARIES = 4, 32
 """The smallest number of tokens in a block, and the largest number of boundaries that are tried."""
@@ -64,10 +63,10 @@ def self_attention(weights: Weights, rows: Rows | None = None) -> Heads:
     return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
 
 
-def near(weights: Weights, rows: Rows | None = None, reach: int = REACH) -> Heads:
-    """Share of attention on keys at most `reach` tokens from the query, its own token included."""
+def near(weights: Weights, rows: Rows | None = None) -> Heads:
+    """Share of attention on keys at most `REACH` tokens from the query, its own token included."""
     q_idx, k_idx = _positions(weights, rows)
-    return (weights * ((q_idx - k_idx).abs() <= reach)).sum(dim=-1).mean(dim=(-3, -1))
+    return (weights * ((q_idx - k_idx).abs() <= REACH)).sum(dim=-1).mean(dim=(-3, -1))
 
 
 def largest_logit(logits: Weights) -> Heads:
@@ -218,23 +217,19 @@ def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int 
 
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:
-    """The positions of the queries and of the keys."""
     return _queries(weights, rows).unsqueeze(-1), torch.arange(weights.shape[-1], device=weights.device)
 
 
 def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
-    """The positions of the queries."""
     num_rows, k_seq = weights.shape[-2:]
     return torch.arange(k_seq - num_rows, k_seq, device=weights.device) if rows is None else rows
 
 
 def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "*layers batch heads rows"]:
-    """The weight of each query on its key."""
     return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
 
 
 def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "batch 1 rows k_seq"]:
-    """Whether the token of the key equals that of the query."""
     return (tokens[:, q_idx] == tokens.unsqueeze(1)).unsqueeze(1)
 
 

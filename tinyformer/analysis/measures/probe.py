@@ -92,23 +92,15 @@ def make_probes(
 
 @dataclass(frozen=True)
 class HeadMeasures:
-    """The measures of every head.
+    """The measures of every head."""
 
-    Args:
-        names: name of each map of each layer, see `map_names`.
-        values: by measure, the value for each map of each layer; nan where the measure is not defined.
-        addresses: see `Network.layer_addresses`.
-        ablated: see `ablated_maps`; the measures of such maps are not defined.
-    """
-
-    names: Sequence[Sequence[str]]
-    values: Mapping[str, Sequence[Sequence[float]]]
-    addresses: Sequence[Address]
-    ablated: Sequence[Sequence[bool]]
+    names: Sequence[Sequence[str]]  # name of each map of each layer, see `map_names`
+    values: Mapping[str, Sequence[Sequence[float]]]  # by measure, for each map of each layer; or nan
+    addresses: Sequence[Address]  # see `Network.layer_addresses`
+    ablated: Sequence[Sequence[bool]]  # see `ablated_maps`; the measures of such maps are not defined
 
     @classmethod
     def of(cls, network: Network, values: Mapping[str, Sequence[Sequence[float]]]) -> "HeadMeasures":
-        """Measures of all maps of a network, see `values`."""
         names = [map_names(layer) for layer in network.attentions()]
         return cls(names, values, network.layer_addresses(), ablated_maps(network))
 
@@ -144,14 +136,10 @@ class HeadMeasures:
 def measure_heads(
     network: Transformer, probes: Probes, rows: int, precision: AbstractContextManager[object], costly: bool = True
 ) -> HeadMeasures:
-    """The measures of several probes.
+    """The measures of several probes, of `rows` queries each, see `capture_attention`; nan where they are not defined.
 
-    Args:
-        network: the model, in training or evaluation mode.
-        probes: inputs; values of the same measures are combined, weighted by the numbers of rows.
-        rows: number of queries that are measured, see `capture_attention`.
-        precision: context of the forward pass; the measures are computed in the precision of the attention weights.
-        costly: whether to include the costly measures, see `Measure`.
+    Values of the same measures are combined, weighted by the numbers of rows. The forward pass is in `precision`, the
+    measures in that of the attention weights. Without `costly`, the costly ones are left out, see `Measure`.
     """
     captured = [CapturedMaps() for _ in probes.each]
     with precision:

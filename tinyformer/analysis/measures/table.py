@@ -14,29 +14,19 @@ from tinyformer.analysis.measures import measures as formulas
 from tinyformer.analysis.measures.capture import CapturedMaps
 from tinyformer.nn import AttentionMaps
 
-MEAN = partial(torch.nanmean, dim=0)
-"""The mean over the rows for which a measure is defined."""
+MEAN = partial(torch.nanmean, dim=0)  # the mean over the rows for which a measure is defined
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of the heads of stacked layers.
+    """A measure of the heads of stacked layers."""
 
-    Args:
-        compute: the value for each head, from the maps of the layers, the positions of their queries, and the tokens.
-        meaning: the meaning in a few words, with the unit, for pictures.
-        explanation: the meaning in a sentence, for the atlas.
-        limits: the values of the first and the last colour, the same in all pictures, given the number of keys.
-        combine: reduces the first dimension, over which the values of several inputs are stacked.
-        is_costly: whether telemetry computes it only at validation, since it launches many kernels.
-    """
-
-    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]
-    meaning: str
-    explanation: str
-    limits: Callable[[int], tuple[float, float]] = lambda num_keys: (0.0, 1.0)
-    combine: Callable[[Tensor], Tensor] = MEAN
-    is_costly: bool = False
+    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]  # of maps, positions of queries, and tokens
+    meaning: str  # the meaning in a few words, with the unit, for pictures
+    explanation: str  # the meaning in a sentence, for the atlas
+    limits: Callable[[int], tuple[float, float]] = lambda num_keys: (0.0, 1.0)  # by number of keys
+    combine: Callable[[Tensor], Tensor] = MEAN  # of values that are stacked in the first dimension, one input each
+    is_costly: bool = False  # whether telemetry computes it only at validation, since it launches many kernels
 
 
 MEASURES: dict[str, Measure] = {
@@ -164,8 +154,7 @@ CROSS_MEASURES: dict[str, Measure] = {
 Queries are tokens of the target, keys tokens of the source, both without padding.
 """
 
-ALL_MEASURES = CROSS_MEASURES | MEASURES | PATTERNS
-"""Every measure by name, whatever kind of attention has it."""
+ALL_MEASURES = CROSS_MEASURES | MEASURES | PATTERNS  # every measure by name, whatever kind of attention has it
 
 EXPLANATIONS = {name: measure.explanation for name, measure in ALL_MEASURES.items()} | {
     "importance": "Mean absolute gradient of the loss with respect to the head's gate; near 0 for a useless head."
@@ -199,13 +188,7 @@ def measure_layers(
 def combine_inputs(
     measures: Mapping[str, Measure], values: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
 ) -> dict[str, list[list[float]]]:
-    """One value of each measure for several inputs, such as sequences of different lengths.
-
-    Args:
-        measures: measures by name.
-        values: `measure_layers` of each input.
-        num_rows: the number of rows of each input, which weights its values.
-    """
+    """One value of each measure from `measure_layers` of several inputs, weighted by their numbers of rows."""
     if len(values) == 1:
         return dict(values[0])
     counts = torch.tensor(num_rows)

@@ -30,11 +30,8 @@ from tinyformer.nn.heads import Address
 SCRIPTS = ("data.js", "overview.js", "head.js", "compare.js", "lines.js", "page.js")
 """The scripts, concatenated in this order into one module."""
 
-LEVELS = 65535
-"""Weights are stored as integer multiples of 1/65535, with an error of at most 0.000008."""
-
-SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
-"""Visible signs for the empty token and for white space."""
+LEVELS = 65535  # weights are stored as integer multiples of 1/65535, with an error of at most 0.000008
+SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}  # visible signs for the empty token and for white space
 
 
 def write_atlas(path: str | Path, *arguments: Any, **options: Any) -> Path:

@@ -23,8 +23,7 @@ from tinyformer.analysis.pictures.picture import readable
 from tinyformer.analysis.pictures.plots import columns_of
 
 FONT_POINTS = 8
-MAX_DECIMALS = 5
-"""The largest number of decimals that fits into a cell."""
+MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
 
 MAX_FINE_DECADES = 3
 """Range of a logarithmic axis, in powers of ten, up to which its ticks include multiples of 2 and 5."""
@@ -52,14 +51,9 @@ def head_grid(
 ) -> Figure:
     """A grid with one cell per head, layers down and heads across, showing each value as a number and a colour.
 
-    Args:
-        values: values of each layer's heads.
-        names: names of each layer's heads.
-        title: title of the chart.
-        diverging: whether the colour scale is centred on zero, for signed changes.
-        layers: labels of the layers, in parts, such as ("cross", 3); by default their indices.
-        label: label of the colour bar, with the unit; by default the title.
-        ablated: whether each layer's heads are ablated; those are hatched and have no number. By default, none is.
+    With `diverging`, the colour scale is centred on zero, for signed changes. `layers` are their labels, in parts, such
+    as ("cross", 3), by default indices; `label` is that of the colour bar, by default the title. Ablated heads are
+    hatched and have no number.
     """
     columns = columns_of(names)
     rows = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
@@ -162,16 +156,9 @@ def lines(
     baselines: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
     marked: tuple[float, float, str] | None = None,
 ) -> Figure:
-    """A line chart, with a legend if it has several lines.
+    """A line chart of x and y by name, with a legend if it has several lines.
 
-    Args:
-        series: x and y of each line, by name.
-        title: title of the chart.
-        xlabel: label of the x axis, with the unit.
-        ylabel: the same of the y axis.
-        yscale: `linear` or `log`.
-        baselines: x and y of lines to compare with, by name, drawn in grey.
-        marked: x and y of a point that is marked, and its label.
+    `baselines` are drawn in grey, to compare with; `marked` is a point and its label.
     """
     figure, axes = _canvas(6.0, 3.6)
     for (name, (x, y)), style in zip((baselines or {}).items(), itertools.cycle((":", "--", "-."))):

@@ -17,21 +17,17 @@ from PIL import Image, ImageDraw, ImageFont
 COLOURS, GREYS = 224, 32
 """Palette: number of colours of viridis, from 0 to 1, followed by a number of greys, from black to white."""
 BLACK, WHITE = COLOURS, COLOURS + GREYS - 1
-BRIGHT = 0.6
-"""The value from which a colour is bright enough for black text."""
+BRIGHT = 0.6  # the value from which a colour is bright enough for black text
 HATCH = COLOURS + round(0.6 * (GREYS - 1)), COLOURS + round(0.9 * (GREYS - 1))
 """Greys of the lines of a hatch, and between them."""
-HATCH_PITCH = 7
-"""Pixels from one line of a hatch to the next."""
-CAPTION_HEIGHT = 22
-"""Height in pixels of the line above a picture that says where it comes from."""
-POINTS = 7
-DPI = 100
+HATCH_PITCH = 7  # pixels from one line of a hatch to the next
+CAPTION_HEIGHT = 22  # height in pixels of the line above a picture that says where it comes from
+POINTS, DPI = 7, 100
+BAR_HEIGHT = 8  # pixels of a colour bar
 FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
 """Fonts of matplotlib; a text is written in the first that has all its characters."""
 MAX_LABEL = 10
-CHARACTERS_PER_INCH = 16
-"""Characters of a caption above a figure that fit into an inch of its width."""
+CHARACTERS_PER_INCH = 16  # characters of a caption above a figure that fit into an inch of its width
 
 
 class Label(NamedTuple):
@@ -59,7 +55,6 @@ class Picture:
         self.pixels[y : y + cells.shape[0], x : x + cells.shape[1]] = cells
 
     def hatch(self, x: int, y: int, width: int, height: int) -> None:
-        """Fill a rectangle with grey diagonal lines."""
         area = self.pixels[y : y + height, x : x + width]
         diagonals = np.add.outer(np.arange(area.shape[0]), np.arange(area.shape[1])) % HATCH_PITCH
         area[:] = np.where(diagonals < 2, *HATCH)
@@ -77,11 +72,11 @@ class Picture:
         picture.write(10, CAPTION_HEIGHT // 2 + 4, text)
         return picture
 
-    def colour_bar(self, x: int, y: int, width: int, ticks: Mapping[float, str], height: int = 8) -> None:
+    def colour_bar(self, x: int, y: int, width: int, ticks: Mapping[float, str]) -> None:
         """Draw all colours from left to right, with labels below, which `ticks` holds by their place from 0 to 1."""
-        self.tile(x, y, np.linspace(0, 1, width)[None], 1, height)
+        self.tile(x, y, np.linspace(0, 1, width)[None], 1, BAR_HEIGHT)
         for place, label in ticks.items():
-            self.write(x + place * width, y + height + 2, label, "mt", POINTS - 1)
+            self.write(x + place * width, y + BAR_HEIGHT + 2, label, "mt", POINTS - 1)
 
     def write(
         self, x: float, y: float, text: str, align: str = "lm", points: float = POINTS, upright: bool = False
@@ -94,14 +89,14 @@ class Picture:
         # Antialiased: full coverage is black.
         self._put(x, y, align, Label(text, points, 0, 0, *ink.shape[::-1]), WHITE - ink // (256 // GREYS), ink > 0)
 
-    def write_on_tile(self, x: float, y: float, text: str, value: float, points: float = POINTS) -> None:
+    def write_on_tile(self, x: float, y: float, text: str, value: float) -> None:
         """Write text centred on a cell of the given value, black if the cell is bright and white otherwise.
 
         Not antialiased, since the palette has no colours between text and cell.
         """
-        ink = _ink(text, points, sharp=True)
+        ink = _ink(text, POINTS, sharp=True)
         colour = BLACK if value >= BRIGHT or np.isnan(value) else WHITE
-        self._put(x, y, "mm", Label(text, points, 0, 0, *ink.shape[::-1]), np.full_like(ink, colour), ink > 0)
+        self._put(x, y, "mm", Label(text, POINTS, 0, 0, *ink.shape[::-1]), np.full_like(ink, colour), ink > 0)
 
     def _put(self, x: float, y: float, align: str, label: Label, pixels: np.ndarray, where: np.ndarray) -> None:
         shares = {"l": 0.0, "t": 0.0, "m": 0.5, "r": 1.0, "b": 1.0}
@@ -124,7 +119,6 @@ class Picture:
         return f"<{type(self).__name__} of {width} × {height} pixels>"
 
     def image(self) -> Image.Image:
-        """The picture as a palette image."""
         image = Image.frombytes("P", self.pixels.shape[::-1], self.pixels.tobytes())
         image.putpalette(palette().tobytes())
         return image

@@ -14,18 +14,13 @@ from tinyformer.analysis.pictures.picture import POINTS, Picture, readable, text
 
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
-HEADING, CAPTION, GAP = 40, 20, 12
-"""Pixels: height of the title, height of the caption of a map, gap between maps."""
-SCALE, AXIS = 28, 18
-"""Pixels: height of the colour bar with its labels, and of the title of an axis."""
+HEADING, CAPTION, GAP = 40, 20, 12  # pixels: height of the title, height of the caption of a map, gap between maps
+SCALE, AXIS = 28, 18  # pixels: height of the colour bar with its labels, and of the title of an axis
 BAR_WIDTH = 240
-WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)
-"""Weights that the colour bar of maps marks."""
+WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # weights that the colour bar of maps marks
 BAR_LABEL = "attention weight, in colours by its square root"
-CELL_WIDTH, CELL_HEIGHT = 38, 20
-"""Pixels of the cell of a head in the picture of measures."""
-LANDSCAPE = 1.6
-"""Approximate aspect ratio of the picture of measures."""
+CELL_WIDTH, CELL_HEIGHT = 38, 20  # pixels of the cell of a head in the picture of measures
+LANDSCAPE = 1.6  # approximate aspect ratio of the picture of measures
 
 
 def head_maps(
@@ -40,16 +35,9 @@ def head_maps(
     """A picture of all attention maps: a row per layer, a column per head; queries down and keys across.
 
     The colour is the square root of the weight, on the same scale from 0 to 1 in every map, so that heads can be
-    compared and a weight of 0.05 is visible beside a weight of 1.
-
-    Args:
-        maps: attention weights of each layer.
-        tokens: token strings, which label the rows and columns.
-        title: title of the picture.
-        names: names of each layer's maps, by default their indices. Maps with the same name share a column.
-        keys: token strings of the columns, if they are those of another sequence.
-        sides: titles of the axes of rows and of columns.
-        ablated: whether the head of each layer's maps is ablated, which are then hatched; by default, none is.
+    compared and a weight of 0.05 is visible beside a weight of 1. `tokens` label rows and columns, unless the columns
+    have `keys` of another sequence; `sides` are the titles of both axes. Maps with the same name, by default their
+    index, share a column; those of ablated heads are hatched.
     """
     down = [readable(token) for token in tokens]
     across = down if keys is None else [readable(token) for token in keys]
@@ -124,18 +112,10 @@ def measure_maps(
 ) -> Picture:
     """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
-    The cells show the values. The colours of a measure in `ALL_MEASURES` have fixed limits, so that heads that hardly
-    differ have the same colour and the pictures of all steps can be compared. For any other, they span its values.
-
-    Args:
-        measures: by name, the value for each head of each layer, nan where it is not defined.
-        names: names of each layer's heads.
-        title: title of the picture.
-        layers: label of each layer; by default "layer 0", "layer 1", and so on.
-        num_keys: the largest number of keys of the measured maps, on which the limits of some measures depend.
-        ablated: whether each layer's heads are ablated, which are then hatched; by default, none is.
-        limits: limits of the colours for all measures, in place of their own.
-        meanings: the meaning of each measure, by default that in `ALL_MEASURES`.
+    The cells show the values, and nothing for nan; ablated heads are hatched. The colours of a measure in
+    `ALL_MEASURES` have fixed limits, of which some depend on the largest number of keys, `num_keys`; so heads that
+    hardly differ have the same colour, and the pictures of all steps can be compared. For any other, they span its
+    values. `limits`, for all measures, and `meanings` replace those of `ALL_MEASURES`; `layers` label the layers.
     """
     columns, hatched = columns_of(names), _true(ablated or [])
     title += "; those of ablated heads are hatched" * bool(hatched)
@@ -191,7 +171,6 @@ def _draw_grid(
 
 
 def _range(grid: Float[np.ndarray, "layers heads"]) -> tuple[float, float]:
-    """The smallest and the largest finite value."""
     finite = grid[np.isfinite(grid)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 

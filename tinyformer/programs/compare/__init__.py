@@ -24,8 +24,7 @@ from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_ty
 from tinyformer.programs.compare.folders import find_runs, read_run
 
 NONE = "none"
-DIGITS = 5
-"""Significant digits of the largest mean; the other means have as many decimals."""
+DIGITS = 5  # significant digits of the largest mean; the other means have as many decimals
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,11 +71,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
-    """The folder for CSV and figure, created if needed; the one that contains all runs unless `out` is given.
-
-    Raises:
-        ArgumentError: the folder cannot be created or written to.
-    """
+    """The folder for CSV and figure, created if needed; the one that contains all runs unless `out` is given."""
     common = os.path.commonpath([run.resolve() for run in runs])
     folder = out or (runs[0] if len(runs) == 1 else Path(os.path.relpath(common)))
     try:
@@ -120,7 +115,6 @@ def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
 
 
 def _as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, str]) -> str:
-    """The comparison as a JSON object, with the value of every run."""
     metric, by = comparison.metric, comparison.by
 
     def as_row(row: Row) -> dict[str, Any]:

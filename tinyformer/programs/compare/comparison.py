@@ -16,36 +16,23 @@ from tinyformer.programs.compare.folders import ABSENT, Run, RunFolders, select
 
 SPEED = "throughput/tokens_per_second"
 
-NOT_SETTINGS = ("resume", "hydra")
-"""Keys that say how a run was resumed and where it is stored, not what it computes."""
-
-MAX_NUMBER = 1e100
-"""The largest magnitude of a result that counts as a number."""
-
-MOST_NAMED = 6
-"""How many folders a note names."""
+NOT_SETTINGS = ("resume", "hydra")  # keys that say how a run was resumed and where it is stored, not what it computes
+MAX_NUMBER = 1e100  # the largest magnitude of a result that counts as a number
+MOST_NAMED = 6  # how many folders a note names
 
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one setting.
+    """The runs of one setting."""
 
-    Attributes:
-        settings: the values that define the setting, by key, as they are typed.
-        runs: all runs.
-        scored: the runs whose metric is a number, in the order of `values`.
-        num_seeds: the number of values of the averaged key among the scored runs.
-    """
-
-    settings: dict[str, str]
+    settings: dict[str, str]  # the values that define the setting, by key, as they are typed
     runs: list[Run]
-    scored: list[Run]
+    scored: list[Run]  # the runs whose metric is a number, in the order of `values`
     values: list[float]
-    num_seeds: int
+    num_seeds: int  # the number of values of the averaged key among the scored runs
 
     @property
     def mean(self) -> float | None:
-        """The mean over the scored runs."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
@@ -60,39 +47,26 @@ class Row:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The mean over the runs."""
         speeds = numbers(self.runs, SPEED)
         return statistics.fmean(speeds) if speeds else None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of each setting.
+    """The results of each setting."""
 
-    Attributes:
-        metric: a key of `results.json`.
-        by: the key that is averaged over.
-        columns: the keys that define a setting.
-        constant: the typed overrides that all runs share, as `key=value`.
-        rows: sorted by `numbers` or else by mean.
-        numbers: the setting of each row, if settings are single numbers.
-    """
-
-    metric: str
-    by: str
-    columns: list[str]
-    constant: list[str]
-    rows: list[Row]
-    numbers: list[float] | None
+    metric: str  # a key of `results.json`
+    by: str  # the key that is averaged over
+    columns: list[str]  # the keys that define a setting
+    constant: list[str]  # the typed overrides that all runs share, as `key=value`
+    rows: list[Row]  # sorted by `numbers` or else by mean
+    numbers: list[float] | None  # the setting of each row, if settings are single numbers
 
 
 def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
-    """Group runs by the settings in which they differ, and average each group.
+    """Group runs, at least one, by the settings in which they differ, and average each group over the key `by`.
 
-    Args:
-        runs: at least one run.
-        metric: a key of `results.json` whose value is a number.
-        by: the config key or axis to average over.
+    `metric` is a key of `results.json` whose value is a number.
     """
     _check_metric(runs, metric)
     _check_key(runs, by)

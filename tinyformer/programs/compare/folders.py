@@ -14,29 +14,19 @@ from tinyformer.config.admission import alternatives
 from tinyformer.errors import ArgumentError
 from tinyformer.files import load_plain_yaml
 
-ABSENT = object()
-"""The value of a key that a config does not have; null is a value."""
+ABSENT = object()  # the value of a key that a config does not have; null is a value
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        path: its folder, as a user would type it.
-        results: the contents of `results.json`.
-        config: the resolved config.
-        written: the config with its interpolations, so that a value derived from another key is alike in all runs.
-        choices: the choice on each axis, such as `attention: gqa`.
-        typed: the keys that its command line sets.
-    """
-
-    path: Path
-    results: dict[str, Any]
-    config: dict[str, Any]
-    written: dict[str, Any]
-    choices: dict[str, Any]
-    typed: tuple[str, ...]
+    path: Path  # its folder, as a user would type it
+    results: dict[str, Any]  # the contents of `results.json`
+    config: dict[str, Any]  # the resolved config
+    written: dict[str, Any]  # with interpolations, so that a value derived from another key is alike in all runs
+    choices: dict[str, Any]  # the choice on each axis, such as `attention: gqa`
+    typed: tuple[str, ...]  # the keys that its command line sets
 
     def value(self, key: str) -> Any:
         """The choice on an axis, a value, a node, or `ABSENT`."""
@@ -54,11 +44,7 @@ class RunFolders:
 
 
 def find_runs(folders: Sequence[Path]) -> RunFolders:
-    """Find all runs in and below some folders; a run that is found twice counts once.
-
-    Raises:
-        ArgumentError: a folder does not exist, or none holds a finished run.
-    """
+    """Find all runs in and below some folders, at least one finished; a run that is found twice counts once."""
     runs, seen = RunFolders(), set()
     for folder in folders:
         if not folder.is_dir():

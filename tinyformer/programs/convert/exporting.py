@@ -33,16 +33,13 @@ from tinyformer.run.starting_checkpoint import tokenizer_of
 WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
 """Arguments that do not change the function of a trained network."""
 
-TRAINING_ONLY = ("dropout",)
-"""Arguments that change the function in training only."""
+TRAINING_ONLY = ("dropout",)  # arguments that change the function in training only
 
 
 def export_model(path: Path, folder: Path) -> list[str]:
     """Write a checkpoint as a folder that `transformers` loads; returns a report, as lines to print.
 
-    Raises:
-        ConfigError: something in the model has no counterpart in any family.
-        ArgumentError: the checkpoint cannot be read, or the folder cannot be written.
+    A `ConfigError` names what has no counterpart in any family.
     """
     checkpoint = load_checkpoint(path)
     with argument_path(passed={"path": "checkpoint"}):

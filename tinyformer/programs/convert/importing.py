@@ -26,15 +26,9 @@ FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMIL
 
 
 def import_model(source: str, path: Path) -> list[str]:
-    """Write a Hugging Face model as a checkpoint; returns a report, as lines to print.
+    """Write a Hugging Face model, from its folder or by its name on the Hub, as a checkpoint; returns lines to print.
 
-    Args:
-        source: the model's folder, or its name on the Hub.
-        path: the checkpoint to write.
-
-    Raises:
-        ArgumentError: the folder is malformed or of an unsupported family, or the checkpoint cannot be written.
-        ConfigError: a class refuses the model's sizes.
+    An `ArgumentError` if the folder is malformed or of an unsupported family.
     """
     if path.exists():
         raise ArgumentError("path", path, "exists already")

@@ -87,8 +87,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _names_in(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """A parser of names separated by commas."""
-
     def parse(text: str) -> list[str]:
         names = text.split(",")
         unknown = [name for name in names if name not in known]
@@ -173,7 +171,6 @@ def _backend_entry(cells: Sequence["Cell"], masks: Sequence[str], with_memory: b
 
 
 def _letter(cell: "Cell | None") -> tuple[str, str]:
-    """The letter of a cell and its style."""
     if cell is None:
         return " ", ""
     if cell.failure is not None:

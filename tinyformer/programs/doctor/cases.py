@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -23,12 +23,7 @@ class Shape:
 
     @property
     def d_model(self) -> int:
-        """The width of the model."""
         return NUM_HEADS * self.head_dim
-
-    def limited(self, variant: Variant) -> "Shape":
-        """The shape, with a sequence of at most the length that the variant allows."""
-        return replace(self, seq=min(self.seq, variant.max_seq or self.seq))
 
 
 EXACT_SHAPE, TIMED_SHAPE, FULL_SHAPE = Shape(64, 32, 2), Shape(256, 32, 2), Shape(MAX_SEQ, 64, 2)

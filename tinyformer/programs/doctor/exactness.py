@@ -39,7 +39,6 @@ class Solution:
     gradients: tuple[Tensor, ...]
 
     def gradient_errors(self, exact: "Solution", sizes: Iterable[float]) -> list[float]:
-        """The error of each gradient, relative to its size."""
         triples = zip(self.gradients, exact.gradients, sizes, strict=False)
         return [relative_error(a, b, size) for a, b, size in triples]
 
@@ -80,15 +79,14 @@ class Problem:
         self._sizes = [queries, queries, keys] if cross else [queries, queries]
         _, *self.inputs = self._drawn(SEEDS[0])
         self._counted = functools.cache(self._well_conditioned)
-        self.eager_errors = functools.cache(self._errors_of_eager)
+        # Those of eager in the same dtype, which the errors of other backends are compared with.
+        self.eager_errors = functools.cache(lambda dtype: self.errors(ORACLE, self.solve(ORACLE, dtype), dtype))
 
     def _drawn(self, seed: int) -> list[Tensor]:
-        """Random values for the gradient of the output and for the inputs."""
         random = torch.Generator().manual_seed(seed)
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> AttentionCase:
-        """The case that a backend is asked to compute."""
         module, (q_seq, k_seq) = self.module, (self.inputs[0].shape[1], self.inputs[-1].shape[1])
         q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
         scoring = module.scoring(q, 1, self.mask, self.cross)
@@ -114,7 +112,6 @@ class Problem:
         return Solution(output.detach(), gradients)
 
     def errors(self, backend: Backend, solution: Solution, dtype: torch.dtype) -> Errors:
-        """The errors of a backend's solution against the exact one."""
         exact = self.exact if not self.module.dropout else self._exact_without(self._dropped(backend, dtype))
         gradients = solution.gradient_errors(exact, self.gradient_sizes)
         counted = [error for counts, error in zip(self._counted(dtype), gradients, strict=False) if counts]
@@ -126,13 +123,8 @@ class Problem:
         errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
         return [index < len(self.inputs) or error <= ILL_CONDITIONED[dtype] for index, error in enumerate(errors)]
 
-    def _errors_of_eager(self, dtype: torch.dtype) -> Errors:
-        """The errors of eager in the same dtype, which those of other backends are compared with."""
-        return self.errors(ORACLE, self.solve(ORACLE, dtype), dtype)
-
     @functools.cached_property
     def exact(self) -> Solution:
-        """The solution in float64."""
         return self.solve(ORACLE, torch.float64)
 
     @functools.cached_property

@@ -48,7 +48,6 @@ def measure_axis(
 
 
 def _encoder(point: dict[str, int], backend: str, device: str, dtype: torch.dtype) -> Encoder:
-    """An encoder from the model's own parts, at a value of each axis."""
     width, heads = point["width"], point["heads"]
     attention = partial(Attention, width, heads, min(point["kv_heads"], heads), backend=backend)
     block = partial(PreNormBlock, width, attention, partial(FeedForward, width), LayerNorm)

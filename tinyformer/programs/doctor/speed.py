@@ -18,8 +18,7 @@ from tinyformer.nn.kernels.support import Backend
 from tinyformer.programs.doctor.exactness import Problem, arithmetic, profiled_events
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
-BUDGET_SECONDS = 0.15
-"""A comparison stops after this time, but not before `MIN_ROUNDS` rounds."""
+BUDGET_SECONDS = 0.15  # a comparison stops after this time, but not before `MIN_ROUNDS` rounds
 
 MAX_SLOWDOWN = 1.1
 ATTEMPTS = 5

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NUM_HEADS = 4
-MAX_SEQ = 1024
-"""The longest sequence that a rotary table of these variants covers."""
+MAX_SEQ = 1024  # the longest sequence that a rotary table of these variants covers
 
 BACKEND_NAMES = ("eager", "sdpa", "flash", "flex", "fa3", "fa4")
 DTYPE_NAMES = ("fp32", "bf16")
@@ -15,24 +14,15 @@ MASK_NAMES = ("full", "causal", "padded", "causal+padded", "documents")
 
 @dataclass(frozen=True)
 class Variant:
-    """An attention variant; combinations join names by "+".
-
-    Args:
-        attention: the class in `tinyformer.nn`.
-        options: arguments of the class besides its sizes; `position` is the name of a class and its arguments.
-        overrides: the config overrides that choose it.
-        cross: whether it is tested as cross-attention, to a sequence 1.5 times as long.
-        masks: the names of the masks that it is tested with.
-        max_seq: the longest sequence that it is tested with, if memory limits it.
-    """
+    """An attention variant; combinations join names by "+"."""
 
     name: str
-    attention: str = "Attention"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
-    cross: bool = False
-    masks: tuple[str, ...] = MASK_NAMES
-    max_seq: int | None = None
+    attention: str = "Attention"  # the class in `tinyformer.nn`
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of the class, but its sizes
+    overrides: tuple[str, ...] = ()  # the config overrides that choose it
+    cross: bool = False  # whether it is tested as cross-attention, to a sequence 1.5 times as long
+    masks: tuple[str, ...] = MASK_NAMES  # the names of the masks that it is tested with
+    max_seq: int | None = None  # the longest sequence that it is tested with, if memory limits it
 
 
 def _position(name: str, override: str, kind: str, *more: str, **arguments: Any) -> Variant:

@@ -28,39 +28,25 @@ CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one backend for one variant, mask and dtype, each by its name.
-
-    Args:
-        status: "ran", "refused" or "crashed".
-        kernel: the kernel that computed attention, as the profiler saw it.
-        output_error: max|a - b| / max|b| against eager in float64.
-        gradient_error: the largest such error of a gradient of inputs or parameters; None without a backward pass.
-        seconds: the time of the heads, forward and backward; forward alone where there is no backward pass.
-        peak_memory: the most bytes that such a pass holds at once.
-        auto: whether `auto` chooses this backend.
-        slowdown: for auto's choice, its time relative to the fastest backend's.
-        reason: why it refuses, computes no backward pass, or crashed.
-        failure: why the cell fails.
-    """
+    """The results of one backend for one variant, mask and dtype, each by its name."""
 
     backend: str
     variant: str
     mask: str
     dtype: str
-    status: str = "refused"
-    kernel: str | None = None
-    output_error: float | None = None
-    gradient_error: float | None = None
-    seconds: float | None = None
-    peak_memory: int | None = None
-    auto: bool = False
-    slowdown: float | None = None
-    reason: str | None = None
-    failure: str | None = None
+    status: str = "refused"  # "ran", "refused" or "crashed"
+    kernel: str | None = None  # the kernel that computed attention, as the profiler saw it
+    output_error: float | None = None  # max|a - b| / max|b| against eager in float64
+    gradient_error: float | None = None  # the largest of inputs and parameters; None without a backward pass
+    seconds: float | None = None  # of the heads, forward and, if there is one, backward
+    peak_memory: int | None = None  # the most bytes that such a pass holds at once
+    auto: bool = False  # whether `auto` chooses this backend
+    slowdown: float | None = None  # for auto's choice, its time relative to the fastest backend's
+    reason: str | None = None  # why it refuses, computes no backward pass, or crashed
+    failure: str | None = None  # why the cell fails
 
     @property
     def has_backward(self) -> bool:
-        """Whether the backend computed gradients."""
         return self.gradient_error is not None
 
     def __str__(self) -> str:
@@ -88,7 +74,7 @@ def examine(
 
 
 def _problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
-    shape = shape.limited(variant)
+    shape = replace(shape, seq=min(shape.seq, variant.max_seq or shape.seq))
     return Problem(make_module(variant, shape), MASKS[mask], shape, device, variant.cross)
 
 
@@ -111,7 +97,6 @@ def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
 
 
 def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
-    """The cell of a backend that accepts a case."""
     called = _called(problem, cell, case.dtype, gradient)
     lacking = " or ".join(sorted(case.features & LACKS.get((cell.backend, case.device), frozenset())))
     if called.status == "ran" and lacking:

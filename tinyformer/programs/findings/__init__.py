@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """List the findings, or measure one or all.
 
-    Returns:
-        The exit code: 0 whatever the verdict, 1 for a bug, 2 for a mistake of the user, 128 + the number of the signal
-        after Ctrl-C.
+    The exit code is 0 whatever the verdict, 1 for a bug, 2 for a user's mistake, 128 + SIGINT after Ctrl-C.
     """
     parser = argparse.ArgumentParser(
         prog="tinyformer findings", description="Claims of papers about attention, tested on this machine."

@@ -12,11 +12,8 @@ from tinyformer.programs.findings.verdicts import Measured
 
 CAPTION = "band green, seeds as points and lines, mean and 95 % t-interval black"
 
-MANY_POINTS = 12
-"""Lines with fewer points mark each."""
-
-WIDE = 1000
-"""A quantity whose values and band's ends have a larger ratio is shown on a logarithmic axis."""
+MANY_POINTS = 12  # lines with fewer points mark each
+WIDE = 1000  # a quantity whose values and band's ends have a larger ratio is shown on a logarithmic axis
 
 
 def draw(measured: Sequence[Measured], curves: Sequence[Curve] = (), records: Sequence[Records] = ()) -> Figure:

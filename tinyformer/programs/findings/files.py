@@ -17,11 +17,8 @@ from tinyformer.config.keys import readable
 from tinyformer.files import load_plain_yaml
 from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, Records, function_of
 
-CONFIG_NAMES = {"train": "train", "costs": "card"}
-"""The primary config of the programs whose words are overrides."""
-
-QUIET = ("trainer.enable_progress_bar=false",)
-"""Overrides of every training run that change nothing about it."""
+CONFIG_NAMES = {"train": "train", "costs": "card"}  # the primary config of the programs whose words are overrides
+QUIET = ("trainer.enable_progress_bar=false",)  # overrides of every training run that change nothing about it
 
 
 class _Checked(pydantic.BaseModel):
@@ -36,27 +33,17 @@ class Paper(_Checked):
 
 
 class Check(_Checked):
-    """A measured quantity and the band in which the claim expects it.
+    """A measured quantity and the band in which the claim expects it."""
 
-    Args:
-        name: what is measured, with its unit.
-        quantity: a name in `QUANTITIES`.
-        of: the arguments of that function.
-        at_least: the lower end of the band.
-        at_most: the upper end. Without either, the quantity is reported and decides nothing.
-        premise: whether the claim can be tested only where this holds.
-    """
-
-    name: str
-    quantity: str
-    of: dict[str, Any]
-    at_least: float | None = None
-    at_most: float | None = None
-    premise: bool = False
+    name: str  # what is measured, with its unit
+    quantity: str  # a name in `QUANTITIES`
+    of: dict[str, Any]  # the arguments of that function
+    at_least: float | None = None  # the lower end of the band
+    at_most: float | None = None  # the upper end. Without either, the quantity is reported and decides nothing
+    premise: bool = False  # whether the claim can be tested only where this holds
 
     @property
     def decides(self) -> bool:
-        """Whether it has a band."""
         return self.at_least is not None or self.at_most is not None
 
     def contains(self, value: float) -> bool:
@@ -67,21 +54,13 @@ class Check(_Checked):
 
 
 class Curve(_Checked):
-    """A panel of the figure, with lines.
+    """A panel of the figure, with lines."""
 
-    Args:
-        name: what the y-axis shows, with its unit.
-        of: the arguments of the function in `LINES` that one of them names.
-        along: what the x-axis shows, with its unit.
-        runs: the runs that have lines; all by default.
-        log: the axes that are logarithmic.
-    """
-
-    name: str
-    of: dict[str, Any]
-    along: str = "step"
-    runs: list[str] | None = None
-    log: list[Literal["x", "y"]] = []
+    name: str  # what the y-axis shows, with its unit
+    of: dict[str, Any]  # the arguments of the function in `LINES` that one of their names selects
+    along: str = "step"  # what the x-axis shows, with its unit
+    runs: list[str] | None = None  # the runs that have lines; all by default
+    log: list[Literal["x", "y"]] = []  # the axes that are logarithmic
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Curve":
@@ -109,34 +88,24 @@ class Curve(_Checked):
 
 
 class Finding(_Checked):
-    """A claim, its protocol, and the reasons for its bands.
-
-    Args:
-        baseline: overrides of every run, which state each choice that matters.
-        runs: the overrides of each run beside the baseline, by name.
-        program: what makes a run: training, or one that computes without training.
-        evaluate: overrides of `evaluate`, which analyses every run that was trained; null for none.
-        curves: panels of the figure with lines, above those of the checks.
-        notes: what was tried and learnt, after the first run.
-        trusted: overrides in the file that the command line repeats, since they are more than data.
-    """
+    """A claim, its protocol, and the reasons for its bands."""
 
     name: str
     title: str
     paper: Paper
     claim: str
-    baseline: list[str]
-    runs: dict[str, list[str]] = pydantic.Field(min_length=1)
+    baseline: list[str]  # overrides of every run, which state each choice that matters
+    runs: dict[str, list[str]] = pydantic.Field(min_length=1)  # the overrides of each run beside the baseline, by name
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
-    program: Literal["train", "costs", "kernels"] = "train"
-    evaluate: list[str] | None = None
+    program: Literal["train", "costs", "kernels"] = "train"  # what makes a run
+    evaluate: list[str] | None = None  # overrides of the evaluation that analyses every trained run
     checks: list[Check] = pydantic.Field(min_length=1)
-    curves: list[Curve] = []
+    curves: list[Curve] = []  # panels of the figure with lines, above those of the checks
     why: str
     refuted_by: str
     cost: str
-    notes: str = ""
-    trusted: list[str] = []
+    notes: str = ""  # what was tried and learnt, after the first run
+    trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
 
     def words(self, run: str) -> list[str]:
         """The overrides of a run, but for its seed."""
@@ -172,8 +141,7 @@ def _runs_named_by(check: Check) -> list[str]:
 def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
     """Findings whose overrides are data, as those of a run folder are, or repeated on the command line (`trusted`).
 
-    Raises:
-        ConfigError: an override does more and is not repeated, or no file has what is repeated.
+    A `ConfigError` if an override does more and is not repeated, or no file has what is repeated.
     """
     known: set[str] = set()
     for finding in findings:
@@ -197,11 +165,7 @@ def finding_names(folder: Path | None = None) -> list[str]:
 
 
 def read_finding(name: str, folder: Path | None = None) -> Finding:
-    """Read a finding from a folder, by default `conf/finding`.
-
-    Raises:
-        ConfigError: there is no such finding, or its file is malformed.
-    """
+    """Read a finding from a folder, by default `conf/finding`; a `ConfigError` if its file is missing or malformed."""
     folder = folder or config_dir() / "finding"
     names = finding_names(folder)
     if name not in names:

@@ -30,11 +30,7 @@ ONE_AFTER_THE_OTHER = "basic"
 
 
 def require_launcher(words: Sequence[str]) -> None:
-    """Refuse a launcher that is not installed, and settings that it does not have: ["joblib", "n_jobs=2"].
-
-    Raises:
-        ConfigError: in a sentence that names `--launcher`.
-    """
+    """Refuse a launcher that is not installed, and settings that it does not have: ["joblib", "n_jobs=2"]."""
     name, *settings = words
     with keep_hydra(), hydra_parser():
         installed = sorted(GlobalHydra.instance().config_loader().get_group_options("hydra/launcher"))
@@ -61,9 +57,6 @@ def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]
     """Do jobs by a launcher that `require_launcher` admits, which keeps what it needs in a folder; returns exit codes.
 
     A launcher of Hydra composes a config for each job, and calls a function with it: here, with a job's number.
-
-    Raises:
-        ConfigError: the launcher refuses a setting.
     """
     guard_imports()
     with keep_hydra(), hydra_parser():

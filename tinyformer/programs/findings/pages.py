@@ -17,8 +17,7 @@ from tinyformer.programs.findings.verdicts import HOLDS, Measured, measure, verd
 
 COLUMNS = ("measured", "band", "mean", "95 % interval", "seeds", "in the band")
 
-PAGE = "findings.md"
-"""The page of all findings, beside the folder of tables and figures."""
+PAGE = "findings.md"  # the page of all findings, beside the folder of tables and figures
 
 INTERVAL = "the 95 % t-interval of the mean over seeds"
 
@@ -29,8 +28,7 @@ BEFORE = "before the split of November 2026"
 
 CHANGED = "**Its runs, quantities or bands were changed after this measurement.**"
 
-Outcome: TypeAlias = dict[str, Any]
-"""The contents of `NAME.json`."""
+Outcome: TypeAlias = dict[str, Any]  # the contents of `NAME.json`
 
 
 def write_outcome(finding: Finding, records: Sequence[Records], runs: list[dict[str, Any]], folder: Path) -> Outcome:
@@ -72,11 +70,7 @@ def outcome_of(finding: Finding, measured: Sequence[Measured], runs: list[dict[s
 
 
 def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
-    """What was measured last, by the name of the finding.
-
-    Raises:
-        ConfigError: a file is not what `write_outcome` writes.
-    """
+    """What was measured last, by the name of the finding; a file that `write_outcome` did not write is refused."""
     outcomes: dict[str, Outcome] = {}
     for name in names:
         if not (path := folder / f"{name}.json").exists():
@@ -94,11 +88,7 @@ def read_outcomes(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
 
 
 def refuse_links(folder: Path, names: Sequence[str]) -> None:
-    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger."""
     files = [folder / f"{name}.{suffix}" for name in names for suffix in ("csv", "png", "json")]
     for path in (folder, folder.parent / PAGE, *files):
         if path.is_symlink():
@@ -224,7 +214,6 @@ SECTION = """\
 
 
 def _section(finding: Finding, outcome: Outcome | None, folder: str) -> str:
-    """The section of a finding: what was measured, or what would be."""
     if outcome is None:
         rows = [[check.name, band(check.model_dump())] for check in finding.checks]
         table = "\n".join(_table(["to be measured", "band"], rows))

@@ -19,11 +19,8 @@ from tinyformer.config.errors import ConfigError
 
 Source: TypeAlias = Mapping[str, Any]
 
-Series: TypeAlias = dict[int, float]
-"""A number by the step at which it was measured."""
-
-Line: TypeAlias = Mapping[float, float]
-"""y by x."""
+Series: TypeAlias = dict[int, float]  # a number by the step at which it was measured
+Line: TypeAlias = Mapping[float, float]  # y by x
 
 STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "largest": max,
@@ -48,7 +45,6 @@ class Record:
     tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def value(self, source: Source) -> float:
-        """The number that a source names."""
         return function_of("a source", source, SOURCES)(self, **source)
 
     def series(self, source: Source) -> Series:
@@ -77,8 +73,7 @@ class Record:
         return rows
 
 
-Records: TypeAlias = Mapping[str, Record]
-"""The records of one seed, by the name of the run."""
+Records: TypeAlias = Mapping[str, Record]  # the records of one seed, by the name of the run
 
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
@@ -101,8 +96,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """The function that one of the words names, where `words` are its arguments after the first.
 
-    Raises:
-        ValueError: none or several of the words name a function, or it does not take the others.
+    A ValueError if none or several of the words name a function, or it does not take the others.
     """
     kinds = [kind for kind in functions if kind in words] if isinstance(words, Mapping) else []
     if len(kinds) != 1:
@@ -117,12 +111,10 @@ def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any
 
 
 def _result(record: Record, metric: str) -> float:
-    """A number of the run's `results.json`."""
     return _number(record.results, "metric", metric)
 
 
 def _evaluated(record: Record, evaluated: str) -> float:
-    """A number of the `results.json` of the run's evaluation."""
     return _number(record.evaluated, "evaluated", evaluated)
 
 

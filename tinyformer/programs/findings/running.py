@@ -37,8 +37,7 @@ from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.quantities import Record, Records, read_record, read_results
 from tinyformer.run.pipeline import evaluate
 
-ENDED = "ended.json"
-"""Written last: a folder with it is never made again."""
+ENDED = "ended.json"  # written last: a folder with it is never made again
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,10 @@ class PlannedRun:
 
     @property
     def analysed(self) -> Path | None:
-        """The folder of its analysis."""
         return self.folder / f"evaluate-{_digest(self.evaluate)}" if self.evaluate else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run, and its analysis, were made."""
         return all((folder / ENDED).exists() for folder in (self.folder, self.analysed) if folder)
 
 
@@ -176,7 +173,6 @@ def _made(folder: Path, words: list[str]) -> Iterator[None]:
 
 
 def _surroundings() -> dict[str, Any]:
-    """Machine, versions, time and commit."""
     machine = describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"), full=False)
     return {
         "machine": {key: machine[key] for key in ("name", "cpus", "threads", "system")},
@@ -217,7 +213,6 @@ def _train(words: Sequence[str], folder: Path) -> None:
 
 
 def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
-    """Evaluate a checkpoint as `tinyformer evaluate` does."""
     arguments = [f"checkpoint={checkpoint}", *words]
     with keep_hydra(), keep_process():
         loaded = offer_stored_run(arguments)
@@ -268,7 +263,6 @@ PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {
 
 
 def _write(folder: Path, results: dict[str, Any], **tables: list[dict[str, Any]]) -> None:
-    """Write `results.json`, and each table as a CSV."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1))
