@@ -13,13 +13,13 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from tinyformer.checkpoint.archive import require_plain
 from tinyformer.checkpoint.file import (
     FORMAT,
     KEY,
     load_checkpoint,
     load_weights,
     random_state,
+    require_plain,
     restore_random_state,
     save_network,
     start_from,

@@ -22,7 +22,7 @@ from tinyformer.data import (
     storage,
     stream,
 )
-from tinyformer.data.sources.documents import from_texts
+from tinyformer.data.sources.documents import from_columns
 from tinyformer.data.sources.hub_dataset import take_characters
 
 WINDOWS = WindowFormat(8)
@@ -42,7 +42,7 @@ class Texts:
     def load(self, max_characters=None):
         time.sleep(0.05)  # for concurrent calls
         self.loads += 1
-        return {"train": from_texts(take_characters(list(self.texts), max_characters))}
+        return {"train": from_columns(text=take_characters(list(self.texts), max_characters))}
 
 
 def folders(path):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.documents import from_texts, iterate_rows, iterate_texts, text_columns
+from tinyformer.data.sources.documents import from_columns, iterate_rows, iterate_texts, text_columns
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
@@ -35,28 +35,19 @@ LeftOut = dict[str, dict[str, int]]
 class Recipe:
     """Everything that determines the tokenised splits of a source.
 
-    Args:
-        source: where the text comes from.
-        tokenizer: built on the training documents, or a finished tokenizer.
-        row_format: which rows are tokenised. Its `max_examples` and `max_tokens` bound the first split (the training
-            split, or "all"); examples are drawn at random, by `seed`, since data sets may be sorted by label.
-        validation_fraction: see `hold_out`.
-        test_fraction: see `hold_out`.
-        seed: see `hold_out`.
-        group_near_copies: see `hold_out`.
-        whole: hold nothing out; the documents of all the source's splits are one split "all".
-        without: fingerprints of the text on which a model was trained, which is left out of all splits but "train".
+    The `max_examples` and `max_tokens` of the row format bound the first split (the training split, or "all"); examples
+    are drawn at random, by `seed`, since data sets may be sorted by label.
     """
 
     source: Source
-    tokenizer: TokenizerRecipe
+    tokenizer: TokenizerRecipe  # built on the training documents, or a finished tokenizer
     row_format: RowFormat
-    validation_fraction: float = 0.0
+    validation_fraction: float = 0.0  # see `hold_out`, as for the next three
     test_fraction: float = 0.0
     seed: int = 0
     group_near_copies: bool = False
-    whole: bool = False
-    without: UInt64[np.ndarray, " fingerprints"] | None = None
+    whole: bool = False  # hold nothing out; the documents of all the source's splits are one split "all"
+    without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text that is left out of all splits but "train"
 
     @cached_property
     def key(self) -> str:
@@ -168,7 +159,7 @@ class Recipe:
             known_set = set(known.tolist())
             is_unknown = (not fingerprints(text) <= known_set for text in self._compared(rows))
             return _select(rows, is_unknown, left_out, "of the run's training split")
-        unknown = from_texts(part for text in iterate_texts(rows) for part in cut_out(text, known))
+        unknown = from_columns(text=(part for text in iterate_texts(rows) for part in cut_out(text, known)))
         cut = sum(map(len, iterate_texts(rows))) - sum(map(len, iterate_texts(unknown)))
         if cut:
             left_out["characters of the run's training split"] = cut

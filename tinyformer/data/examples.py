@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt
+from jaxtyping import Int64, UInt
 from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.batch import Batch
@@ -27,35 +27,21 @@ _LONGEST = 2**20  # characters of a text that are kept: more than a model reads,
 
 @dataclass(frozen=True)
 class LabelledSplit(Split):
-    """The examples of one split: sequences `[eos, *text]`, or `[eos, *first, eos, *second]`, and their classes.
+    """The examples of one split: sequences `[eos, *text]`, or `[eos, *first, eos, *second]`, and their classes."""
 
-    Attributes:
-        ids: the sequences, concatenated, each truncated to the model's length.
-        offsets: the index in `ids` at which each sequence begins, and the length of `ids`.
-        labels: for each example, the index of its class in `classes`; -1 where it is none of them.
-        classes: names of the classes.
-        tokenizer: the tokenizer of the ids.
-        num_bytes: length of the raw texts in UTF-8 before truncation (each text up to a million characters).
-        num_unknown: number of `<unk>` tokens before truncation.
-        num_truncated: number of truncated sequences.
-        num_texts: number of texts of an example.
-        unknown: the labels that are none of the classes.
-    """
-
-    ids: UInt[np.ndarray, " tokens"]
-    offsets: Int64[np.ndarray, " examples_and_end"]
-    labels: Int64[np.ndarray, " examples"]
+    ids: UInt[np.ndarray, " tokens"]  # the sequences, concatenated, each truncated to the model's length
+    offsets: Int64[np.ndarray, " examples_and_end"]  # where in `ids` each sequence begins, and the length of `ids`
+    labels: Int64[np.ndarray, " examples"]  # the index in `classes`; -1 for a label that is none of them
     classes: list[str]
     tokenizer: TextTokenizer
-    num_bytes: int
-    num_unknown: int
-    num_truncated: int
-    num_texts: int = 1
-    unknown: list[str] = field(default_factory=list)
+    num_bytes: int  # before truncation, of at most a million characters of each text
+    num_unknown: int  # before truncation
+    num_truncated: int  # sequences
+    num_texts: int = 1  # of an example
+    unknown: list[str] = field(default_factory=list)  # the labels that are none of the classes
 
     @property
     def num_documents(self) -> int:
-        """Number of examples, those without text included."""
         return len(self.labels)
 
     @property
@@ -76,11 +62,6 @@ class LabelledSplit(Split):
         """The names of classes without examples, or of the first five and the number of the others."""
         names = [name for name, number in self.label_counts.items() if not number]
         return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-
-    @property
-    def majority_share(self) -> float:
-        """The accuracy of always predicting the most frequent class."""
-        return max(self.label_counts.values()) / len(self.labels)
 
     def text(self, row: int) -> str:
         """An example's text, truncated as for the model; `eos` separates the texts of a pair."""
@@ -117,13 +98,8 @@ class Examples(Rows):
     Token dropout replaces tokens by the tokenizer's mask token, each with the same probability, except the first of a
     sequence, which a model may pool. It regularises by hiding single words ("word dropout": Iyyer et al. 2015, "Deep
     Unordered Composition Rivals Syntactic Methods for Text Classification"; Dai and Le 2015, arXiv 1511.01432). These
-    papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. A hash of `key` and of a token's position
-    in the split determines whether it is replaced, independently of the batch.
-
-    Args:
-        split: the examples.
-        token_dropout: the probability.
-        key: determines which tokens are replaced: the seed and the epoch.
+    papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. A hash of `key` (the seed and the epoch)
+    and of a token's position in the split determines whether it is replaced, independently of the batch.
     """
 
     def __init__(self, split: LabelledSplit, token_dropout: float = 0.0, key: tuple[int, ...] = (0,)) -> None:
@@ -143,7 +119,9 @@ class Examples(Rows):
         positions = begin[:, None] + place
         ids = self._ids.take(positions, mode="clip").astype(np.int64)
         if self._threshold:
-            ids = np.where((place > 0) & self._dropped(positions), self._split.tokenizer.mask_id, ids)
+            # The element of a SplitMix64 sequence at each position, which does not depend on those before.
+            drawn = splitmix64(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+            ids = np.where((place > 0) & (drawn < self._threshold), self._split.tokenizer.mask_id, ids)
         ids = np.where(place < lengths[:, None], ids, self._split.tokenizer.eos_id)
         return {
             "inputs": torch.from_numpy(ids),
@@ -151,10 +129,6 @@ class Examples(Rows):
             "labels": torch.from_numpy(self._split.labels[rows]),
             "rows": torch.from_numpy(rows),
         }
-
-    def _dropped(self, positions: Int64[np.ndarray, "batch seq"]) -> Bool[np.ndarray, "batch seq"]:
-        # The element of a SplitMix64 sequence at each position, which does not depend on those before.
-        return splitmix64(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) < self._threshold
 
 
 class ExampleFormat(RowFormat):
@@ -165,7 +139,6 @@ class ExampleFormat(RowFormat):
         labels: names of the classes, for a model that was trained on them; None: those of the training split.
         num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
         token_dropout: probability that a token is masked in training, see `Examples`.
-        max_examples: see `RowFormat`.
     """
 
     source_rows, classes = "examples", "label"

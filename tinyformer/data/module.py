@@ -36,33 +36,18 @@ class DataModule(lightning.LightningDataModule):
         num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
         seed: determines the order of training.
         split_seed: determines what is held out, and which data are drawn at random.
-
-    Attributes:
-        name: short name, for the summary.
-        without: set before `prepare`, the fingerprints of text to leave out of all splits but "train".
-        tokenizer: encodes all splits; known after `prepare`, as all that follow are.
-        splits: the tokens of train, validation and test, or of "all" alone.
-        fingerprint: identifies the content of all splits.
-        labels: the names of the classes; None where there are none.
-        num_texts: the number of texts of a labelled example; None where there are none.
-        files: the names of the files of each split, where data are read from files.
-        num_hidden: the number of hidden files in their folders, which are not read.
-        left_out: what each split leaves out; see `LeftOut`.
-        trained_on: the fingerprints of the training split; None where they are not taken.
-
-    Raises:
-        ArgumentError: a number is out of range.
     """
 
-    name: str
+    name: str  # short, for the summary
+    without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text to leave out of all splits but "train"
+    # Known after `prepare`:
     tokenizer: TextTokenizer
-    splits: Mapping[str, Any]
-    fingerprint: str
-    labels: list[str] | None = None
-    num_texts: int | None = None
-    num_hidden = 0
-    trained_on: UInt64[np.ndarray, " fingerprints"] | None = None
-    without: UInt64[np.ndarray, " fingerprints"] | None = None
+    splits: Mapping[str, Any]  # the tokens of train, validation and test, or of "all" alone
+    fingerprint: str  # identifies the content of all splits
+    labels: list[str] | None = None  # the names of the classes
+    num_texts: int | None = None  # of a labelled example
+    num_hidden = 0  # hidden files in the folders that are read, which are left out
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None = None  # of the training split; None: not taken
 
     def __init__(
         self, row_format: RowFormat, batch_size: int, num_workers: int = 0, seed: int = 0, split_seed: int = 0
@@ -73,7 +58,7 @@ class DataModule(lightning.LightningDataModule):
         require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
         self.row_format, self.seq_len, self.document = row_format, row_format.seq_len, row_format.document
         self.batch_size, self.num_workers, self.seed, self.split_seed = batch_size, num_workers, seed, split_seed
-        self.files: dict[str, list[str]] = {}
+        self.files: dict[str, list[str]] = {}  # the names of the files of each split, where data are read from files
         self.left_out: LeftOut = {}
 
     def __deepcopy__(self, memo: dict) -> "DataModule":
@@ -151,8 +136,7 @@ class DataModule(lightning.LightningDataModule):
     def evaluation_dataloader(self, split: str) -> DataLoader:
         """The whole split, each target once, always in the same order; with several processes, this one's share of it.
 
-        Raises:
-            ArgumentError: the split does not exist, is empty, or cannot be scored.
+        A split that does not exist, is empty, or cannot be scored is refused.
         """
         self.require_split(split)
         settings = self.batch_size, self._rank, self._world_size
@@ -171,7 +155,6 @@ class DataModule(lightning.LightningDataModule):
             yield rows.__getitems__(part.tolist())
 
     def require_split(self, split: str) -> None:
-        """Refuse a split that does not exist."""
         if split not in self.splits:
             reason = f"there is no such split, only {', '.join(self.splits)}"
             raise ArgumentError("split", split, reason, {"split": list(self.splits)[-1]})
@@ -205,16 +188,11 @@ class SourceDataModule(DataModule):
         tokenizer: a recipe, built on the training split, or a finished tokenizer; a mask token is added if the row
             format needs one.
         row_format: which rows are read: windows of text, labelled examples, pairs or questions.
-        batch_size: see `DataModule`.
-        validation_fraction: share of the training text, or of the rows, to hold out, unless the source has a validation
-            split.
+        validation_fraction: share of the training text, or of its rows, to hold out, unless the source has a split.
         test_fraction: the same for testing.
         group_near_copies: keep near-copies on one side of the hold-out, see `hold_out`.
         cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
         settings: further arguments of `DataModule`.
-
-    Raises:
-        ArgumentError: a number is out of range, or the source has no such rows.
     """
 
     def __init__(
@@ -291,7 +269,6 @@ class SourceDataModule(DataModule):
 
     @property
     def scored_whole(self) -> bool:
-        """True for files without a validation split."""
         with argument_path("source"):
             return not getattr(in_use(self.source), "has_own_splits", True)
 

@@ -29,10 +29,8 @@ def near_copy_groups(*columns: Sequence[str], most_common: int | None = None) ->
     if one contains a part of the other. In a script without spaces, a word is a character. An index of the hashes of
     all runs makes this linear in the number of words (compare Brown et al. 2020, arXiv:2005.14165, appendix C).
 
-    Args:
-        columns: the texts of each document: one, or several that are compared each with those of its own column.
-        most_common: a run that more documents have in common is boilerplate, such as a licence, and no sign of a copy;
-            None: there is no limit.
+    A document has a text in each of the columns, which are compared each for itself. A run that more than `most_common`
+    documents have in common is boilerplate, such as a licence, and no sign of a copy.
     """
     group = list(range(len(columns[0])))
     for texts in columns:

@@ -23,33 +23,19 @@ TooLong = Literal["truncate", "skip", "error"]
 
 @dataclass(frozen=True)
 class PairSplit(Split):
-    """The pairs of one split.
+    """The pairs of one split."""
 
-    Attributes:
-        ids: a stream of texts, each after an `eos`.
-        begins: the index in `ids` of the `eos` before the source and before the target of each pair.
-        lengths: the number of tokens of source and target, each with the tokens around it, after truncation.
-        targets: the targets as they stand in the source.
-        tokenizer: the tokenizer of the ids.
-        tokens: the tokens around the texts.
-        num_bytes: length of the raw texts in UTF-8 before truncation.
-        num_unknown: number of `<unk>` tokens before truncation.
-        num_truncated: number of pairs with a text that was truncated.
-        num_truncated_targets: number of pairs whose target was truncated.
-        num_skipped: number of pairs that were left out.
-    """
-
-    ids: UInt[np.ndarray, " tokens"]
-    begins: Int64[np.ndarray, "pairs 2"]
-    lengths: Int64[np.ndarray, "pairs 2"]
-    targets: pa.ChunkedArray
+    ids: UInt[np.ndarray, " tokens"]  # a stream of texts, each after an `eos`
+    begins: Int64[np.ndarray, "pairs 2"]  # the index in `ids` of the `eos` before source and target
+    lengths: Int64[np.ndarray, "pairs 2"]  # of source and target, with the tokens around them, after truncation
+    targets: pa.ChunkedArray  # as they stand in the source
     tokenizer: TextTokenizer
     tokens: PairTokens
-    num_bytes: int
-    num_unknown: int
-    num_truncated: int
-    num_truncated_targets: int
-    num_skipped: int
+    num_bytes: int  # before truncation
+    num_unknown: int  # before truncation
+    num_truncated: int  # pairs with a text that was truncated
+    num_truncated_targets: int  # pairs whose target was
+    num_skipped: int  # pairs that were left out
 
     @property
     def num_documents(self) -> int:
@@ -128,7 +114,6 @@ class PairFormat(RowFormat):
         seq_len: maximum number of tokens of a source, and of a target, with the tokens around them.
         too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
-        max_examples: see `RowFormat`.
     """
 
     source_rows, compared = "pairs", TEXTS
@@ -153,13 +138,11 @@ class PairFormat(RowFormat):
         return [*super().key(source), *getattr(source, "pair_columns", ())]
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, PairSplit]:
-        tokenizer = prepared.tokenizer
-        targets = {name: prepared.rows(name)["pair"] for name in prepared.splits}
-        return {name: self._split(name, stream, tokenizer, targets[name]) for name, stream in prepared.splits.items()}
+        return {name: self._split(prepared, name, stream) for name, stream in prepared.splits.items()}
 
-    def _split(self, name: str, stream: TokenSplit, tokenizer: TextTokenizer, targets: pa.ChunkedArray) -> PairSplit:
-        begins = np.asarray(stream.offsets[:-1]).reshape(-1, 2)
-        tokens = self._special_tokens.around(tokenizer)
+    def _split(self, prepared: Prepared, name: str, stream: TokenSplit) -> PairSplit:
+        begins, targets = np.asarray(stream.offsets[:-1]).reshape(-1, 2), prepared.rows(name)["pair"]
+        tokens = self._special_tokens.around(prepared.tokenizer)
         # In the stream, each text has the tokenizer's `eos` before it.
         lengths = np.diff(stream.offsets).reshape(-1, 2) + (tokens.num_added - 1)
         is_long = np.asarray((lengths > self.seq_len).any(axis=1))
@@ -183,7 +166,7 @@ class PairFormat(RowFormat):
             begins,
             np.minimum(lengths, self.seq_len),
             targets,
-            tokenizer,
+            prepared.tokenizer,
             tokens,
             stream.num_bytes,
             stream.num_unknown,

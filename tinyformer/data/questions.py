@@ -26,24 +26,13 @@ EXTRA_TOKENS = 2
 
 @dataclass(frozen=True)
 class QuestionTexts:
-    """The tokenised questions of one split, each with its context.
+    """The tokenised questions of one split, each with its context."""
 
-    Attributes:
-        ids: a stream of texts, each after an `eos`: a question, its context, the next question, and so on.
-        begins: the index in `ids` of the `eos` before the question, and of that before its context.
-        lengths: the number of tokens of question and context.
-        spans: the first and the last token of the first answer, counted in the context; -1 where there is none.
-        table: the columns `text` (the question), `pair` (its context), `answers` and `starts`.
-        tokenizer: the tokenizer of the ids.
-        num_bytes: length of questions and contexts in UTF-8.
-        num_unknown: number of `<unk>` tokens.
-    """
-
-    ids: UInt[np.ndarray, " tokens"]
-    begins: Int64[np.ndarray, "questions 2"]
-    lengths: Int64[np.ndarray, "questions 2"]
-    spans: Int64[np.ndarray, "questions 2"]
-    table: pa.Table
+    ids: UInt[np.ndarray, " tokens"]  # texts, each after an `eos`: a question, its context, the next question, …
+    begins: Int64[np.ndarray, "questions 2"]  # the index in `ids` of the `eos` before question and context
+    lengths: Int64[np.ndarray, "questions 2"]  # the number of tokens of question and context
+    spans: Int64[np.ndarray, "questions 2"]  # the first and last token of the first answer in the context; -1: none
+    table: pa.Table  # with the columns `text` (the question), `pair` (its context), `answers` and `starts`
     tokenizer: TextTokenizer
     num_bytes: int
     num_unknown: int
@@ -81,18 +70,12 @@ class QuestionSplit(QuestionTexts, Split):
 
     A window is the sequence `[eos, *question, eos, *part]`, where the part is a piece of the context. The parts of a
     long context overlap.
-
-    Attributes:
-        num_truncated: number of questions that were truncated.
-        window_rows: the question of each window.
-        window_starts: the token of the context at which its part begins.
-        window_lengths: the number of tokens of its part.
     """
 
-    num_truncated: int
-    window_rows: Int64[np.ndarray, " windows"]
-    window_starts: Int64[np.ndarray, " windows"]
-    window_lengths: Int64[np.ndarray, " windows"]
+    num_truncated: int  # questions
+    window_rows: Int64[np.ndarray, " windows"]  # the question of each window
+    window_starts: Int64[np.ndarray, " windows"]  # the token of the context at which its part begins
+    window_lengths: Int64[np.ndarray, " windows"]  # the number of tokens of its part
 
     def first(self, number: int) -> "QuestionSplit":
         """The first questions alone, with their windows."""
@@ -135,8 +118,7 @@ class QuestionSplit(QuestionTexts, Split):
     def num_lost(self, max_length: int | None = None) -> int:
         """Number of answers that no window holds whole, so that the targets of all windows say that there is none.
 
-        Args:
-            max_length: answers of more tokens are counted as well.
+        Answers of more than `max_length` tokens are counted as well.
         """
         holds = self.holds_answer
         if max_length is not None:
@@ -262,7 +244,6 @@ class QuestionFormat(RowFormat):
         seq_len: maximum number of tokens of a question and a part of its context, with an `eos` before each.
         stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
         max_question_length: maximum number of tokens of a question; longer ones are truncated.
-        max_examples: see `RowFormat`.
     """
 
     source_rows = "questions"
@@ -271,11 +252,7 @@ class QuestionFormat(RowFormat):
     compared = ("pair",)  # else training would have questions about held-out contexts
 
     def __init__(
-        self,
-        seq_len: int,
-        stride: int | None = None,
-        max_question_length: int = 64,
-        max_examples: int | None = None,
+        self, seq_len: int, stride: int | None = None, max_question_length: int = 64, max_examples: int | None = None
     ) -> None:
         require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
         super().__init__(seq_len, max_examples)

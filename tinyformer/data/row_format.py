@@ -33,33 +33,18 @@ class RowFormat(ABC):
     Args:
         seq_len: maximum number of tokens in a row of a batch.
         max_examples: maximum number of the source's rows that are trained on; they are drawn at random.
-
-    Attributes:
-        source_rows: the kind of rows that it loads, see `Source`.
-        lacking: what other sources lack, for errors.
-        row: what a row of a batch is, in the singular.
-        document: what `num_documents` of a split counts, in the singular.
-        varying_length: whether the rows of one batch may be longer than those of another.
-        needs_mask: whether the tokenizer needs a mask token.
-        max_tokens: maximum number of training tokens, for documents that may be cut.
-        keep_whole: see `hold_out`.
-        compared: see `hold_out`; by these columns, rows are recognised, too.
-        classes: see `hold_out`.
-
-    Raises:
-        ArgumentError: a number is out of range.
     """
 
-    source_rows: ClassVar[str]
-    lacking: ClassVar[str]
-    row: ClassVar[str]
-    document: ClassVar[str] = "document"
-    varying_length: ClassVar[bool] = True
-    keep_whole: ClassVar[bool] = True
-    compared: ClassVar[tuple[str, ...]] = ()
-    classes: ClassVar[str | None] = None
-    needs_mask: bool = False
-    max_tokens: int | None = None
+    source_rows: ClassVar[str]  # the kind of rows that it loads, see `Source`
+    lacking: ClassVar[str]  # what other sources lack, for errors
+    row: ClassVar[str]  # what a row of a batch is, in the singular
+    document: ClassVar[str] = "document"  # what `num_documents` of a split counts, in the singular
+    varying_length: ClassVar[bool] = True  # whether the rows of one batch may be longer than those of another
+    keep_whole: ClassVar[bool] = True  # see `hold_out`
+    compared: ClassVar[tuple[str, ...]] = ()  # see `hold_out`; by these columns, rows are recognised, too
+    classes: ClassVar[str | None] = None  # see `hold_out`
+    needs_mask: bool = False  # whether the tokenizer needs a mask token
+    max_tokens: int | None = None  # training tokens, at most, for documents that may be cut
 
     def __init__(self, seq_len: int, max_examples: int | None = None) -> None:
         require_at_least(1, {"seq_len": 256, "max_examples": 1000}, seq_len=seq_len, max_examples=max_examples)
@@ -129,17 +114,12 @@ class WindowFormat(RowFormat):
     """Windows of consecutive tokens of documents.
 
     Args:
-        seq_len: tokens in a window.
         pack: see `Windows`.
         document_mask: whether batches contain the document of each token.
-        max_tokens: maximum number of training tokens.
         masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
         device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
             the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
             `document_mask`.
-
-    Raises:
-        ArgumentError: a number is out of range, or the GPU is requested for windows that only the memory map supports.
     """
 
     source_rows, lacking = "texts", "is no source of text"

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tinyformer.data.near_copies import near_copy_groups
-from tinyformer.data.sources.documents import from_texts, iterate_texts
+from tinyformer.data.sources.documents import from_columns, iterate_texts
 
 _LARGEST = 0.05
 """Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""
@@ -143,6 +143,6 @@ def _cut(train: datasets.Dataset, fractions: Mapping[str, Fraction]) -> dict[str
     texts, shares = list(iterate_texts(train)), (1 - sum(fractions.values()), *fractions.values())
     bounds = pairwise(accumulate(shares, initial=Fraction(0)))
     return {
-        name: from_texts(text[int(len(text) * begin) : int(len(text) * end)] for text in texts)
+        name: from_columns(text=[text[int(len(text) * begin) : int(len(text) * end)] for text in texts])
         for name, (begin, end) in zip(("train", *fractions), bounds, strict=True)
     }

@@ -21,17 +21,11 @@ _BATCH = 2**21  # characters tokenised at a time: the encodings of two batches t
 
 
 class Split(ABC):
-    """The tokens of one split.
-
-    Attributes:
-        ids: all of them.
-        num_bytes: length of the raw text in UTF-8.
-        num_unknown: number of `<unk>` tokens.
-    """
+    """The tokens of one split."""
 
     ids: UInt[np.ndarray, " tokens"]
-    num_bytes: int
-    num_unknown: int
+    num_bytes: int  # of the raw text in UTF-8
+    num_unknown: int  # `<unk>` tokens
 
     @property
     @abstractmethod
@@ -55,21 +49,14 @@ class TokenSplit(Split):
 
     Inputs are all ids but the last and targets all but the first, so every token of the text is scored exactly once,
     unless `scored` excludes it.
-
-    Attributes:
-        ids: the stream, memory-mapped.
-        offsets: the index in `ids` of each document's `eos`, and the length of `ids`.
-        num_characters: length of the raw text in Unicode code points.
-        scored: which ids are scored as targets; None: all of them.
-        tokenizer: the tokenizer of the ids.
     """
 
-    ids: UInt[np.ndarray, " tokens"]
-    offsets: Int64[np.ndarray, " documents_and_end"]
+    ids: UInt[np.ndarray, " tokens"]  # memory-mapped
+    offsets: Int64[np.ndarray, " documents_and_end"]  # of each document's `eos` in `ids`, and the length of `ids`
     num_bytes: int
-    num_characters: int
+    num_characters: int  # of the raw text, in Unicode code points
     num_unknown: int
-    scored: Bool[np.ndarray, " tokens"] | None = None
+    scored: Bool[np.ndarray, " tokens"] | None = None  # which ids are scored as targets; None: all of them
     tokenizer: TextTokenizer | None = None
 
     @property
@@ -87,23 +74,14 @@ class TokenSplit(Split):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A tokenised source, opened.
-
-    Attributes:
-        tokenizer: the tokenizer of all splits.
-        splits: for each split, the stream of its texts in order; a row may have several.
-        folder: where the files are.
-        fingerprint: identifies text, tokenizer and hold-out together.
-        trained_on: the fingerprints of the training split; None where there is none, or where they are too many.
-        facts: `left_out` (see `LeftOut`), `division` (see `hold_out`), and what `RowFormat.select` adds.
-    """
+    """A tokenised source, opened."""
 
     tokenizer: TextTokenizer
-    splits: dict[str, TokenSplit]
+    splits: dict[str, TokenSplit]  # for each split, the stream of its texts in order; a row may have several
     folder: Path
-    fingerprint: str
-    trained_on: UInt64[np.ndarray, " fingerprints"] | None
-    facts: dict[str, Any]
+    fingerprint: str  # identifies text, tokenizer and hold-out together
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None  # of the training split; None: there is none, or too many
+    facts: dict[str, Any]  # `left_out` (see `LeftOut`), `division` (see `hold_out`), and those of `RowFormat.select`
 
     def rows(self, name: str) -> pa.Table:
         """The rows of a split that `write_rows` wrote, in a memory map."""

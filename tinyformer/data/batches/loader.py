@@ -26,16 +26,13 @@ class EpochLoader(ABC):
     Each iteration is one epoch, or the rest of one. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: number of batches in an epoch.
+        length: batches in an epoch.
         num_workers: processes that read ahead; 0: batches are read in this process.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
-
-    Attributes:
-        seconds: total time that the training loop has waited for batches.
     """
 
     def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # that the training loop has waited for batches
         self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
         self._limit, self._is_repeated = length, False
         self._current_epoch = self._batch = 0
@@ -157,14 +154,8 @@ class ResumableLoader(EpochLoader):
         return MaskedWindows(windows, self._masker, epoch + 1) if self._masker else windows, batches.tolist()
 
     def _windows(self, phase: int) -> Windows:
-        return Windows(
-            self._split,
-            self._seq_len,
-            self._pack,
-            phase,
-            drop_partial=self._pack == "concat",
-            with_documents=self._with_documents,
-        )
+        is_concat = self._pack == "concat"
+        return Windows(self._split, self._seq_len, self._pack, phase, is_concat, self._with_documents)
 
 
 class SimilarLengthLoader(EpochLoader):
@@ -249,18 +240,15 @@ def identity(batch: Any) -> Any:
 
 
 def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
-    """All items of a data set in order, or one process's share of them; None as batch size where items are batches.
-
-    Raises:
-        ArgumentError: there are fewer items than processes, some of which would have nothing to evaluate.
-    """
-    if 0 < len(cast(Sized, dataset)) < world_size:
-        reason = f"there are only {len(cast(Sized, dataset))} items to evaluate, fewer than devices"
+    """All items of a data set in order, or one process's share of them; None as batch size where items are batches."""
+    number = len(cast(Sized, dataset))
+    if 0 < number < world_size:  # some processes would have nothing to evaluate
+        reason = f"there are only {number} items to evaluate, fewer than devices"
         raise ArgumentError("trainer.devices", world_size, reason, {"devices": 1})
     return DataLoader(
         dataset,
         batch_size,
-        sampler=_Share(dataset, world_size, rank, shuffle=False),
+        sampler=_Share(range(rank, number, world_size)),
         collate_fn=identity,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # evaluating must not advance the random numbers of training
@@ -268,13 +256,13 @@ def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) 
 
 
 class _Share(DistributedSampler):
-    """Every `num_replicas`-th item; unlike the base class, it repeats none to make the shares equal.
+    """Some indices. Lightning replaces any sampler but a `DistributedSampler` under several processes."""
 
-    It is a `DistributedSampler` because Lightning replaces any other under several processes.
-    """
+    def __init__(self, indices: range) -> None:
+        self._indices = indices
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
+        return iter(self._indices)
 
     def __len__(self) -> int:
-        return len(range(self.rank, len(cast(Sized, self.dataset)), self.num_replicas))
+        return len(self._indices)

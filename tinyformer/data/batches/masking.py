@@ -11,9 +11,6 @@ from tinyformer.data.batches.windows import Rows, Windows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
 
-EVALUATION = 0
-"""The epoch of the masks used in evaluation; training epochs are numbered from 1."""
-
 
 @dataclass(frozen=True)
 class Masking:
@@ -22,22 +19,12 @@ class Masking:
     Each token, except `eos`, is selected with the same probability; at least one of each window is. Of the selected
     tokens, `mask_share` become `<mask>`, `random_share` become a random token, and the others stay as they are. BERT's
     shares are 0.8 and 0.1; with 1 and 0, all become `<mask>`.
-
-    Args:
-        rate: probability that a token is selected. BERT's is 0.15; Wettig et al. 2022 (arXiv 2202.08005) find 0.4
-            better for large models.
-        mask_share: share of the selected tokens that become `<mask>`.
-        random_share: share of the selected tokens that become a random token.
-        whole_words: select all tokens of a word or none.
-
-    Raises:
-        ArgumentError: `rate` is not between 0 and 1, or the shares are negative or exceed 1 together.
     """
 
-    rate: float = 0.15
+    rate: float = 0.15  # BERT's; Wettig et al. 2022 (arXiv 2202.08005) find 0.4 better for large models
     mask_share: float = 0.8
     random_share: float = 0.1
-    whole_words: bool = False
+    whole_words: bool = False  # select all tokens of a word or none
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
@@ -56,13 +43,7 @@ class Masking:
 
 
 class Masker:
-    """Masks tokens of windows. The mask of a window depends on seed, epoch and window only, not on the batch.
-
-    Args:
-        masking: which tokens are masked, and how.
-        tokenizer: the tokenizer of the windows; it has a mask token.
-        seed: determines the masks.
-    """
+    """Masks tokens of windows. The mask of a window depends on seed, epoch and window only, not on the batch."""
 
     def __init__(self, masking: Masking, tokenizer: TextTokenizer, seed: int) -> None:
         assert tokenizer.mask_id is not None
@@ -76,7 +57,9 @@ class Masker:
         # The original targets are the next tokens, which end where the text ends.
         lengths = (batch["targets"] != IGNORED).sum(dim=1)
         eligible = (np.arange(tokens.shape[1]) < lengths.numpy()[:, None]) & (tokens != self._start_id)
-        chance, fate, other = self._draw(windows, epoch, tokens.shape[1])
+        # Three uniform numbers for each token: for its selection, its kind of replacement, and a random token.
+        draws = [np.random.default_rng((self._seed, epoch, window)).random((3, tokens.shape[1])) for window in windows]
+        chance, fate, other = np.stack(draws, axis=1)
         if self._joins is not None:
             chance = self._one_per_word(tokens, chance)
         chance = np.where(eligible, chance, np.inf)
@@ -88,11 +71,6 @@ class Masker:
         result: Batch = {**batch, "inputs": torch.from_numpy(inputs)}
         result["targets"] = torch.from_numpy(np.where(selected, tokens, IGNORED))
         return result
-
-    def _draw(self, windows: list[int], epoch: int, seq: int) -> Float[np.ndarray, "3 batch seq"]:
-        """Three uniform numbers in [0, 1) per token: for its selection, its kind of replacement, and a random token."""
-        draws = [np.random.default_rng((self._seed, epoch, window)).random((3, seq)) for window in windows]
-        return np.stack(draws, axis=1)
 
     def _one_per_word(
         self, tokens: Int64[np.ndarray, "batch seq"], chance: Float[np.ndarray, "batch seq"]
@@ -107,9 +85,9 @@ class Masker:
 
 
 class MaskedWindows(Rows):
-    """Windows with masked tokens; the epoch is `EVALUATION`, or a training epoch from 1."""
+    """Windows with masked tokens; the epoch of evaluation is 0, and training epochs are numbered from 1."""
 
-    def __init__(self, windows: Windows, masker: Masker, epoch: int = EVALUATION) -> None:
+    def __init__(self, windows: Windows, masker: Masker, epoch: int = 0) -> None:
         self._windows, self._masker, self._epoch = windows, masker, epoch
 
     def __len__(self) -> int:

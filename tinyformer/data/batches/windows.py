@@ -37,8 +37,6 @@ class Windows(Rows):
     batches have `lengths`, if windows may be padded. Targets that the split does not score are `IGNORED` too.
 
     Args:
-        split: the tokens.
-        seq_len: length of a window.
         pack: "concat": windows run across documents; "document": each window lies within one document.
         phase: number of targets to skip at the beginning, which shifts all windows; for "concat" only.
         drop_partial: leave out windows that would be padded.

@@ -52,22 +52,15 @@ class GeneratedDataModule(DataModule):
     Args:
         seq_len: tokens in a window, `<eos>` included.
         max_seq_len: the maximum length of the model.
-        batch_size: sequences in a batch, on each device.
         symbols: the symbols, a character each.
         identity: everything else that determines the sequences, as plain values, for the fingerprint.
         tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
         masking: not supported, since the task is to predict the next token.
         split_seed: determines the sequences.
         settings: further arguments of `DataModule`; `seed` determines the order of the sequences.
-
-    Attributes:
-        alphabet_argument: the argument that determines the number of symbols.
-
-    Raises:
-        ArgumentError: a number is out of range, or `masking` is given.
     """
 
-    alphabet_argument = "num_symbols"
+    alphabet_argument = "num_symbols"  # the argument that determines the number of symbols
 
     def __init__(
         self,
@@ -108,7 +101,6 @@ class GeneratedDataModule(DataModule):
         return hashlib.sha256(json.dumps(self._identity).encode()).hexdigest()
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Whether the tokens are those of a given tokenizer; making the sequences takes no time."""
         return tokenizer.fingerprint == self.tokenizer.fingerprint
 
     @property
@@ -154,7 +146,6 @@ class RandomDataModule(GeneratedDataModule):
 
     Args:
         num_sequences: number of training sequences in an epoch.
-        num_validation_sequences: number of validation sequences.
         fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
         settings: further arguments of `GeneratedDataModule`.
     """
@@ -188,10 +179,8 @@ class RandomDataModule(GeneratedDataModule):
         seen = set(drawn["train"].hashable())
         is_unseen = [key not in seen for key in drawn["validation"].hashable()]
         if not any(is_unseen):
-            reason = (
-                f"they include all {len(seen)} different sequences, so that none is left for validation; draw fewer, "
-                "or from more symbols"
-            )
+            reason = f"they include all {len(seen)} different sequences, so that none is left for validation; "
+            reason += "draw fewer, or from more symbols"
             raise ArgumentError("num_sequences", self._num_sequences["train"], reason)
         drawn["validation"] = drawn["validation"].rows(np.array(is_unseen))
         self._held_out = set(drawn["validation"].hashable())

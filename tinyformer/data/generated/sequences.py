@@ -45,7 +45,6 @@ class InductionDataModule(RandomDataModule):
 
     Args:
         seq_len: tokens in a window, `<eos>` included.
-        num_symbols: number of different symbols.
         min_period: the smallest p.
         max_period: the largest p.
         settings: further arguments of `RandomDataModule`.
@@ -92,8 +91,6 @@ class RecallDataModule(RandomDataModule):
     Args:
         seq_len: tokens in a window, `<eos>` included; at least 4 D + 1.
         num_pairs: D, the number of pairs, and of queries.
-        num_keys: number of different keys.
-        num_values: number of different values.
         settings: further arguments of `RandomDataModule`.
     """
 
@@ -149,7 +146,6 @@ class CopyDataModule(RandomDataModule):
 
     Args:
         max_seq_len: the maximum length of the model.
-        num_symbols: number of different symbols.
         min_length: the smallest n.
         max_length: the largest n in training and validation.
         max_test_length: the largest n in the test split, which is as large as the validation split.

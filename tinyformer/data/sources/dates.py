@@ -40,9 +40,6 @@ class Dates:
         num_pairs: number of training pairs.
         num_held_out: number of pairs of the validation split, and of the test split.
         seed: determines the dates and which formats are held out.
-
-    Raises:
-        ArgumentError: a number is out of range, or `babel` is not installed.
     """
 
     name = "dates"
@@ -67,7 +64,6 @@ class Dates:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The pairs of each split."""
         rng = np.random.default_rng(self.seed)
         formats = [(locale, pattern) for locale in LOCALES for pattern in PATTERNS]
         order = rng.permutation(len(formats))
@@ -82,9 +78,8 @@ class Dates:
         splits = {}
         for split, (split_formats, split_days, number) in chosen.items():
             meanings: dict[str, set[str]] = defaultdict(set)
-            for format_index, day in zip(
-                rng.choice(split_formats, number), rng.choice(split_days, number), strict=True
-            ):
+            pairs = rng.choice(split_formats, number), rng.choice(split_days, number)
+            for format_index, day in zip(*pairs, strict=True):
                 date = FIRST + datetime.timedelta(days=int(day))
                 text = written(date, *formats[format_index])
                 meanings[text].add(date.isoformat())

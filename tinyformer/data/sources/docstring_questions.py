@@ -60,7 +60,6 @@ class DocstringQuestions:
         self.num_held_out, self.seed, self._library = num_held_out, seed, Library()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the library and of the arguments."""
         parts = [self.num_contexts, self.num_functions, self.num_held_out, self.seed, _FORMAT]
         return hashlib.sha256(json.dumps([self._library.fingerprint(), *parts]).encode()).hexdigest()
 

@@ -22,11 +22,6 @@ PAIR_ARGUMENTS = ("source_column", "target_column")
 _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows of megabytes
 
 
-def from_texts(texts: Iterable[str]) -> datasets.Dataset:
-    """A dataset in memory with each text as one document."""
-    return from_columns(text=texts)
-
-
 def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
     """A dataset in memory with these columns of strings."""
     # large_string: the offsets of a plain Arrow string end at 2 GB of text
@@ -89,10 +84,7 @@ def require_label_column(label_column: str | None, text_columns: Sequence[str]) 
 def class_name(value: Any, column: str, place: str) -> str | None:
     """The name of a class: a string, or a number in digits; None for "", null and NaN, which mean no label.
 
-    Args:
-        value: the value in the column.
-        column: the name of the label column.
-        place: where the value stands, for the error about one that is neither text nor a number.
+    `place` says where the value of the label column stands, for the error about one that is neither.
     """
     if value is None or value != value:  # noqa: PLR0124 -- NaN
         return None
@@ -103,13 +95,7 @@ def class_name(value: Any, column: str, place: str) -> str | None:
 
 
 def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: Callable[[int], str]) -> None:
-    """Refuse a split in which some examples have a label and others have none.
-
-    Args:
-        labels: of all examples of the split.
-        column: the name of the label column.
-        place: where the example with an index stands, for the error.
-    """
+    """Refuse a split in which some examples have a label and others none; `place` says where an example stands."""
     missing = [row for row, label in enumerate(labels) if label is None]
     if 0 < len(missing) < len(labels):
         reason = f"{place(missing[0])} has no label, the first of {len(missing):,} among {len(labels):,} rows; "

@@ -47,20 +47,15 @@ def _error(file: Path, reason: str, **works: Any) -> ArgumentError:
 class Layout:
     """The columns to read from a file, and the dialect of .csv and .tsv files.
 
-    Args:
-        text_columns: the columns that hold text.
-        label_column: the column that holds the label; None: labels are not read.
-        columns: all columns, where .csv and .tsv files have no header; None: their first line names them.
-        quoted: whether quotation marks enclose fields, which then may contain the delimiter and line ends. If not,
-            they are plain characters, and a line is a row.
-        arguments: the argument that names each of `text_columns`, for errors; `text_column` by default.
+    If quotation marks enclose fields, these may contain the delimiter and line ends. If not, the marks are plain
+    characters, and a line is a row.
     """
 
     text_columns: Sequence[str]
     label_column: str | None = None
-    columns: Sequence[str] | None = None
+    columns: Sequence[str] | None = None  # of .csv and .tsv files without a header; None: their first line names them
     quoted: bool = True
-    arguments: Sequence[str] = ()
+    arguments: Sequence[str] = ()  # that name each of `text_columns`, for errors; by default `text_column`
 
     @property
     def selected(self) -> list[str]:
@@ -68,13 +63,7 @@ class Layout:
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
-        """Refuse a file or row that lacks a column.
-
-        Args:
-            place: the file or row.
-            existing: its columns.
-            from_header: whether they are the first row of a file, which may be a row of data.
-        """
+        """Refuse a file or row that lacks a column; its columns may come `from_header`, which may be a row of data."""
         for column in self.selected:
             if column not in existing:
                 reason, works = f"{place} has no such column; it has {', '.join(existing)[:500]}", {}

@@ -36,9 +36,7 @@ class HubUnreachableError(ArgumentError):
 def resolve(path: str, revision: str | None, repo_type: Literal["model", "dataset"]) -> str:
     """The commit that a revision (None: the main branch) of a repository names now.
 
-    Raises:
-        HubUnreachableError: the Hub does not answer; raised after one attempt, so within seconds.
-        ArgumentError: the repository or the revision does not exist, or access is denied.
+    That the Hub does not answer is found out within seconds, after one attempt.
     """
     if repo_type == "dataset" and Path(path).exists():
         reason = "is also a folder here, which `datasets` would read in place of the Hub's; change to another folder"
@@ -122,12 +120,7 @@ PATHS = ("data_files", "data_dir")
 
 
 def require_plain_card(path: str, commit: str) -> None:
-    """Refuse a data set whose card cannot be read, or asks for more than files of its own repository.
-
-    Args:
-        path: the repository, "owner/name".
-        commit: its commit.
-    """
+    """Refuse a data set whose card cannot be read, or asks for more than files of its own repository."""
     for name in CARDS:
         try:
             problem = _problem(_options(Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))))

@@ -18,7 +18,6 @@ from tinyformer.data.sources.documents import (
     TEXTS,
     class_name,
     from_columns,
-    from_texts,
     iterate_rows,
     one_or_two,
     require_all_or_no_labels,
@@ -67,14 +66,11 @@ class HubDataset:
         document_start: str | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        self.path = path
-        self.config = name
-        self.revision = revision
+        self.path, self.config, self.revision = path, name, revision
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.pair_columns = two_columns(source_column, target_column)
-        self.rejoin_splits = rejoin_splits
-        self.document_start = document_start
-        self._commits_file = (default_cache_dir() if cache_dir is None else Path(cache_dir)) / "hub_commits.json"
+        self.rejoin_splits, self.document_start = rejoin_splits, document_start
+        self._commits_file = Path(cache_dir or default_cache_dir()) / "hub_commits.json"
 
     @property
     def name(self) -> str:
@@ -91,14 +87,11 @@ class HubDataset:
                 raise
             commit = self._noted()[key]
         if self._noted().get(key) != commit:
-            self._note(key, commit)
+            self._commits_file.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
+                temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1))
         parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
-
-    def _note(self, key: str, commit: str) -> None:
-        self._commits_file.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
-            temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1))
 
     def _noted(self) -> dict[str, str]:
         """The commits used last, by repository and revision."""
@@ -127,8 +120,8 @@ class HubDataset:
         }
         if self.rejoin_splits:
             whole = "".join(text for split in SPLITS for text in documents.get(split, ()))
-            return {"train": from_texts([whole])}
-        return {split: from_texts(texts) for split, texts in documents.items()}
+            return {"train": from_columns(text=[whole])}
+        return {split: from_columns(text=texts) for split, texts in documents.items()}
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")
@@ -200,7 +193,8 @@ class HubDataset:
         """The columns of texts alone, which `arguments` name: decoding others could fetch pictures from servers."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
-            if not _is_text(rows.features[column]):
+            feature = rows.features[column]
+            if not isinstance(feature, datasets.Value) or feature.dtype not in _TEXT:
                 raise self._no_texts(column, argument)
         return rows.select_columns(list(columns))
 
@@ -221,10 +215,6 @@ class HubDataset:
 
 _TEXT, _INTEGER = ("string", "large_string", "null"), ("int32", "int64", "null")
 """The types of columns, as `datasets` names them."""
-
-
-def _is_text(feature: Any) -> bool:
-    return isinstance(feature, datasets.Value) and feature.dtype in _TEXT
 
 
 def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import datasets
 
-from tinyformer.data.sources.documents import from_columns, from_texts
+from tinyformer.data.sources.documents import from_columns
 from tinyformer.errors import ArgumentError, require_at_least
 
 # Not the library's own text, or different on every machine.
@@ -53,18 +53,12 @@ class Docstring(NamedTuple):
 class Library:
     """The source files of the standard library of the running Python."""
 
-    @cached_property
-    def root(self) -> Path:
-        """The folder of the standard library."""
-        return Path(sysconfig.get_path("stdlib"))
+    def __init__(self) -> None:
+        self.root = Path(sysconfig.get_path("stdlib"))
 
     @cached_property
     def files(self) -> list[Path]:
-        """All source files, except tests and packages that were installed later.
-
-        Raises:
-            ArgumentError: this Python comes without the library's sources.
-        """
+        """All source files, except tests and packages that were installed later."""
         files = []
         for folder, subfolders, names in os.walk(self.root):
             subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
@@ -122,13 +116,11 @@ class Pydoc:
         self._library = Library()
 
     def fingerprint(self) -> str:
-        """The fingerprint of `Library`."""
         return self._library.fingerprint()
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """All documents, as the split "train"."""
         docstrings = (docstring.text for docstring in self._library.docstrings())
-        return {"train": from_texts(list(dict.fromkeys([*self._topics(), *docstrings])))}
+        return {"train": from_columns(text=list(dict.fromkeys([*self._topics(), *docstrings])))}
 
     def _topics(self) -> Iterator[str]:
         # Read from the file, not imported, so that the fingerprint covers it.
@@ -156,11 +148,9 @@ class Summaries:
         self.min_words, self._library = min_words, Library()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the library and of `min_words`."""
         return hashlib.sha256(f"{self._library.fingerprint()} {self.min_words}".encode()).hexdigest()
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """All pairs, as the split "train"."""
         summary_of: dict[str, str] = {}
         for docstring in self._library.docstrings():
             if docstring.summary and len(docstring.body.split()) >= self.min_words:
@@ -174,9 +164,6 @@ class Docstrings:
     The packages with the most docstrings are used. Their names are replaced by "package" in all texts, as words and as
     parts of `snake_case`, in upper and lower case: otherwise 11.2 % of the texts of Python 3.11 would name their own
     package. A text that occurs in two packages is left out; only the first of identical texts is used.
-
-    Args:
-        num_packages: the number of packages.
     """
 
     name = "docstrings"
@@ -187,11 +174,9 @@ class Docstrings:
         self._num_packages, self._library = num_packages, Library()
 
     def fingerprint(self) -> str:
-        """SHA-256 of the library and the number of packages."""
         return hashlib.sha256(json.dumps([self._library.fingerprint(), self._num_packages]).encode()).hexdigest()
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """All docstrings and their packages, as the split "train"."""
         modules = {file.relative_to(self._library.root).parts[0].removesuffix(".py") for file in self._library.files}
         docstrings = dict.fromkeys((_package(x.file, modules), x.text) for x in self._library.docstrings())
         counts = Counter(package for package, _ in docstrings)

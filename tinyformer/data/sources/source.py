@@ -74,12 +74,10 @@ class LocalOrHub:
         self.rows = rows_of(self._source)
 
     def fingerprint(self) -> str:
-        """The fingerprint of the source in use."""
         with self._path():
             return self._source.fingerprint()
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The rows of the source in use."""
         with self._path():
             return self._source.load(rows, max_characters)
 

@@ -58,16 +58,12 @@ class SquadFiles(LocalFiles):
 
     SQuAD's files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are read as they are published, both
     version 1.1 and 2.0, where a question may have no answer.
-
-    Args:
-        files: see `LocalFiles`.
     """
 
     name = "squad"
     rows = ("texts", "questions")
 
     def fingerprint(self) -> str:
-        """See `LocalFiles.hash`."""
         return self.hash(b"questions")
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
@@ -114,7 +110,6 @@ class _Rows(Layout):
     """The columns of rows with questions, which no argument names."""
 
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
-        """An error about a file that lacks a column."""
         return ArgumentError("files", column, f"{reason}; rows have the columns {', '.join(COLUMNS)}")
 
 
@@ -139,12 +134,7 @@ def _entries(node: Mapping[str, Any], key: str, refuse: Refusal) -> Sequence[Map
 def make_question(question: Any, context: Any, answers: Any, place: str, refuse: Refusal) -> Question:
     """The question of a row, from the values of `COLUMNS`, unless one of them is malformed.
 
-    Args:
-        question: should be a text.
-        context: should be a text.
-        answers: should be a mapping with the lists `text` and `answer_start`, or None where there is no answer.
-        place: where the row stands, for errors.
-        refuse: makes the error.
+    The answers are a mapping with the lists `text` and `answer_start`, or None. `place` says where the row stands.
     """
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():

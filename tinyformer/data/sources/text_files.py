@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import datasets
 
@@ -14,7 +13,6 @@ from tinyformer.data.sources.documents import (
     TEXTS,
     class_name,
     from_columns,
-    from_texts,
     one_or_two,
     require_all_or_no_labels,
     require_label_column,
@@ -27,6 +25,8 @@ from tinyformer.data.sources.text_paths import find_files
 from tinyformer.errors import ArgumentError
 
 _FORMAT = 3  # increase it when the same files would give other texts
+
+_LINE_END = r"\r\n?"  # becomes \n, as Python reads files
 
 _SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
 """The name of a split, perhaps with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as SQuAD's."""
@@ -121,7 +121,6 @@ class TextFiles(LocalFiles):
         self.separator = separator.replace(r"\n", "\n") if separator else None
 
     def fingerprint(self) -> str:
-        """See `LocalFiles.hash`."""
         settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted, self.separator]
         return self.hash(json.dumps(settings).encode())
 
@@ -134,7 +133,8 @@ class TextFiles(LocalFiles):
         return {split: read(files) for split, files in self.of_splits.items()}
 
     def _texts(self, files: Sequence[Path]) -> datasets.Dataset:
-        return from_texts(text for texts, _, _ in self._rows(files, None) for text in self._documents(texts))
+        rows = (texts for texts, _, _ in self._rows(files, None))
+        return from_columns(text=(text for texts in rows for text in self._documents(texts)))
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""
@@ -156,7 +156,7 @@ class TextFiles(LocalFiles):
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
                 require_pair(values, self.pair_columns, f"row {number} of {file}")
-                pairs.append([with_newlines(text) for text in values])
+                pairs.append([re.sub(_LINE_END, "\n", text) for text in values])
         sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
         return from_columns(text=sources, pair=targets)
 
@@ -165,17 +165,9 @@ class TextFiles(LocalFiles):
         layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
-                texts = [_text(file, *named) for named in zip(self.text_columns, values, strict=False)]
+                for column, value in zip(self.text_columns, values, strict=False):
+                    if value is not None and not isinstance(value, str):
+                        raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
+                texts = [re.sub(_LINE_END, "\n", text or "") for text in values[: len(self.text_columns)]]
                 label = None if label_column is None else class_name(values[-1], label_column, str(file))
                 yield texts, label, f"row {number} of {file}"
-
-
-def _text(file: Path, column: str, value: Any) -> str:
-    if value is not None and not isinstance(value, str):
-        raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
-    return with_newlines(value or "")
-
-
-def with_newlines(text: str) -> str:
-    r"""A text whose lines end in `\n`, as Python reads them from a file: not in `\r\n` or `\r`."""
-    return re.sub(r"\r\n?", "\n", text)

@@ -16,17 +16,18 @@ from tinyformer.errors import ArgumentError, require_at_most
 
 @runtime_checkable
 class TokenizerRecipe(Protocol):
-    """A way to build a tokenizer."""
+    """A way to build a tokenizer.
+
+    Attributes:
+        name: short, for folder names.
+        characters_per_token: an upper bound on the mean number of characters per token.
+    """
 
     @property
-    def name(self) -> str:
-        """Short name, for folder names."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def characters_per_token(self) -> int:
-        """An upper bound on the mean number of characters per token."""
-        ...
+    def characters_per_token(self) -> int: ...
 
     def key(self) -> str:
         """Identifies the tokenizer that is built from given texts."""
@@ -44,17 +45,14 @@ class MaskedTokenizer:
         self.recipe, self.name, self.characters_per_token = recipe, recipe.name, recipe.characters_per_token
 
     def key(self) -> str:
-        """The recipe's key, marked as masked."""
         return f"{self.recipe.key()} with {MASK}"
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """See `TextTokenizer.with_mask`."""
         return self.recipe.build(texts).with_mask()
 
 
 class _Learned:
     def key(self) -> str:
-        """The name of the recipe and its options."""
         return repr(self)
 
 
@@ -85,7 +83,6 @@ class ByteTokenizer(_Learned):
     characters_per_token = 1
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer; it does not depend on `texts`."""
         tokenizer = Tokenizer(models.BPE(vocab=dict(BYTE_OF), merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -114,7 +111,6 @@ class BPETokenizer(_Learned):
             raise ArgumentError("vocab_size", self.vocab_size, reason, {"vocab_size": 2048})
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer with the most frequent merges of `texts`."""
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -127,20 +123,14 @@ class BPETokenizer(_Learned):
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """The tokenizer in a `tokenizer.json`.
-
-    Args:
-        path: the file.
-        eos_token: see `TextTokenizer`.
-    """
+    """The tokenizer in a `tokenizer.json`."""
 
     path: str
-    eos_token: str | None = None
+    eos_token: str | None = None  # see `TextTokenizer`
     characters_per_token = 8
 
     @property
     def name(self) -> str:
-        """See `TokenizerRecipe`."""
         return "file"
 
     def _file(self) -> Path:
@@ -167,24 +157,17 @@ class TokenizerFile:
         return self._tokenizer.fingerprint
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer; it does not depend on `texts`."""
         return self._tokenizer
 
 
 @dataclass(frozen=True)
 class HubTokenizer(TokenizerFile):
-    """The `tokenizer.json` of a model on the Hugging Face Hub, downloaded once.
+    """The `tokenizer.json` of a model on the Hugging Face Hub, downloaded once."""
 
-    Args:
-        path: the repository, "owner/name".
-        eos_token: see `TextTokenizer`.
-    """
-
-    path: str = "openai-community/gpt2"
+    path: str = "openai-community/gpt2"  # the repository, "owner/name"
 
     @property
     def name(self) -> str:
-        """The repository's name without its owner."""
         return self.path.rsplit("/", 1)[-1]
 
     def _file(self) -> Path:

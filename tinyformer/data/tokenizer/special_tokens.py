@@ -50,20 +50,13 @@ class SpecialTokens:
     """The ids in `PairTokens` that a model does not take from its tokenizer: those of T5, BART and Marian.
 
     By default the tokenizer's `eos` begins and ends a target, and no token is forced or suppressed.
-
-    Args:
-        eos: ends a source and a target; None for the tokenizer's.
-        decoder_start: what the decoder reads first; None for `eos`.
-        bos: the first token of every text; None for none.
-        forced_bos: what the first token of a decoded target has to be; None for any.
-        suppressed: tokens that are never decoded.
     """
 
-    eos: int | None = None
-    decoder_start: int | None = None
-    bos: int | None = None
-    forced_bos: int | None = None
-    suppressed: Sequence[int] = ()
+    eos: int | None = None  # ends a source and a target; None for the tokenizer's
+    decoder_start: int | None = None  # what the decoder reads first; None for `eos`
+    bos: int | None = None  # the first token of every text; None for none
+    forced_bos: int | None = None  # what the first token of a decoded target has to be; None for any
+    suppressed: Sequence[int] = ()  # tokens that are never decoded
 
     def __post_init__(self) -> None:
         for name, number in self.ids():

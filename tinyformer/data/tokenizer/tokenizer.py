@@ -42,12 +42,7 @@ BYTE_OF = _byte_alphabet()
 
 @contextlib.contextmanager
 def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what the library raises, a bare exception or a panic, which is no `Exception`, into an `ArgumentError`.
-
-    Args:
-        aim: what is being done, as in "encode a text".
-        texts: the texts that are encoded.
-    """
+    """Turn what the library raises, a bare exception or a panic, which is no `Exception`, into an `ArgumentError`."""
     try:
         yield
     except TypeError as error:  # which is what the library says of half of a surrogate pair
@@ -74,9 +69,6 @@ class TextTokenizer:
             the vocabulary.
         post_processed: whether the post-processor determines the tokens around a text that a model reads, as in
             `transformers`; otherwise `eos_token` is before each text.
-
-    Raises:
-        ArgumentError: the vocabulary has no such token, or lacks one that the post-processor adds.
     """
 
     name = "given"
@@ -126,11 +118,9 @@ class TextTokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def key(self) -> str:
-        """See `TokenizerRecipe`."""
         return self.fingerprint
 
     def build(self, texts: Iterable[str]) -> "TextTokenizer":
-        """See `TokenizerRecipe`."""
         return self
 
     def with_mask(self) -> "TextTokenizer":
@@ -175,11 +165,9 @@ class TextTokenizer:
         return reader
 
     def read(self, texts: Sequence[str | tuple[str, str]], around: bool = True) -> list[list[int]]:
-        """Token ids of texts, or of pairs of texts, as a model reads them.
+        """Token ids of texts, or of pairs of texts, as a model reads them: with the tokens `around` a text, if asked.
 
-        Args:
-            texts: the texts, in which special tokens may be spelled out, such as "The king is <mask>".
-            around: whether to add the tokens around a text; where there are none, an empty text is `eos_id`.
+        Special tokens may be spelled out, such as "The king is <mask>"; an empty text with nothing around is `eos_id`.
         """
         with _telling("encode a text", [*chain.from_iterable([t] if isinstance(t, str) else t for t in texts)]):
             rows = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
@@ -190,12 +178,7 @@ class TextTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, encoded on all cores.
-
-        Raises:
-            ArgumentError: the library fails on a text, for instance since the vocabulary lacks the unknown token,
-                or a text holds half of a surrogate pair.
-        """
+        """Token ids of each text, encoded on all cores; an `ArgumentError` where the library fails on a text."""
         if not self._context_free:
             return self._encode_whole(texts)
         pieces = [[text[i : i + _PIECE] for i in range(0, len(text), _PIECE)] for text in texts]

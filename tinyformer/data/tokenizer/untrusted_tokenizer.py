@@ -33,11 +33,7 @@ MAX_REPETITIONS = 3
 
 
 def tokenizer_from_stranger(text: str) -> TextTokenizer:
-    """The tokenizer of a `tokenizer.json` that is not trusted.
-
-    Raises:
-        ArgumentError: the text is not a tokenizer's, or the tokenizer could take forever.
-    """
+    """The tokenizer of a `tokenizer.json` that is not trusted; one that could take forever is refused."""
     require_harmless(text)
     try:
         tokenizer = TextTokenizer.from_json(text)
@@ -60,10 +56,7 @@ def is_complaint(error: BaseException) -> bool:
 def require_harmless(text: str, check_patterns: bool = True) -> None:
     """Refuse a `tokenizer.json` that is not a JSON object, is nested too deeply, or could take forever on a short text.
 
-    Args:
-        text: the file.
-        check_patterns: whether to check regular expressions, too. Some that are harmless are refused, since Python
-            cannot parse them.
+    If regular expressions are checked, too, some harmless ones are refused, since Python cannot parse them.
     """
     if len(text) > MAX_CHARACTERS:
         raise _refused(f"has more than {MAX_CHARACTERS:,} characters")
@@ -81,7 +74,8 @@ def require_harmless(text: str, check_patterns: bool = True) -> None:
         raise _refused(f"splits words of more than {MAX_WORD} characters, which could take forever")
     require_small_ids(spec["model"].get("vocab"))
     require_small_ids({number: node.get("id") for number, node in enumerate(_nodes(spec))})  # of added tokens
-    for pattern in _patterns(spec) if check_patterns else ():
+    patterns = (node["Regex"] for node in _nodes(spec) if isinstance(node.get("Regex"), str))
+    for pattern in patterns if check_patterns else ():
         if could_take_forever(pattern):
             reason = f"has the pattern {pattern[:100]!r}, whose matching could take forever, as far as can be foreseen"
             raise _refused(reason)
@@ -176,11 +170,6 @@ WITHOUT_SPACES = re.compile(
 
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 _ONE_CHARACTER = (_constants.LITERAL, _constants.NOT_LITERAL, _constants.IN, _constants.ANY)
-
-
-def _patterns(spec: Any) -> list[str]:
-    """The regular expressions of a specification, wherever they stand."""
-    return [node["Regex"] for node in _nodes(spec) if isinstance(node.get("Regex"), str)]
 
 
 def could_take_forever(pattern: str) -> bool:
