@@ -71,11 +71,7 @@ class Checkpoint:
 
 
 def load_raw(path: Path) -> dict[str, Any]:
-    """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU.
-
-    Raises:
-        ArgumentError: the file does not exist, is damaged or malformed, or was not written by tinyformer.
-    """
+    """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU; refuse what no run wrote."""
     if not path.is_file():
         raise _not_a_file(path)
     try:
@@ -246,13 +242,9 @@ def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
-    """Write a network, atomically.
+    """Write a network that was derived from that of a checkpoint, which provides tokenizer, facts and step, atomically.
 
-    Args:
-        path: the file.
-        network: the network, derived from that of `checkpoint`.
-        checkpoint: the original, which provides tokenizer, facts and step.
-        overrides: those of its config, by key; see `config.admission.describe_config`.
+    `overrides` are those of the network's config, by key; see `config.admission.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
@@ -268,12 +260,9 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:
-    """Refuse a checkpoint whose weights have other names or shapes than those of a network.
+    """Refuse a checkpoint whose weights have other names or shapes than those of a network, perhaps on the meta device.
 
-    Args:
-        network: the network, which may be on the meta device.
-        checkpoint: the checkpoint.
-        within: compare only weights whose names start with this prefix, or with one of several.
+    Only weights are compared whose names start with `within`, or with one of several prefixes.
     """
     expected, stored = (
         {name: weight for name, weight in weights.items() if name.startswith(within)}
@@ -294,12 +283,8 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: st
 def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: bool = True) -> None:
     """Load a checkpoint's weights into a network for the same or another task.
 
-    Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation.
-
-    Args:
-        network: the network.
-        checkpoint: the checkpoint to start from.
-        with_readout: whether to load the readout, too; otherwise it keeps its initialisation.
+    Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation; so does the
+    readout unless `with_readout`.
     """
     initial, weights = network.state_dict(), dict(checkpoint.weights)
     if not with_readout:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
-from tinyformer.nn import AttentionMask, Cache, Context, Encoder
+from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder
 
 
 @dataclass(frozen=True)
@@ -43,35 +42,9 @@ class Beam:
         return float(((num_tokens + self.length_offset) / (1 + self.length_offset)) ** self.length_penalty)
 
 
-@runtime_checkable
-class Decoding(Protocol):
-    """What the search needs of a network, such as `EncoderDecoder`: a context and next-token logits."""
-
-    training: bool
-
-    @property
-    def decoder(self) -> Encoder:
-        """The decoder, whose number of layers and maximum sequence length determine the cache."""
-        ...
-
-    def eval(self) -> Any: ...
-
-    def train(self, mode: bool = True) -> Any: ...
-
-    def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask, /) -> Context:
-        """Encode the sources: the context that targets are decoded from."""
-        ...
-
-    def decode(
-        self, tokens: Int[Tensor, "batch seq"], context: Context, /, *, cache: Cache | None = None
-    ) -> Float[Tensor, "batch new_seq vocab_size"]:
-        """The logits of the next token, at least at the last position."""
-        ...
-
-
 @torch.no_grad()
 def beam_search(
-    network: Decoding,
+    network: EncoderDecoder,
     source: Int[Tensor, "batch source_seq"],
     lengths: Int[Tensor, " batch"],
     tokens: PairTokens,
@@ -79,20 +52,17 @@ def beam_search(
     max_tokens: int | None = None,
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """The target with the best score that the search finds for each source.
+    """The target with the best score that is found for each source, without the tokens that begin and end it.
 
     Args:
         network: the model; in evaluation mode while it decodes.
         source: token ids of the sources, padded on the right.
         lengths: number of tokens of each source.
         tokens: the ids that begin and end a target, and those that never occur in one, such as ids without a token.
-        beam: see `Beam`; `Beam()` unless given.
+        beam: `Beam()` unless given.
         max_tokens: maximum number of tokens of a target, including the one that ends it; by default the context
             length of the model.
         use_cache: whether to keep keys and values in a cache; the targets are the same without one.
-
-    Returns:
-        The token ids of each target, without those that begin and end it.
     """
     room = network.decoder.max_seq_len
     require_at_least(1, {"max_tokens": room}, max_tokens=max_tokens)
@@ -108,7 +78,7 @@ def beam_search(
 
 
 def _search(
-    network: Decoding, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
+    network: EncoderDecoder, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
 ) -> list[list[int]]:
     """See `beam_search`; the rows of a batch are all hypotheses of the first source, then of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device

@@ -19,18 +19,14 @@ Prompts: TypeAlias = Sequence[Sequence[int]] | Int[Tensor, "batch prompt_seq"]
 class Sampling:
     """How the next token is sampled from the logits.
 
-    Args:
-        temperature: divides the logits; 0 takes the most probable token.
-        top_k: sample from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833).
-        top_p: sample from the smallest set of tokens whose probabilities add up to this (nucleus sampling, Holtzman et
-            al. 2019, arXiv 1904.09751).
-        suppressed: ids that are never sampled, such as those that have no token, see `TextTokenizer.missing_ids`.
+    With `top_k`, from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833); with `top_p`, from the
+    smallest set of tokens whose probabilities add up to it (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751).
     """
 
-    temperature: float = 1.0
+    temperature: float = 1.0  # divides the logits; 0 takes the most probable token
     top_k: int | None = None
     top_p: float | None = None
-    suppressed: Sequence[int] = ()
+    suppressed: Sequence[int] = ()  # ids that are never sampled, such as `TextTokenizer.missing_ids`
 
     def __post_init__(self) -> None:
         require_at_least(0, temperature=self.temperature)
@@ -85,7 +81,7 @@ def stream(
     use_cache: bool = True,
     stop_token: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """Continue a batch of prompts, one token at a time.
+    """The new token of each prompt at each step; None for one that is still being read or has ended.
 
     Prompts may differ in length. There is no padding: all prompts start at position 0, and while a longer one is still
     being read, shorter ones are already continued. The model sees the last `max_seq_len` tokens. Up to that length each
@@ -102,9 +98,6 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it.
-
-    Returns:
-        For each step the new token of each prompt; None for one that is still being read or has ended.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     largest = network.encoder.vocab_size - 1
@@ -134,7 +127,8 @@ def _steps(
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
     generators = [torch.Generator(device).manual_seed(seed + row) for row in range(len(prompts))]
-    decoder = _Decoder(network, use_cache, capacity=min(network.encoder.max_seq_len, total - 1))
+    capacity, cache = min(network.encoder.max_seq_len, total - 1), None
+    use_cache = use_cache and network.encoder.takes_cache
     remaining = {row: num_tokens for row in range(len(prompts)) if num_tokens}
     was_training, end = network.training, 0
     network.eval()
@@ -142,7 +136,14 @@ def _steps(
         while remaining:
             # One token further, or straight to the end of the shortest remaining prompt.
             end = max(end + 1, min(len(prompts[row]) for row in remaining))
-            logits = decoder.next_logits(tokens[:, :end])
+            if not use_cache or end > network.encoder.max_seq_len:
+                cache, unread = None, tokens[:, max(0, end - network.encoder.max_seq_len) : end]
+            elif cache is None or end > cache.length + 1:
+                # From the start: not every kernel takes several queries after cached keys.
+                cache, unread = Cache(len(network.encoder.layers), capacity), tokens[:, :end]
+            else:
+                unread = tokens[:, end - 1 : end]
+            logits = _next_logits(network, unread, cache)
             drawn: list[int | None] = [None] * len(prompts)
             for row in [row for row in remaining if len(prompts[row]) <= end]:
                 token = int(sampling.draw(logits[row : row + 1], generators[row]))
@@ -158,26 +159,11 @@ def _steps(
         network.train(was_training)
 
 
-class _Decoder:
-    """A model and the KV cache of the texts that it continues, if its layers take one."""
-
-    def __init__(self, network: Transformer, use_cache: bool, capacity: int) -> None:
-        self.network, self.capacity = network, capacity
-        self.use_cache = use_cache and network.encoder.takes_cache
-        self.cache: Cache | None = None
-
-    @torch.no_grad()
-    def next_logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch vocab_size"]:
-        """The logits of the token that follows `tokens`, of which the cache may hold all but the last."""
-        encoder, seq = self.network.encoder, tokens.shape[1]
-        if not self.use_cache or seq > encoder.max_seq_len:
-            self.cache, unread = None, tokens[:, -encoder.max_seq_len :]
-        elif self.cache is None or seq > self.cache.length + 1:
-            # From the start: not every kernel takes several queries after cached keys.
-            self.cache, unread = Cache(len(encoder.layers), self.capacity), tokens
-        else:
-            unread = tokens[:, -1:]
-        # Not `network(…)`, which may be compiled and would be recompiled for each length; and logits of the last
-        # position only.
-        encoded = encoder(unread, AttentionMask(causal=True), self.cache)
-        return self.network.readout(encoded[:, -1:])[:, 0]
+@torch.no_grad()
+def _next_logits(
+    network: Transformer, unread: Int[Tensor, "batch seq"], cache: Cache | None
+) -> Float[Tensor, "batch vocab_size"]:
+    # Not `network(…)`, which may be compiled and would be recompiled for each length; and logits of the last position
+    # only.
+    encoded = network.encoder(unread, AttentionMask(causal=True), cache)
+    return network.readout(encoded[:, -1:])[:, 0]

@@ -21,7 +21,10 @@ OUTPUT, OUTPUT_BIAS = "cls.predictions.decoder", "cls.predictions.bias"
 
 def read_weights(weights: Weights) -> Weights:
     """Add the embedding of token type 0 to the positional embeddings, and move the output bias to the output layer."""
-    weights = {_new_name(name): tensor for name, tensor in weights.items()}
+    for old, new in OLD_NAMES.items():
+        weights = {
+            name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in weights.items()
+        }
     types, positions = weights.get(TYPES), weights.get(POSITIONS)
     if types is not None and positions is not None and types.shape[1:] == positions.shape[1:] and len(types):
         weights[POSITIONS] = positions + weights.pop(TYPES)[0]
@@ -36,10 +39,6 @@ def write_weights(weights: Weights) -> Weights:
     """Add zero embeddings of token types, and the output bias under its second name."""
     types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
     return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
-
-
-def _new_name(name: str) -> str:
-    return next((name.removesuffix(old) + new for old, new in OLD_NAMES.items() if name.endswith(old)), name)
 
 
 BERT = Family(

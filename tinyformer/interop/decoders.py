@@ -14,7 +14,7 @@ are rejected.
 from dataclasses import replace
 
 from tinyformer.errors import ArgumentError
-from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, Weights, in_layers
+from tinyformer.interop.family import ACTIVATIONS, SIZES, Family, Field, Fields, Module, in_layers
 
 GROUPS = {"attention": "mha", "block": "pre_norm", "task": "causal_lm"}
 
@@ -75,11 +75,7 @@ PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor"
 
 
 def read_rope(fields: Fields) -> Fields:
-    """Move `rope_theta` to the top level, where older files have it.
-
-    Raises:
-        ArgumentError: positions are scaled, or only part of each head is rotated.
-    """
+    """Move `rope_theta` to the top level, where older files have it; refuse other positions than plain rotary ones."""
     fields = dict(fields)
     for name in ROPE:
         parameters = fields.pop(name, None) or {}
@@ -115,11 +111,6 @@ def write_neox_fields(fields: Fields) -> Fields:
     fields = {"rope_theta": NEOX_DEFAULTS["rotary_emb_base"]} | write_rope(fields)
     fields["rope_parameters"] = fields["rope_parameters"] | {"partial_rotary_factor": 1.0}
     return fields | {"rotary_pct": 1.0, "rotary_emb_base": fields["rope_theta"], "use_parallel_residual": False}
-
-
-def read_neox_weights(weights: Weights) -> Weights:
-    """Give the output layer its older name, which all versions of `transformers` read."""
-    return {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()}
 
 
 GPT_NEOX = Family(
@@ -167,7 +158,8 @@ GPT_NEOX = Family(
     unused=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
     read_fields=read_neox_fields,
     write_fields=write_neox_fields,
-    read_weights=read_neox_weights,
+    # The output layer gets its older name, which all versions of `transformers` read.
+    read_weights=lambda weights: {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()},
 )
 
 LLAMA = Family(

@@ -18,12 +18,9 @@ class Difference:
 
 
 def find_differences(node: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
-    """The differences between two resolved nodes; arguments that are not given have their defaults.
+    """The differences between two resolved nodes at a dotted path; arguments that are not given have their defaults.
 
-    Args:
-        node: a node, whose targets are imported only if the other node has the same ones.
-        other: the node of the other config, which is trusted.
-        path: the dotted path of both.
+    The other node is trusted; targets of the first one are imported only if the other has the same ones.
     """
     if node.get("_target_") != other.get("_target_"):
         yield Difference(path, "_target_", node.get("_target_"), other.get("_target_"))

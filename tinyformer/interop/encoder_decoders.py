@@ -41,11 +41,7 @@ def token_fields(**defaults: Any) -> tuple[Field, ...]:
 
 
 def read_tokens(fields: Fields) -> Fields:
-    """Add the tokens of `bad_words_ids` to the other field of tokens that are never generated, `suppress_tokens`.
-
-    Raises:
-        ArgumentError: a field is malformed, or `bad_words_ids` has a sequence of several tokens.
-    """
+    """Add the tokens of `bad_words_ids` to the other field of tokens that are never generated, `suppress_tokens`."""
     words, others = fields.get("bad_words_ids") or [], fields.get(SUPPRESSED) or []
     if not isinstance(words, list) or not all(isinstance(word, list) and len(word) == 1 for word in words):
         reason = "is supported for words of one token only, such as [[0],[5]]"
@@ -58,9 +54,7 @@ def read_tokens(fields: Fields) -> Fields:
 def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fields]:
     """The fields of special tokens for `config.json`, and those for `generation_config.json`.
 
-    Args:
-        tokens: the arguments of `SpecialTokens`.
-        eos: the end-of-text id of the tokenizer, if there is one.
+    They are made of the arguments of `SpecialTokens` and of the tokenizer's end-of-text id, if there is one.
     """
     eos = eos if tokens["eos"] is None else tokens["eos"]
     start = eos if tokens["decoder_start"] is None else tokens["decoder_start"]
@@ -121,11 +115,6 @@ def read_t5_fields(fields: Fields) -> Fields:
     # Newer files have tie_word_embeddings=true for every model, and a separate field for whether the readout is scaled.
     tied = fields.get("scale_decoder_outputs", True if tied is None else tied)
     return {"decoder_start_token_id": fields.get("pad_token_id", 0)} | fields | {"tie_word_embeddings": tied}
-
-
-def write_t5_fields(fields: Fields) -> Fields:
-    """Fill in the dimension of heads, whose default in `transformers` does not depend on the width."""
-    return {"d_kv": fields["d_model"] // fields["num_heads"]} | fields
 
 
 def read_t5_weights(weights: Weights) -> Weights:
@@ -198,7 +187,8 @@ T5 = Family(
     # Cross-attention has no positions; older files contain a table for it, which is not used.
     unused=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     read_fields=read_t5_fields,
-    write_fields=write_t5_fields,
+    # The default of the dimension of heads does not depend on the width in `transformers`.
+    write_fields=lambda fields: {"d_kv": fields["d_model"] // fields["num_heads"]} | fields,
     read_weights=read_t5_weights,
     write_weights=write_t5_weights,
     covers=lambda fields: not is_gated(fields),

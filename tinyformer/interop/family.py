@@ -133,14 +133,7 @@ class Module:
 
 
 def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
-    """The modules of all layers.
-
-    Args:
-        theirs: what precedes their names, such as "h.{}."
-        ours: what precedes our names, such as "encoder.layers.{}."
-        names: the name of a module in its layer, and our name or names.
-        transposed: see `Module`.
-    """
+    """The modules of all layers: of their `names` and ours in a layer, with what precedes both, such as "h.{}."."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
         for name, module in names.items()
@@ -207,7 +200,8 @@ class Family:
     def read(self, tensors: Weights, depths: Depths, num_heads: int) -> tuple[Weights, list[str]]:
         """The weights under our names, and the names of tensors that the family does not have."""
         plain = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
-        remaining = self.read_weights({name: w for name, w in plain.items() if not self._is_unused(name)})
+        used = (name for name in plain if not name.startswith(self.unused) and not name.endswith(self.unused))
+        remaining = self.read_weights({name: plain[name] for name in used})
         weights: Weights = {}
         for module in self.modules:
             for theirs, ours in module.names(depths):
@@ -232,6 +226,3 @@ class Family:
 
     def _full(self, name: str) -> str:
         return name if name.startswith(self.outside) else f"{self.prefix}{name}"
-
-    def _is_unused(self, name: str) -> bool:
-        return name.startswith(self.unused) or name.endswith(self.unused) if self.unused else False

@@ -96,13 +96,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weights) -> None:
-    """Write a new folder atomically.
-
-    Args:
-        folder: the folder, which must not exist, in one that does.
-        files: JSON objects by file name.
-        weights: the contents of `model.safetensors`.
-    """
+    """Write a new folder, of JSON objects by file name and of weights, atomically into a folder that exists."""
     if folder.exists():
         raise ArgumentError("folder", str(folder), "already exists; a new folder is needed")
     if not folder.absolute().parent.is_dir():

@@ -24,11 +24,7 @@ NAMED = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        ArgumentError: the file cannot be read, or contains something else.
-    """
+    """The JSON object in a file; anything else is refused."""
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(contents, ensure_ascii=False).encode()  # fails for half of a surrogate pair
@@ -76,13 +72,9 @@ TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPE
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
-    """The tokenizer of a model folder; None if it has none.
+    """The tokenizer of a model folder with these fields in its `config.json`; None if it has none.
 
     Its post-processor determines the tokens around a text.
-
-    Args:
-        folder: the model folder.
-        fields: the fields of its `config.json`.
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
@@ -132,11 +124,8 @@ def tokenizer_files(
 ) -> dict[str, dict[str, Any]]:
     """The JSON files of a tokenizer by name; it encodes a text in `transformers` to the same tokens as here.
 
-    Args:
-        tokenizer: the tokenizer.
-        max_seq_len: the model's context, in tokens.
-        ids: the fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the model.
-        around: the tokens before and after a text, unless the tokenizer's post-processor adds them.
+    `ids` are the fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the model, and `around` the tokens before
+    and after a text, unless the tokenizer's post-processor adds them.
     """
     plain = Tokenizer.from_str(tokenizer.reader.to_str())
     if not tokenizer.post_processed:
@@ -154,11 +143,8 @@ def tokenizer_files(
         "unk_token": None if tokenizer.unk_id is None else plain.id_to_token(tokenizer.unk_id),
         "mask_token": None if tokenizer.mask_id is None else plain.id_to_token(tokenizer.mask_id),
     }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_seq_len,
-        "clean_up_tokenization_spaces": False,
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_seq_len}
+    settings |= {"clean_up_tokenization_spaces": False}
     return {
         "tokenizer.json": json.loads(plain.to_str()),
         SETTINGS: settings | {name: token for name, token in special.items() if token is not None},

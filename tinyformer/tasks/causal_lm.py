@@ -49,10 +49,9 @@ class CausalLM(TokenTask):
         `seed + i`, independently of the others.
         """
         network, tokenizer = cast(Transformer, reader.network), reader.tokenizer
-        integers = {"num_tokens": num_tokens, "seed": seed} | ({} if top_k is None else {"top_k": top_k})
-        require_numbers(int, {"num_tokens": 200, "seed": 0, "top_k": 20}, **integers)
-        numbers = {"temperature": temperature} | ({} if top_p is None else {"top_p": top_p})
-        require_numbers(float, {"temperature": 0.8, "top_p": 0.9}, **numbers)
+        works = {"num_tokens": 200, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 0}
+        require_numbers(int, works, num_tokens=num_tokens, seed=seed, **({} if top_k is None else {"top_k": top_k}))
+        require_numbers(float, works, temperature=temperature, **({} if top_p is None else {"top_p": top_p}))
         prompts = texts_of("prompts", prompts)
         rows = tokenizer.read(prompts) if prompts else []
         sampling = Sampling(temperature, top_k, top_p, tokenizer.missing_ids(network.vocab_size))

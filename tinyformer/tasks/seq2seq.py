@@ -45,10 +45,6 @@ class Seq2Seq(TokenTask):
             (Szegedy et al. 2015, arXiv 1512.00567).
         num_decoded: number of pairs, from the beginning of the split, that are decoded; None for all.
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
-
-    Attributes:
-        beam: the settings of the beam search.
-        outputs: the outputs that `final_metrics` compared last: those of the test split, where a run has one.
     """
 
     generates = True
@@ -56,16 +52,13 @@ class Seq2Seq(TokenTask):
     network_class = EncoderDecoder
 
     def __init__(
-        self,
-        label_smoothing: float = 0.0,
-        num_decoded: int | None = None,
-        special_tokens: SpecialTokens | None = None,
+        self, label_smoothing: float = 0.0, num_decoded: int | None = None, special_tokens: SpecialTokens | None = None
     ) -> None:
         require_smoothing(label_smoothing)
         require_at_least(0, num_decoded=num_decoded)
         self.label_smoothing, self.num_decoded = label_smoothing, num_decoded
-        self.special_tokens = SpecialTokens.of(special_tokens)
-        self.beam = Beam()
+        self.special_tokens, self.beam = SpecialTokens.of(special_tokens), Beam()
+        # Those that `final_metrics` compared last: of the test split, where a run has one.
         self.outputs: list[Output] = []
 
     def mask(self, batch: Batch) -> AttentionMask:
@@ -93,7 +86,7 @@ class Seq2Seq(TokenTask):
 
     def decode_split(self, network: EncoderDecoder, split: PairSplit) -> list[Output]:
         """The outputs for the first `num_decoded` pairs of a split."""
-        number = split.num_documents if self.num_decoded is None else min(self.num_decoded, split.num_documents)
+        number = len(split.begins[: self.num_decoded])
         if not number:
             return []
         decoded: dict[int, list[int]] = {}
@@ -165,8 +158,7 @@ class Seq2Seq(TokenTask):
         if number := split.num_truncated_targets:
             parts = "loss over their beginning, scores over the whole"
             lines["truncated targets"] = f"{number:,} of {split.num_documents:,}: {parts}"
-        lines["perplexity"] = f"{metrics['perplexity']:.2f}"
-        lines["next token"] = describe_accuracy(metrics)
+        lines |= {"perplexity": f"{metrics['perplexity']:.2f}", "next token": describe_accuracy(metrics)}
         if metrics.get("bleu") is not None:
             labels = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
             scores = ", ".join(f"{label} {metrics[name]:.1f}" for name, label in labels.items())

@@ -24,19 +24,12 @@ NUM_WINDOWS = 32
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer that a model predicts.
+    """The answer that a model predicts."""
 
-    Attributes:
-        row: the index of the question in its split.
-        text: the answer; empty if the model predicts that the context has none.
-        score: the sum of the scores of the first and the last token of the best span.
-        null_score: the sum of both scores of the first token of the sequence, which stands for no answer; the smallest
-            of all windows.
-    """
-
-    row: int
-    text: str
-    score: float
+    row: int  # the index of the question in its split
+    text: str  # empty if the model predicts that the context has no answer
+    score: float  # the sum of the scores of the first and the last token of the best span
+    # The sum of both scores of the first token of the sequence, which means no answer; the smallest of all windows.
     null_score: float
 
 
@@ -52,11 +45,6 @@ class SpanExtraction(Task):
             characters.
         no_answer_threshold: the model gives no answer if the null score exceeds the score of the best span by more than
             this, as in SQuAD 2.0; None: it always answers.
-
-    Attributes:
-        max_question_length: maximum number of tokens of a question that a user asks; longer ones are truncated.
-        stride: how the context of such a question is cut, see `tinyformer.data.QuestionTexts.cut`.
-        predictions: the predictions that `final_metrics` scored last: those of the test split, where a run has one.
     """
 
     monitor = "accuracy"
@@ -67,15 +55,16 @@ class SpanExtraction(Task):
     def __init__(self, max_answer_length: int = 30, no_answer_threshold: float | int | None = None) -> None:
         require_at_least(1, {"max_answer_length": 30}, max_answer_length=max_answer_length)
         self.max_answer_length, self.no_answer_threshold = max_answer_length, no_answer_threshold
+        # How the question of a user and its context are cut, see `tinyformer.data.QuestionTexts.cut`.
         self.max_question_length: int = 64
         self.stride: int | None = None
+        # Those that `final_metrics` scored last: of the test split, where a run has one.
         self.predictions: list[Prediction] = []
 
     def require_answers(self, splits: Mapping[str, QuestionSplit]) -> None:
         """Refuse questions without an answer, unless the model may give none."""
-        for name, split in splits.items():
-            number = split.num_unanswerable if self.no_answer_threshold is None else 0
-            if number:
+        for name, split in splits.items() if self.no_answer_threshold is None else ():
+            if number := split.num_unanswerable:
                 reason = f"{number:,} of {split.num_documents:,} questions of the {name} split have no answer"
                 raise ArgumentError("no_answer_threshold", None, reason, {"no_answer_threshold": 0.0})
 
@@ -203,13 +192,8 @@ class SpanExtraction(Task):
         contexts = split.table["pair"].to_pylist()
         if len(contexts) >= 2 * len(set(contexts)):  # a word has a token at least
             blind_exact, blind_f1 = scores_without_question(contexts, answers, self.max_answer_length)
-        metrics = {
-            "exact_match": exact,
-            "f1": f1,
-            "num_answered": len(scores),
-            "exact_match_without_question": blind_exact,
-            "f1_without_question": blind_f1,
-        }
+        metrics = {"exact_match": exact, "f1": f1, "num_answered": len(scores)}
+        metrics |= {"exact_match_without_question": blind_exact, "f1_without_question": blind_f1}
         parts: dict[str, list[float]] = {"f1_answerable": [], "f1_unanswerable": []}
         for (_, score), texts in zip(scores, answers, strict=True):
             parts["f1_answerable" if texts else "f1_unanswerable"].append(score)
@@ -244,12 +228,9 @@ class SpanExtraction(Task):
         return [Prediction(row, text, -negated, null) for row, (text, (negated, *_), null) in enumerate(texts)]
 
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
-        windows = "windows with the answer"
-        if self.no_answer_threshold is not None:
-            windows += " or of questions without one"
-        lines: dict[str, str | None] = {
-            "both ends": f"{metrics['accuracy']:.1%} right of {metrics['num_judged']:,} {windows}"
-        }
+        others = "" if self.no_answer_threshold is None else " or of questions without one"
+        judged = f"{metrics['num_judged']:,} windows with the answer{others}"
+        lines: dict[str, str | None] = {"both ends": f"{metrics['accuracy']:.1%} right of {judged}"}
         if metrics.get("f1") is not None:
             scores = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}"
             lines["answers"] = f"{scores}, of {metrics['num_answered']:,} questions"
@@ -286,10 +267,7 @@ def best_spans(
     """The span i ≤ j < i + max_length with the highest start score of i plus end score of j, in each row.
 
     A span consists of allowed tokens. Among equal sums, the first and shortest is taken; a row without allowed tokens
-    has the score -inf.
-
-    Returns:
-        The score, the first and the last token.
+    has the score -inf. The first and the last token are returned after the score.
     """
     starts, ends = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf).unbind(dim=1)
     max_length = min(max_length, starts.shape[1])
@@ -330,4 +308,4 @@ def _texts(argument: str, value: Any) -> list[str]:
 
 def is_positive(value: Any) -> bool:
     """Whether a value is a positive integer that fits into 64 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**63
+    return type(value) is int and 0 < value < 2**63

@@ -21,27 +21,16 @@ MAX_SCORES = 2**26
 
 
 class Task(ABC):
-    """A training objective: what is predicted from a batch, and how well.
+    """A training objective: what is predicted from a batch, and how well."""
 
-    Attributes:
-        generates: whether the model can generate text, one token after the other.
-        monitor: the validation metric that selects the best weights.
-        higher_is_better: whether a larger value of that metric is better.
-        tests_best: whether a run ends by scoring the best weights on the test split, where the data have one.
-        unit: what the loss is a mean over, in the singular.
-        num_texts: the number of texts that are read as one row; None: one, or the two of a pair.
-        network_class: the class of the networks that it trains.
-        needs_masking: whether the data have to mask tokens, see `tinyformer.data.Masking`.
-    """
-
-    generates: bool = False
-    monitor: str = "loss"
-    higher_is_better: bool = False
-    tests_best: bool = False
-    unit: str = "token"
-    num_texts: int | None = 1
-    network_class: type[Network] = Transformer
-    needs_masking: bool = False
+    generates: bool = False  # whether the model can generate text, one token after the other
+    monitor: str = "loss"  # the validation metric that selects the best weights
+    higher_is_better: bool = False  # whether a larger value of that metric is better
+    tests_best: bool = False  # whether a run ends by scoring the best weights on the test split, where there is one
+    unit: str = "token"  # what the loss is a mean over, in the singular
+    num_texts: int | None = 1  # that are read as one row; None: one, or the two of a pair
+    network_class: type[Network] = Transformer  # of the networks that it trains
+    needs_masking: bool = False  # whether the data have to mask tokens, see `tinyformer.data.Masking`
 
     def mask(self, batch: Batch) -> AttentionMask:
         """The attention mask of a batch; by default it is bidirectional and hides padding."""
@@ -126,11 +115,9 @@ class TokenTask(Task):
         return nats.sum(dim=1), self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the targets of a batch.
+        """Sums over the targets of a batch: of `nats`, the negative log-likelihood, and numbers of targets.
 
-        Returns:
-            `nats`: negative log-likelihood; `tokens`: number of targets; `top1`, `top5`: number of targets that were
-            the most likely token, or among the five most likely.
+        `tokens` counts all of them, `top1` and `top5` those that were the most likely token, or among the five.
         """
         logits, targets = self.logits(network, batch).flatten(0, 1), batch["targets"].flatten()
         rows = max(1, MAX_SCORES // logits.shape[-1])

@@ -72,8 +72,7 @@ class RunCSVLogger(Logger):
 
     @property
     def version(self) -> str:
-        """Empty: a folder holds one run."""
-        return ""
+        return ""  # a folder holds one run
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -149,7 +148,6 @@ class RunWandbLogger(WandbLogger):
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.
         run_id: an id that a run and its resumption share, so that they are one run in the browser.
-        project: the project's name.
         name: the run's name; by default the last two parts of `run_dir`.
         group: such as the sweep that the run belongs to.
         entity: the team that owns the project.

@@ -24,15 +24,12 @@ class TrainingModule(L.LightningModule):
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
         checkpoint: the checkpoint that the weights come from, which pictures name; None to name the run instead.
-
-    Attributes:
-        metrics: the metrics of the last validation; None for one that is undefined.
-        targets: the number of targets of the last training batch.
-        step_targets: the numbers of targets of the batches of an optimizer step so far; empty between steps.
-        unit: the number of targets of the step's first batch, as a mean over processes. Sums over targets are divided
-            by it before the backward pass, since their gradients would overflow in fp16.
-        factor: what turns the sums of the last step's losses and gradients into means over its targets.
     """
+
+    targets: Tensor  # the number of targets of the last training batch
+    # The number of targets of the step's first batch, as a mean over processes. Sums over targets are divided by it
+    # before the backward pass, since their gradients would overflow in fp16.
+    unit: Tensor
 
     def __init__(
         self,
@@ -50,9 +47,9 @@ class TrainingModule(L.LightningModule):
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
         self.checkpoint = checkpoint
-        self.metrics: dict[str, float | None] = {}
-        self.step_targets: list[Tensor] = []
-        self.factor: Tensor | float = 1.0
+        self.metrics: dict[str, float | None] = {}  # of the last validation; None for one that is undefined
+        self.step_targets: list[Tensor] = []  # of the batches of an optimizer step so far; empty between steps
+        self.factor: Tensor | float = 1.0  # turns sums of the last step's losses and gradients into means over targets
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
         """Count the targets of a batch, and remove the gradients of the step before if it begins the next one."""

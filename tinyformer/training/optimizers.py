@@ -46,19 +46,13 @@ def _adamw(
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101), by default without decay of norms, biases and embeddings.
+    """AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101), by default without decay of norms, biases and embeddings."""
 
-    Args:
-        lr: peak learning rate.
-        weight_decay: multiplied by the learning rate, the fraction of a weight that each step subtracts.
-        decay_all: whether norms, biases and embeddings are decayed too.
-    """
-
-    lr: float = 1e-3
+    lr: float = 1e-3  # at its peak
     betas: Sequence[float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1
-    decay_all: bool = False
+    weight_decay: float = 0.1  # times the learning rate, the fraction of a weight that each step subtracts
+    decay_all: bool = False  # norms, biases and embeddings, too
 
     def __post_init__(self) -> None:
         require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)
@@ -139,12 +133,9 @@ class StackedMuon(torch.optim.Muon):
     here all matrices of a shape are a batch. The weights equal torch's up to rounding, and the state is the same. Torch
     iterates in bf16 everywhere; here fp32 is used where the hardware emulates bf16, which takes about forty times as
     long.
-
-    Attributes:
-        found_inf: 1.0 if the next step must change nothing, else 0.0, as a gradient scaler sets it for torch's fused
-            optimizers; None for 0.0.
     """
 
+    # 1.0 if the next step must change nothing, as a gradient scaler sets it for torch's optimizers; else 0 or None.
     found_inf: Float[Tensor, ""] | None = None
 
     @torch.no_grad()
@@ -205,13 +196,8 @@ def orthogonalise(
 ) -> list[Float[Tensor, "_matrices _rows _columns"]]:
     """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
 
-    Matrices of transposed shapes are iterated together, in bf16 where the hardware supports it.
-
-    Args:
-        stacks: stacks of matrices, on the same device and of the same dtype.
-        coefficients: a, b and c.
-        num_steps: number of iterations.
-        eps: lower bound of the Frobenius norm by which each matrix is first divided.
+    The stacks of matrices have one device and dtype. Matrices of transposed shapes are iterated together, in bf16 where
+    the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger.
     """
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]

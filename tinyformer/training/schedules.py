@@ -8,13 +8,9 @@ from tinyformer.errors import ArgumentError, require_at_least
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up; what follows, a subclass defines.
+    """Linear warm-up; what follows, a subclass defines."""
 
-    Args:
-        warmup_steps: length of the warm-up, in optimizer steps.
-    """
-
-    warmup_steps: int = 100
+    warmup_steps: int = 100  # optimizer steps
 
     def __post_init__(self) -> None:
         require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
@@ -42,13 +38,9 @@ class WarmupCosine(Schedule):
 
 @dataclass(frozen=True)
 class WarmupStableDecay(Schedule):
-    """Linear warm-up, a constant phase, then linear decay to `final_factor` (Hu et al. 2024, arXiv 2404.06395).
+    """Linear warm-up, a constant phase, then linear decay to `final_factor` (Hu et al. 2024, arXiv 2404.06395)."""
 
-    Args:
-        decay_fraction: length of the decay, as a fraction of all steps.
-    """
-
-    decay_fraction: float = 0.2
+    decay_fraction: float = 0.2  # of all steps
     final_factor: float = 0.0
 
     def __post_init__(self) -> None:

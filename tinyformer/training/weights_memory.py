@@ -15,26 +15,16 @@ STORING = ("eager", "math")
 NOT_STORING = ("flash", "flex")
 """Backends that never store these weights."""
 
-ENCODER = ("network", "encoder")
-
 
 @dataclass(frozen=True)
 class MemoryShortage:
-    """The attention weights of a training step need more memory than there is.
+    """The attention weights of a training step need more memory than there is."""
 
-    Args:
-        kernels: the kernels that store them.
-        needed: bytes that they take at least.
-        free: bytes of free memory.
-        works: settings that help, by the path of the argument from `network`, `datamodule` or `trainer`.
-        effect: what these settings do.
-    """
-
-    kernels: str
-    needed: int
-    free: int
-    works: Mapping[tuple[str, ...], Any]
-    effect: str
+    kernels: str  # that store them
+    needed: int  # bytes that they take at least
+    free: int  # bytes of memory
+    works: Mapping[tuple[str, ...], Any]  # settings that help, by path from `network`, `datamodule` or `trainer`
+    effect: str  # of these settings
 
     def describe(self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr) -> str:
         """The warning as one sentence, in the reader's names of arguments and way to write values."""
@@ -94,13 +84,11 @@ def find_memory_shortage(
     if backend := next(backends, None):
         works, effect = {("network", *path, "backend"): backend for _, _, path in storing}, "stores none"
     elif not recomputes and max(sizes) <= free:
-        works, effect = {(*ENCODER, "checkpoint_activations"): True}, "stores those of one layer at a time"
+        works, effect = {("network", "encoder", "checkpoint_activations"): True}, "stores those of one layer at a time"
     elif rows:
-        works = {
-            ("datamodule", "batch_size"): rows,
-            ("trainer", "accumulate_grad_batches"): math.ceil(batch_size / rows),
-        }
+        works = {("datamodule", "batch_size"): rows}
+        works |= {("trainer", "accumulate_grad_batches"): math.ceil(batch_size / rows)}
     else:
-        works = {(*ENCODER, "max_seq_len"): max(math.isqrt(seq * seq * free // needed), 1)}
+        works = {("network", "encoder", "max_seq_len"): max(math.isqrt(seq * seq * free // needed), 1)}
     names = ", ".join(sorted({kernel for kernel in kernels if kernel in STORING}))
     return MemoryShortage(names, needed, free, works, effect)

@@ -44,9 +44,6 @@ class Checkpoints(Checkpoint):
         monitor: the metric that decides which checkpoint is the best.
         higher_is_better: whether the highest value of the metric is the best, rather than the lowest.
         accept: is called before the first file is written: nothing has failed up to here.
-
-    Attributes:
-        num_begun: number of batches begun; during the first, Lightning uses all state that it has restored.
     """
 
     def __init__(
@@ -65,7 +62,8 @@ class Checkpoints(Checkpoint):
         self.signal_number: int | None = None
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
-        self.is_due, self.num_begun = False, 0
+        self.is_due = False
+        self.num_begun = 0  # batches; during the first, Lightning uses all state that it has restored
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_value": self.best_value}
@@ -138,13 +136,9 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.last)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the signal handlers before Lightning restores its own, which it does before `teardown`.
-
-        Raises:
-            Interrupted: a signal came after the last step, whose weights have been saved.
-        """
+        """Restore the signal handlers before Lightning restores its own, which it does before `teardown`."""
         self._restore_handlers()
-        if signal_number := self._signal_of_any_process(trainer):
+        if signal_number := self._signal_of_any_process(trainer):  # after the last step, whose weights have been saved
             raise Interrupted(signal_number)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

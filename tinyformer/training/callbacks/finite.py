@@ -23,12 +23,8 @@ MAX_UNREAD = 50
 class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the caller's decision
     """A run cannot continue, since its loss, gradient norm or weights are NaN or infinite.
 
-    Args:
-        step: the first such step, counted from 1.
-        loss: its loss; None if weights that are not finite were found when they were to be saved.
-        last_loss: the last finite loss; None if there was none.
-        origin: the first value that is not finite, see `first_non_finite`; None if there was none in another run of
-            the batch.
+    Steps are counted from 1. The loss is None if weights that are not finite were found when they were to be saved. The
+    origin is that of `first_non_finite`; None if there was none in another run of the batch.
     """
 
     def __init__(self, step: int, loss: float | None, last_loss: float | None, origin: str | None) -> None:
@@ -42,11 +38,9 @@ class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the 
 
 
 class _Step(NamedTuple):
-    """An optimizer step whose flag has not been read yet, with the batches that it accumulated and their mean loss."""
-
     number: int
     batches: list[Batch]
-    loss: Tensor
+    loss: Tensor  # their mean
     is_masked: Tensor
 
 
@@ -61,24 +55,19 @@ class FiniteCheck(L.Callback):
 
     Args:
         action: "stop" masks all further steps, too, and ends the run; "skip" continues with the next batch.
-        max_skipped: the number of consecutive masked steps at which "skip" ends the run as well.
-
-    Attributes:
-        skipped: the steps that were left out.
-
-    Raises:
-        NonFiniteStep: in training, if the run ends; nothing has been saved since the step.
+        max_skipped: the number of consecutive masked steps at which "skip" ends the run as well, by a `NonFiniteStep`;
+            nothing has been saved since the step.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
         require_choice("action", action, ("stop", "skip"))
         require_at_least(1, {"max_skipped": 10}, max_skipped=max_skipped)
         self.action, self.max_skipped = action, max_skipped
-        self.skipped: list[int] = []
+        self.skipped: list[int] = []  # the steps that were left out
         self._last_loss: float | None = None
         self._consecutive = 0
         self._set_masks: list[Callable[[Tensor], None]] = []
-        self._unread: list[_Step] = []
+        self._unread: list[_Step] = []  # the steps whose flags have not been read
         self._batches: list[Batch] = []
         self._loss: Tensor | None = None
         self._sum: Tensor | None = None

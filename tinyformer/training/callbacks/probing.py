@@ -27,11 +27,7 @@ class Sizes:
 
 
 class TextProbing:
-    """Measures and plots the heads of a transformer, on windows of a split and on repeated random tokens.
-
-    Attributes:
-        num_keys: the largest number of keys of a measured map.
-    """
+    """Measures and plots the heads of a transformer, on windows of a split and on repeated random tokens."""
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -40,7 +36,7 @@ class TextProbing:
         ids = data.tokenizer.read([text])[0][shown] if text else data.splits[split].ids[shown].tolist()
         self.probe, self.axes = torch.tensor([ids]), analysis.axes_of({"": (ids, ids)}, data.tokenizer)
         self.probes: analysis.Probes | None = None
-        self.num_keys = self.windows["inputs"].shape[1]
+        self.num_keys = self.windows["inputs"].shape[1]  # of a measured map, at most
 
     def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
         if self.probes is None:
@@ -61,19 +57,15 @@ class TextProbing:
 
 
 class PairProbing:
-    """Measures and plots the three kinds of attention of an encoder–decoder, on pairs of a split.
-
-    Attributes:
-        num_keys: the largest number of keys of a measured map.
-    """
+    """Measures and plots the three kinds of attention of an encoder–decoder, on pairs of a split."""
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         pairs = cast(PairSplit, data.splits[split])
         self.sizes, self.tokenizer, self.tokens = sizes, data.tokenizer, pairs.tokens
         self.pairs = [pair for batch in data.sample(split, sizes.num_windows) for pair in analysis.pairs_of(batch)]
-        # The first pair that fits, or else the shortest.
         self.num_keys = max(max(pair.source.shape[1], pair.target.shape[1]) for pair in self.pairs)
         longest = pairs.lengths.max(axis=1)
+        # The first pair that fits, or else the shortest.
         fits = longest <= sizes.num_tokens
         (self.shown,) = analysis.pairs_of(Pairs(pairs)[int(fits.argmax() if fits.any() else longest.argmin())])
 

@@ -21,12 +21,8 @@ class StepProgress(ProgressBar):
     """Progress over all optimizer steps, with loss, tokens/s and time left.
 
     Lightning's own bars count the batches of an epoch, but the length of a run is a number of steps. In a notebook, the
-    bar is a single output in plain HTML, which is replaced and needs no widgets.
-
-    Args:
-        report: provides loss and speed.
-        interval: seconds between two lines if the output is neither a terminal nor a notebook.
-        stream: the output; stdout unless given.
+    bar is a single output in plain HTML, which is replaced and needs no widgets; elsewhere there is a line every
+    `interval` seconds. The report provides loss and speed.
     """
 
     def __init__(self, report: Report, interval: float = 10.0, stream: TextIO | None = None) -> None:

@@ -23,19 +23,12 @@ from tinyformer.training.module import TrainingModule, num_steps, sum_over_proce
 
 @dataclass
 class Work:
-    """Work done over a period of training.
-
-    Args:
-        seconds: training time.
-        tokens: tokens of all processes, padding included, since it costs as much.
-        flops: floating-point operations of the model, on one device.
-        waiting: the part of `seconds` in which the loop waited for batches.
-    """
+    """Work done over a period of training."""
 
     seconds: float = 0.0
-    tokens: int = 0
-    flops: float = 0.0
-    waiting: float = 0.0
+    tokens: int = 0  # of all processes, padding included, since it costs as much
+    flops: float = 0.0  # of the model, on one device
+    waiting: float = 0.0  # the part of `seconds` in which the loop waited for batches
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(value + more for value, more in zip(astuple(self), astuple(other), strict=True)))
@@ -63,17 +56,12 @@ class Report(L.Callback):
 
     Losses are summed on the device, so that the host waits for it only at reports. Validation and telemetry do not
     count as training time. At the end of training, the steps after the last report are measured, too.
-
-    Attributes:
-        total: all work up to the last report, or up to the end of training.
-        latest: the metrics of the last report; at the end of a run without one, its loss and speed.
-        peak: the device's peak speed; None before the first report.
     """
 
     def __init__(self) -> None:
-        self.total = Work()
-        self.latest: dict[str, float] = {}
-        self.peak: Peak | None = None
+        self.total = Work()  # up to the last report, or up to the end of training
+        self.latest: dict[str, float] = {}  # the last report; at the end of a run without one, its loss and speed
+        self.peak: Peak | None = None  # speed of the device; None before the first report
         self._sums: torch.Tensor | None = None  # nats and targets since the last report: a mean over processes
         self._sizes = Counter[str]()
         self._since = np.zeros(2)  # `_clock` at the last report, later by what does not count
@@ -220,15 +208,12 @@ class TrainingScores(L.Callback):
 
     Args:
         num_rows: number of training rows that are scored; 0 for none.
-
-    Attributes:
-        metrics: the metrics of the last validation, by name.
     """
 
     def __init__(self, num_rows: int = 0) -> None:
         require_at_least(0, num_rows=num_rows)
         self.num_rows = num_rows
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}  # of the last validation
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self.num_rows or trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:

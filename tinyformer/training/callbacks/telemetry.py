@@ -37,17 +37,11 @@ class AttentionTelemetry(L.Callback):
         every_n_steps: optimizer steps between measurements.
         num_windows: number of windows of the evaluated split, drawn at random, over which measures are averaged.
         num_rows: number of queries of each window that are measured, each with all of its keys.
-        num_sequences: number of sequences of random tokens.
         period: number of random tokens before they repeat; at most half of the context.
         thresholds: by trait, a threshold in place of that in `TRAITS`.
         hysteresis: fraction of a threshold by which a measure must fall short of it to end the trait.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
         num_tokens: number of tokens of this text in the plot.
-
-    Attributes:
-        seconds: time spent on measuring, plotting and logging, including the time before a resumption.
-        paths: plots of attention maps.
-        refusal: why there is nothing to measure, where the attention of the network is of a class without maps.
     """
 
     def __init__(
@@ -62,17 +56,10 @@ class AttentionTelemetry(L.Callback):
         probe_text: str | None = None,
         num_tokens: int = 24,
     ) -> None:
-        require_at_least(
-            1,
-            every_n_steps=every_n_steps,
-            num_windows=num_windows,
-            num_rows=num_rows,
-            num_sequences=num_sequences,
-            period=period,
-            num_tokens=num_tokens,
-        )
-        works = {"num_windows": 4, "num_sequences": 4}
-        require_at_most(4096, works, num_windows=num_windows, num_sequences=num_sequences)
+        many = {"num_windows": num_windows, "num_sequences": num_sequences}
+        others = {"num_rows": num_rows, "period": period, "num_tokens": num_tokens}
+        require_at_least(1, None, every_n_steps=every_n_steps, **many, **others)
+        require_at_most(4096, {"num_windows": 4, "num_sequences": 4}, **many)
         if not 0 <= hysteresis < 1:
             raise ArgumentError("hysteresis", hysteresis, "must be at least 0 and below 1", {"hysteresis": 0.2})
         if probe_text == "":
@@ -80,11 +67,10 @@ class AttentionTelemetry(L.Callback):
         self.every_n_steps = every_n_steps
         self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
         self.detector = analysis.EventDetector(analysis.head_traits(thresholds), hysteresis)
-        self.seconds = 0.0
-        self.num_measurements = 0
-        self.paths: list[Path] = []
+        self.seconds, self.num_measurements = 0.0, 0  # spent on measuring and plotting, also before a resumption
+        self.paths: list[Path] = []  # of plots of attention maps
         self.latest: tuple[int, bool, analysis.HeadMeasures] | None = None
-        self.refusal = ""
+        self.refusal = ""  # why there is nothing to measure, where attention is of a class without maps
 
     def state_dict(self) -> dict[str, Any]:
         counts = {"seconds": self.seconds, "num_measurements": self.num_measurements}
@@ -174,13 +160,8 @@ class HeadLog:
       `events.csv`, overwritten; in Weights & Biases the images `attention/maps` and `attention/measures` and the
       tables `attention/heads` and `attention/events`.
 
-    All heads share an image and a table: Weights & Biases shows at most 108 images per key.
-
-    Args:
-        folder: of the run.
-        loggers: of the run.
-        data: the name of the data and its split, for the plots.
-        checkpoint: the evaluated checkpoint, which plots name; None to name the folder of the run instead.
+    All heads share an image and a table: Weights & Biases shows at most 108 images per key. Plots name the data and the
+    evaluated checkpoint, or the folder of the run where there is none.
     """
 
     def __init__(self, folder: Path, loggers: Sequence[Logger], data: str, checkpoint: Path | None = None) -> None:
