@@ -109,10 +109,12 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
 
 
 @torch.no_grad()
-def capture_weights(network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask) -> CapturedMaps:
-    """The exact attention weights of each layer, `batch maps seq seq`, in evaluation mode."""
+def capture_weights(
+    network: Transformer, tokens: Int[Tensor, "batch seq"], mask: AttentionMask, rows: int | None = None
+) -> CapturedMaps:
+    """The exact attention weights of each layer, `batch maps rows seq`, in evaluation mode."""
     maps = CapturedMaps()
-    maps.add(attention_calls(network, tokens, mask))
+    maps.add(attention_calls(network, tokens, mask), rows)
     return maps
 
 
