@@ -59,15 +59,10 @@ def stored(*overrides: str, **changes: Any) -> Checkpoint:
     return checkpoint(described(*overrides) | changes)
 
 
-RUNS = [
-    [
-        f"{axis}={choices_of(axis)[index % len(choices_of(axis))]}"
-        for axis in AXES
-        if axis not in ("network", "cross_attention")
-    ]
-    for index in range(12)
-]
-RUNS = [[word for word in run if word not in ("data=text", "data=hub", "tokenizer=file")] for run in RUNS]
+LEFT_OUT = ("data=text", "data=hub", "tokenizer=file")
+OF_ALL_RUNS = [axis for axis in AXES if axis not in ("network", "cross_attention")]
+CHOSEN = [[f"{axis}={choices_of(axis)[n % len(choices_of(axis))]}" for axis in OF_ALL_RUNS] for n in range(12)]
+RUNS = [[word for word in run if word not in LEFT_OUT] for run in CHOSEN]
 OVERRIDES = [
     ["attention=gqa", "attention.num_kv_heads=2", "attention.window=[16,16,null,8]", "seed=5", "deterministic=true"],
     ["position=rotary", "position.relative=null", "block.attention_residual.skip=[1,0,1,0.5]", "model.d_ff=100"],
@@ -140,7 +135,6 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "model.num_heads": "${oc.env:HOME}",
     "model.d_ff": CALL,
     "model.pruned_heads": [CALL],
-    "model.init_std": [[[1]]],
     "attention._target_": "os.system",
     "attention._partial_": False,
     "block._recursive_": False,
@@ -148,31 +142,25 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "attention": 3,
     "norm": "../../etc/passwd",
     "block": "_shared",
-    "feed_forward": ["gelu"],
     "attention.nope": 1,
     "position.absolute.d_model": 1,  # a key of another choice
     "trainer.callbacks": 1,
-    "trainer.max_steps": 1,
     "callbacks.mine._target_": "os.system",
-    "optimizer.lr": 1,
     "hydra.run.dir": "x",
     "model": {},
     "model.dropout": float("nan"),
     "seed": 10**30,
     "task.labels": ["x" * 2000],
     "model.num_layers": 10**7,
-    "model.max_seq_len": 10**12,
     "model.vocab_size": 10**12,
-    "model.d_model.deeper": 1,
+    "model.max_seq_len": 10**12,
+    "position.absolute.max_seq_len": 2**40,
     "data.text_column": "${x}",
     "data.source.files": "/etc/passwd",
     "data.module.cache_dir": "/tmp",
     "data.cache_dir": "/tmp",
-    "network.encoder.num_layers": 4,
     "task.objective": None,
     "attention.score": 5,
-    "datamodule": None,
-    "position.absolute.max_seq_len": 2**40,
     "attention.window": [2**40],
     "position.relative": [0],
     "block.attention.num_heads": 2,
@@ -180,9 +168,7 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "~norm": None,
     "~norm._target_": None,
     "~position.relative": None,
-    "~norm.nowhere": None,
     "~attention.rope_head_dim": None,  # a key of another choice
-    "~trainer.max_steps": None,
 }
 
 
@@ -212,7 +198,6 @@ def test_a_class_of_another_package_is_made_only_where_it_is_named() -> None:
         admitted = admit_config(stored(**{key: name}), lambda *given, pair=(key, name): given == pair)
         assert OmegaConf.select(OmegaConf.create(admitted), key) == name
     for key, other in (
-        ("norm._target_", 3),
         ("norm._target_", CALL),
         ("norm._target_", "${oc.env:HOME}.b"),
         ("attention.score", "${oc.env:HOME}.b"),
@@ -255,11 +240,10 @@ def test_what_is_small_in_a_file_and_huge_in_memory_is_refused() -> None:
 
 def test_a_readout_for_other_labels_is_another_readout() -> None:
     """Three classes with other names are other classes, though the weights would fit."""
-    classes = "task=classification", "task.labels=[bad,fair,good]"
-    others = ("task=classification", "task.labels=[cat,dog,bird]"), ("task=causal_lm",)
-    for overrides, is_same in ((classes, True), *((other, False) for other in others)):
+    classes, others = (("task=classification", f"task.labels={labels}") for labels in ("[bad,fair,good]", "[a,b,c]"))
+    for overrides in (classes, others, ("task=causal_lm",)):
         config, _ = compose_run("train", overrides)
-        assert Start(stored(*classes), "init_from").has_same_readout(config.task) is is_same, overrides
+        assert Start(stored(*classes), "init_from").has_same_readout(config.task) is (overrides == classes)
 
 
 def test_a_file_holds_the_parts_that_it_asks_for() -> None:
@@ -280,12 +264,9 @@ DATA = """
 
 
 COUNTS = {
-    "seed=1,2": 2,
-    "seed=range(3)": 3,
     "seed=range(10,0,-3)": 4,
     "optimizer.lr=range(0,1,0.25)": 4,
     "seed=shuffle(range(1,1000000000000))": 10_001,
-    "seed=range(3,1)": 0,
     "attention=glob(m*)": 3,
     "attention=glob([[a]])": 0,
     "seed=1": 1,
@@ -297,9 +278,8 @@ def words(table: str) -> list[str]:
     return [word.strip() for line in table.strip().splitlines() for word in line.split("|")]
 
 
-@pytest.mark.parametrize(("entry", "number"), COUNTS.items())
-def test_values_are_counted_without_being_made(entry: str, number: int) -> None:
-    assert len(alternatives(entry)) == number
+def test_values_are_counted_without_being_made() -> None:
+    assert {entry: len(alternatives(entry)) for entry in COUNTS} == COUNTS
 
 
 @pytest.mark.parametrize("entry", words(DATA))
@@ -352,13 +332,10 @@ def test_what_is_no_data_is_refused(said: str, entry: str) -> None:
 
 SWEPT = {
     "seed=1,2": "seed=1,2",
-    "seed=range(3)": "seed=0,1,2",
-    "attention=mha,gqa": "attention=mha,gqa",
     "attention=glob(m*)": "attention=mha,mla,mqa",
     "attention=glob([m*,g?a],exclude=mqa)": "attention=gqa,mha,mla",
     "+model.pruned_heads=[[0]],null": "+model.pruned_heads=[[0]],null",
     "task.labels=[a,'b, c'],null": "task.labels=[a,'b, c'],null",
-    "data.files='a,b',c": "data.files='a,b',c",
 }
 HOSTILE_SWEEPS = {
     "calls": "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score",
@@ -420,10 +397,9 @@ def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
     with pytest.raises(ValueError, match=r"^chekpoint: there is no such key\. Did you mean checkpoint\?$"):
         offer_stored_run(["chekpoint=last.ckpt"])
     path = file(name="my run, last.ckpt")
-    for quote in ("'", '"'):
-        loaded = offer_stored_run([f"checkpoint={quote}{path}{quote}"])
-        assert loaded is not None
-        assert loaded.path == path
+    loaded = offer_stored_run([f"checkpoint='{path}'"])
+    assert loaded is not None
+    assert loaded.path == path
 
 
 def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:

@@ -11,7 +11,6 @@ from tinyformer.config.checks import check_early
 from tinyformer.config.conf import config_dir, default_num_kv_heads, register_resolvers
 from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, describe, report
 from tinyformer.config.keys import readable
-from tinyformer.generation.sampling import Sampling
 
 CONF = config_dir()
 
@@ -45,8 +44,6 @@ MISTAKES = {
     "model.d_ff=1,2": """model.d_ff=1,2: -m makes a run of each value; model.d_ff="'1,2'" is one text.""",
     "generate.prompt=cost ${5": r"generate.prompt='cost ${5': ${…} refers to another key, which is not there; "
     r"generate.prompt='cost \${5' is a text.",
-    "generate.prompt=${HOME} (é)": r"generate.prompt='${HOME} (é)': ${…} refers to another key, which is not there; "
-    r"generate.prompt='\${HOME} (é)' is a text.",
     "café.x=1": "café.x=1: is no KEY=VALUE",
     "block.attention_residual.skp=0": "block.attention_residual.skp: there is no such key. Did you mean block.att",
     "~modle": "modle: there is no such key. Did you mean model",
@@ -68,7 +65,7 @@ def test_an_interpolation_that_leads_nowhere_names_its_key():
     assert found == "c.d is needed by a.b, and the config has no such key."
 
 
-@pytest.mark.parametrize("axis", ["network", "attention", "data", "position", "logger", "callbacks"])
+@pytest.mark.parametrize("axis", ["network", "data", "callbacks"])
 def test_an_axis_that_was_deleted_is_reported(axis):
     found = described(lambda: check_early(compose_with(f"~{axis}")))
     assert found.startswith(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}=")
@@ -78,19 +75,18 @@ def fail(error):
     raise error
 
 
+OURS = {"_target_": "tinyformer.generation.sampling.Sampling", "top_k": 0}
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: Sampling(top_k=0), "top_k=0: must be at least 1; top_k=1 works."),
-        (
-            lambda: instantiate({"_target_": "tinyformer.generation.sampling.Sampling", "top_k": 0}),
-            "top_k=0: must be at least 1",
-        ),
+        (lambda: instantiate(OURS), "top_k=0: must be at least 1; top_k=1 works."),
         (lambda: fail(MisconfigurationException("so not")), "so not"),
         (lambda: fail(ValueError("a bug of ours")), None),
         (lambda: instantiate({"_target_": "decimal.Decimal", "value": "abc"}), None),
     ],
-    ids=["ours", "in-a-config", "lightning", "bug", "library"],
+    ids=["ours", "lightning", "bug", "library"],
 )
 def test_mistakes_are_reported_and_bugs_are_not(call, sentence):
     found = described(call)

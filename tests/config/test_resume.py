@@ -33,30 +33,19 @@ def test_without_resume_nothing_changes(arguments):
 @pytest.mark.parametrize(
     ("saved", "arguments", "expanded"),
     [
-        (
-            ["seed=1", "compile=true"],
-            ["compile=false", "resume=run", "+c=1"],
-            ["seed=1", "compile=true", "compile=false", "+c=1", "resume=run"],
-        ),
-        (["seed=1", "resume=elsewhere"], ["resume=run"], ["seed=1", "resume=run"]),
-        (["seed=1"], ["resume=other", "resume='run'"], ["seed=1", "resume='run'"]),
+        (["seed=1"], ["seed=2", "resume=run", "+c=1"], ["seed=1", "seed=2", "+c=1", "resume=run"]),
+        (["seed=1", "resume=elsewhere"], ["resume=other", "resume='run'"], ["seed=1", "resume='run'"]),
         (["+callbacks.a._target_=os.mkdir", "+callbacks.a.b=1"], ["resume=run", "~callbacks.a"], ["resume=run"]),
-        (
-            ["callbacks.attention.every_n_steps=9"],
-            ["resume=run", "~callbacks.attention"],
-            ["~callbacks.attention", "resume=run"],
-        ),
+        (["logger.project=a"], ["resume=run", "~logger"], ["~logger", "resume=run"]),
     ],
-    ids=["new-ones-win", "resumed-before", "last-counts", "an-addition-deleted", "one-of-ours-deleted"],
+    ids=["new-ones-win", "last-counts", "an-addition-deleted", "one-of-ours-deleted"],
 )
 def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
     make_run(tmp_path / "run", saved)
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
 
 
-@pytest.mark.parametrize(
-    "name", ["a run", "a,b", "a=b", "it's", "Ωμέγα", "a{b}", "$x", "end\\", 'say "x" now', "a\\\\'b"]
-)
+@pytest.mark.parametrize("name", ["a run", "a{b}", "$x, it's", 'end "x"\\', "a\\\\'b"])
 def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
     make_run(tmp_path / name)
     (run_dir,) = [word for word in expand_resume([f"resume={name}"]) if word.startswith("hydra.run.dir=")]
@@ -83,20 +72,17 @@ def test_a_folder_without_overrides_or_checkpoint_holds_no_run(tmp_path):
             expand_resume([f"resume={part}"])
 
 
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+
+
 @pytest.mark.parametrize(
     ("ranks", "is_first"),
-    [
-        ({}, True),
-        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
-        ({"RANK": "1", "LOCAL_RANK": "0", "NODE_RANK": "0"}, False),
-        ({"RANK": "0", "LOCAL_RANK": "2"}, False),
-        ({"LOCAL_RANK": "0", "NODE_RANK": "1"}, False),
-        ({"SLURM_PROCID": "3"}, False),
-    ],
+    [("", True), ("0 0", True), ("1 0 0", False), ("0 2", False), ("- 0 1", False), ("- - - 3", False)],
 )
 def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
+    for name in RANKS:
         monkeypatch.delenv(name, raising=False)
-    for name, rank in ranks.items():
-        monkeypatch.setenv(name, rank)
+    for name, rank in zip(RANKS, ranks.split(), strict=False):
+        if rank != "-":
+            monkeypatch.setenv(name, rank)
     assert is_first_process() is is_first
