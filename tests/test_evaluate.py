@@ -120,6 +120,7 @@ def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
 
 
 MISTAKES = {
+    "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
     "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: its norm._target_ calls 'posix.system'",
     "model.num_layers=3": "checkpoint=",
     "split=dev": "split=dev: should be 'train', ",
