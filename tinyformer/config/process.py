@@ -111,7 +111,7 @@ def close_output() -> int:
 class NamedLines(io.TextIOBase):
     """A stream of whole lines, each after the name of its job, so that those of several processes do not mix."""
 
-    def __init__(self, stream: TextIO, name: str) -> None:
+    def __init__(self, stream: io.TextIOBase | TextIO, name: str) -> None:
         self.stream, self.name = stream, name
         self.unfinished = ""
 
