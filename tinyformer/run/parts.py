@@ -10,15 +10,15 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.admission import SCORE_KEYS, leaves
 from tinyformer.config.checks import check_types
 from tinyformer.config.compose import Invocation
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, raising_module
 from tinyformer.data import DataModule, QuestionFormat, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
-from tinyformer.nn import SCORES, AttentionMask, EncoderDecoder, Network, ScaledDotScore
+from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.run.sample import Generation
+from tinyformer.run.scores import register_score
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 
 LACKS = {
@@ -57,24 +57,6 @@ def check_config(config: DictConfig, choices: Mapping[str, Any]) -> None:
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     register_score(unresolved)
     check_types(config, choices=choices, groups={"": Options, "generate": Generation})
-
-
-def register_score(config: Mapping[str, Any]) -> None:
-    """Import the user's classes that `attention.score` names, if any, and add them to `SCORES`.
-
-    The config is unresolved, since the target of an interpolation was not admitted as the name of a class.
-    """
-    values = dict(leaves(config))
-    for key in SCORE_KEYS:
-        name = values.get(key)
-        if not isinstance(name, str) or "." not in name or "${" in name:
-            continue
-        score: Any = pydoc.locate(name)
-        if not (isinstance(score, type) and issubclass(score, ScaledDotScore)):
-            known = ", ".join(SCORES)
-            reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
-            raise ArgumentError(key, name, reason)
-        SCORES[name] = score
 
 
 def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokenizer | None = None) -> DataModule:
