@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
-from tinyformer.nn import AttentionMask, Cache, Context, EncoderDecoder
+from tinyformer.nn import AttentionMask, Cache, Context, Encoder
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,35 @@ class Beam:
         return float(((num_tokens + self.length_offset) / (1 + self.length_offset)) ** self.length_penalty)
 
 
+@runtime_checkable
+class Decoding(Protocol):
+    """What the search needs of a network, such as `EncoderDecoder`: a context and next-token logits."""
+
+    training: bool
+
+    @property
+    def decoder(self) -> Encoder:
+        """The decoder, whose number of layers and maximum sequence length determine the cache."""
+        ...
+
+    def eval(self) -> Any: ...
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask, /) -> Context:
+        """Encode the sources: the context that targets are decoded from."""
+        ...
+
+    def decode(
+        self, tokens: Int[Tensor, "batch seq"], context: Context, /, *, cache: Cache | None = None
+    ) -> Float[Tensor, "batch new_seq vocab_size"]:
+        """The logits of the next token, at least at the last position."""
+        ...
+
+
 @torch.no_grad()
 def beam_search(
-    network: EncoderDecoder,
+    network: Decoding,
     source: Int[Tensor, "batch source_seq"],
     lengths: Int[Tensor, " batch"],
     tokens: PairTokens,
@@ -78,7 +105,7 @@ def beam_search(
 
 
 def _search(
-    network: EncoderDecoder, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
+    network: Decoding, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
 ) -> list[list[int]]:
     """See `beam_search`; the rows of a batch are all hypotheses of the first source, then of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
