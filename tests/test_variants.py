@@ -30,7 +30,7 @@ def kind_of(attention: BaseAttention) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", [name for name in TABLE if name != "cross"])
 def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(name: str) -> None:
     overrides = ["experiment=gpt2", "model=nano", "model.num_layers=1", "model.vocab_size=9", *TABLE[name].overrides]
-    (_, config), *_ = compose_sweep(ROOT / "conf", "card", overrides)
+    (_, config), *_ = compose_sweep("card", overrides)
     with torch.device("meta"):
         made = instantiate(config.network, _convert_="all").attentions()[0]
     assert kind_of(made) == kind_of(make_module(TABLE[name], TIMED_SHAPE))
