@@ -252,6 +252,15 @@ def test_tokens_of_all_processes_are_counted_and_the_flops_of_one(tmp_path, monk
     assert alone.total.flops == two.total.flops
 
 
+def test_work_from_before_a_resumption_counts_for_the_loss_alone(tmp_path):
+    whole, resumed = Report(), Report()
+    fit(tmp_path, whole)
+    resumed.load_state_dict(Report().state_dict() | {"unreported": [2e6, 1e6]})
+    fit(tmp_path, resumed, log_every_n_steps=100)
+    assert resumed.total.flops == pytest.approx(whole.total.flops)
+    assert resumed.latest["train/loss"] == pytest.approx(2, abs=0.01)
+
+
 def test_tokens_of_sources_and_of_targets_are_counted(tmp_path):
     data, reporter, sizes = prepared(tmp_path, write(tmp_path)), Report(), []
     network = loud_encoder_decoder(vocab_size=data.tokenizer.vocab_size).train()

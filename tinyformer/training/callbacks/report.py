@@ -63,6 +63,7 @@ class Report(L.Callback):
         self.latest: dict[str, float] = {}  # the last report; at the end of a run without one, its loss and speed
         self.peak: Peak | None = None  # speed of the device; None before the first report
         self._sums: torch.Tensor | None = None  # nats and targets since the last report: a mean over processes
+        self._resumed_targets = 0.0  # those of them from before a resumption, whose work is not measured
         self._sizes = Counter[str]()
         self._since = np.zeros(2)  # `_clock` at the last report, later by what does not count
         self._pause: np.ndarray | None = None  # and while training pauses
@@ -88,6 +89,7 @@ class Report(L.Callback):
         self.total = Work(**{name: type(getattr(Work(), name))(value) for name, value in state_dict["total"].items()})
         nats, targets = state_dict["unreported"]
         self._sums = torch.tensor([nats, targets], dtype=torch.float64) if targets else None
+        self._resumed_targets = float(targets)
         self.latest = {str(name): float(value) for name, value in state_dict.get("latest", {}).items()}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -170,7 +172,8 @@ class Report(L.Callback):
 
     def _take_work(self, trainer: L.Trainer, targets: float, now: Float[np.ndarray, "2"]) -> Work:
         """The work since the last report, which is added to `total`; only logits of targets were computed."""
-        flops = self._costs.count(self._sizes, targets)
+        flops = self._costs.count(self._sizes, targets - self._resumed_targets)
+        self._resumed_targets = 0.0
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
         seconds, waiting = (now - self._since).tolist()
         work = Work(seconds, tokens * trainer.world_size, flops, waiting)
