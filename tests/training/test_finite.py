@@ -48,7 +48,11 @@ class Poison(L.Callback):
                 loss.register_hook(lambda grad: grad * torch.inf)
             return loss * float(self.how) if self.is_bad and self.how in ("nan", "inf") else loss
 
+        def overflow(grad):  # without nan, which infinite losses and scales make of zeros
+            return grad + torch.inf if self.is_bad and self.how == "overflow" else grad
+
         output.register_forward_hook(layer, prepend=True)
+        output.weight.register_hook(overflow)
         module.training_step = training_step
 
     def on_train_batch_start(self, trainer, module, batch, index):
@@ -76,7 +80,7 @@ def same(before, after):
 
 
 @OPTIMIZERS
-@pytest.mark.parametrize("how", ["nan", "inf", "gradient", "layer"])
+@pytest.mark.parametrize("how", ["nan", "inf", "gradient", "overflow", "layer"])
 def test_a_skipped_step_changes_nothing_and_the_others_do(how, optimizer, tmp_path):
     check, poison = FiniteCheck("skip"), Poison(how, 0, 2, 5)
     fit(tmp_path, poison, check, optimizer=optimizer, gradient_clip_val=1.0)
