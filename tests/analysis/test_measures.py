@@ -179,6 +179,8 @@ MAPS = torch.stack([torch.eye(3), torch.eye(3).flip(0), torch.eye(3)[[0, 0, 0]],
 def test_cross_measures_by_hand(measure, expected):
     stacked = torch.stack([MAPS, MAPS.flip(1)])
     assert measure(stacked).tolist() == [pytest.approx(expected), pytest.approx(expected[::-1])]
+    low, high = CROSS_MEASURES[measure.__name__].limits(3)
+    assert all(low <= value <= high for value in expected)
 
 
 def test_an_order_that_is_half_kept():
