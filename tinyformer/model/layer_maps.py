@@ -54,6 +54,7 @@ class LayerMaps:
 
         In differential attention the map of a head is softmax₁ - λ softmax₂, whose weights multiply the values. They
         can be negative, and each row sums to 1 - λ. Another class with several softmaxes has maps by name only.
+        A head that the layer does not have is an `ArgumentError`.
         """
         if head not in (*self.heads, *self.names):
             reason = f"{layer_title(self.address)} has heads {', '.join(map(str, self.heads))}"

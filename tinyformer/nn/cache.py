@@ -37,7 +37,7 @@ class LayerCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def extend(self, *new: Tensor, window: int | None = None) -> tuple[Tensor, ...]:
-        """Append the keys and values of new tokens; axis -2 is the sequence.
+        """Append the keys and values of new tokens, which must not require gradients; axis -2 is the sequence.
 
         Returns:
             The tensors of all tokens that the new ones attend to within the window; the new ones are at the end.
@@ -49,7 +49,7 @@ class LayerCache:
         return self._append(new) if window is None else self._slide(new, window)
 
     def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
-        """The cached tensors of a context; none before its first use."""
+        """The cached tensors of a context; none before its first use. A context of another shape is refused."""
         for tensor in self.tensors:
             if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
                 held = f"{tensor.shape[0]} sequences of {tensor.shape[-2]} tokens"

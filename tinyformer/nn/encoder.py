@@ -90,7 +90,7 @@ class Encoder(nn.Module):
         """Encode a batch of sequences; without a mask each token attends to all.
 
         The cache holds the tokens before these, and is extended by them. Blocks with cross-attention attend to the
-        context.
+        context. More than `max_seq_len` tokens are an `ArgumentError`.
         """
         first = cache.length if cache else 0
         if first + tokens.shape[1] > self.max_seq_len:

@@ -18,7 +18,7 @@ def prune_heads(layer: BaseAttention, heads: Iterable[int]) -> None:
     are copied for each query head before the kernel; the cache still holds each of them once. Tables of positions that
     layers may share (T5's) keep their size. A parameter of the layer itself or of its score function belongs to the
     heads if its first axis is as long as there are heads, and else is shared by them. Heads are named by their numbers
-    in the original layer, `layer.head_map.ids`.
+    in the original layer, `layer.head_map.ids`; an `ArgumentError` if one is not among them, or none would stay.
     """
     ids, pruned, device = layer.head_map.ids, set(heads), layer.o_proj.weight.device
     if not pruned <= set(ids):

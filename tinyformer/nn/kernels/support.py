@@ -139,7 +139,10 @@ BACKENDS = {
 
 
 def select_backend(name: str, case: AttentionCase) -> Backend:
-    """The backend that computes a case: the named one, or for "auto" the fastest that can."""
+    """The backend that computes a case: the named one, or for "auto" the fastest that can.
+
+    An `ArgumentError` says what the named one lacks, and which backends can compute the case.
+    """
     if name == "auto":
         return BACKENDS[fastest(case, [other for other in ("sdpa", "flash", "flex") if _can(other, case)])]
     require_choice("backend", name, ["auto", *BACKENDS])
