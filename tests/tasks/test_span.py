@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from tasks.fixed import Fixed
-from tinyformer.data import ByteTokenizer, Question, Questions, TextTokenizer, tokenise_questions
+from tinyformer.data import ByteTokenizer, Question, Questions, tokenise_questions
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import SpanExtraction, text_metrics
 from tinyformer.tasks.span import NUM_WINDOWS, best_spans
@@ -180,14 +179,6 @@ def test_the_score_of_no_answer_is_the_smallest_of_all_windows():
     assert found.null_score == 0.0
 
 
-def test_a_context_without_tokens_has_no_answer():
-    nothing = Tokenizer(models.WordLevel({"<eos>": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    nothing.pre_tokenizer = pre_tokenizers.Split(Regex(".+"), "removed")
-    split = tokenise_questions([Question("q", "c", ["c"], [0])], TextTokenizer(nothing)).cut(8)
-    (found,) = SpanExtraction().answer(Spelled(), split)
-    assert (found.text, found.score, split.spans.tolist()) == ("", -math.inf, [[-1, -1]])
-
-
 def test_final_metrics_and_what_the_question_adds():
     questions = [
         Question("a", "the x. y", ["x."], [4]),
@@ -240,13 +231,10 @@ def test_questions_without_an_answer_need_a_threshold():
         ("a cat and the dog", ["cat dog", "bird"], (0, 4 / 5)),  # two of three words, two of two
         ("cat cat", ["cat"], (0, 2 / 3)),  # a word counts as often as both have it
         ("dog", ["cat", "dog"], (1, 1)),  # the best of several
-        ("u.s.", ["US"], (1, 1)),
         ("", [], (1, 1)),  # no answer, and none given
         ("the", [], (1, 1)),  # which has no words that count
         ("cat", [], (0, 0)),
-        ("", ["cat"], (0, 0)),
         ("", ["the", "cat"], (0, 0)),  # an answer without words does not make the question unanswerable
-        ("the", ["the"], (1, 1)),
     ],
 )
 def test_scores_by_hand(prediction, texts, expected):
@@ -288,8 +276,3 @@ def test_f1_without_the_question_of_many_long_spans_is_not_computed(monkeypatch)
     words = [f"w{i}" for i in range(10_000)]  # 80 s and 2 GB, if it were computed
     texts = [[" ".join(words[i : i + 15])] for i in range(0, 1500, 15)]
     assert scores_without_question([" ".join(words)] * 100, texts, 5000) == (0.01, None)
-
-
-def test_contexts_are_answered_one_by_one():
-    exact, f1 = scores_without_question(["a cat", "a cat", "b dog"], [["cat"], ["the bird"], ["dog"]], 30)
-    assert (exact, f1) == pytest.approx((2 / 3, 2 / 3))

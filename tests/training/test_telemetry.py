@@ -1,6 +1,5 @@
 """Telemetry of heads, in small real runs."""
 
-import csv
 import math
 import os
 import signal
@@ -8,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from commands import table
 from data.test_pairs import prepared, write
 from matplotlib.image import imread
 
@@ -17,7 +17,6 @@ from tinyformer.training import AttentionTelemetry, RunCSVLogger
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.probing import PairProbing, Sizes
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.callbacks.telemetry import HeadLog
 from training.runs import CONTENTS, QUIET, Do, fit, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -53,11 +52,6 @@ def logged(logger):
         for step, row in logger.rows.items()
     }
     return {step: values for step, values in found.items() if values}
-
-
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(tmp_path, logger):
@@ -111,24 +105,6 @@ def test_the_first_pair_that_fits_is_plotted_or_else_the_shortest(tmp_path, num_
     assert probing.tokenizer.decode(probing.shown.source[0].tolist()[:-1]) == source
 
 
-def test_plots_number_heads_as_the_atlas_does_and_hatch_ablated_ones(tmp_path, monkeypatch):
-    pictures, save = {}, HeadLog.picture
-
-    def keep(log, step, name, file, picture):
-        pictures[name] = picture
-        return save(log, step, name, file, picture)
-
-    monkeypatch.setattr(HeadLog, "picture", keep)
-    validate(tmp_path, AttentionTelemetry(), network={"ablated_heads": [[1, 2]]})
-    texts = {name: [label.text for label in picture.labels] for name, picture in pictures.items()}
-    heads = [f"layer {layer} head {head}" for layer in (0, 1) for head in range(4)]
-    heads[6] += " ablated"
-    assert [text for text in texts["maps"] if text.startswith("layer")] == heads
-    assert texts["measures"][0].endswith("those of ablated heads are hatched")
-    assert texts["measures"].count("2") == len(MEASURES | PATTERNS)
-    assert "02" not in texts["measures"]
-
-
 # What it does not change.
 
 
@@ -176,24 +152,11 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path, logger):
     assert (str(at), "1", "02", "first_token") in crossings
 
 
-def test_the_table_of_events(tmp_path):
-    """It is empty without events, and missing in an evaluation."""
-    never = {name: 1e-6 if trait.below else 0.999 for name, trait in TRAITS.items()}
-    fit(tmp_path, AttentionTelemetry(thresholds=never), max_steps=3)
-    assert (tmp_path / "events.csv").read_text().split() == ["step,layer,head,event,measure,value"]
-    (tmp_path / "events.csv").unlink()
-    validate(tmp_path, AttentionTelemetry())
-    assert not (tmp_path / "events.csv").exists()
-    assert (tmp_path / "attention" / "heads.csv").exists()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every_n_steps": 0}, "every_n_steps=0: must be at least 1; every_n_steps=1 works."),
         ({"thresholds": {"block": 1.5}}, "thresholds.block=1.5: must be above 0 and below 1; thresholds.block=0.8"),
         ({"thresholds": {"sink": 0.5}}, f"thresholds={{'sink': 0.5}}: must be thresholds of {', '.join(TRAITS)}."),
-        ({"hysteresis": 1.0}, "hysteresis=1.0: must be at least 0 and below 1; hysteresis=0.2 works."),
         ({"probe_text": ""}, "probe_text='': must not be empty; probe_text='A cat.' works."),
     ],
 )
