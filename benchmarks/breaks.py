@@ -350,7 +350,7 @@ BREAKS = (
         "training/module.py",
         "else torch.float64",
         "else self.dtype",
-        ("tests/training/test_module.py",),
+        ("tests/training/test_averages.py",),
     ),
     Break(
         "fused_step_undoes_the_loss_scaling",

@@ -76,8 +76,4 @@ def test_metrics_by_hand(num_unknown, scored, bits, shown):
     }
     large = CausalLM().metrics(SUMS | {"nats": torch.tensor(1e6)}, split)
     assert math.isfinite(large["perplexity"])
-    assert CausalLM().describe(metrics, split) == {
-        "perplexity": "7.39",
-        "bits per byte": shown,
-        "next token": "25.0% correct, 50.0% in the top five",
-    }
+    assert CausalLM().describe(metrics, split)["bits per byte"] == shown

@@ -24,11 +24,6 @@ def test_the_metrics_by_hand():
     expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.75, "majority_share": 3 / 8}
     assert MaskedLM().metrics(sums, split_of("aaabbcde")) == expected
     assert MaskedLM().metrics(sums, split_of(""))["majority_share"] == 0.0
-    described = MaskedLM().describe(expected | {"pseudo_perplexity": 3.0}, split_of("abc"))
-    assert described == {
-        "masked token": "25.0% correct, 75.0% in the top five; the most frequent token makes up 37.5%",
-        "pseudo-perplexity": "3.00, over the first tokens of the split",
-    }
 
 
 def test_pseudo_perplexity_masks_one_token_at_a_time():

@@ -1,4 +1,4 @@
-"""Means over targets: accumulated batches and several processes take the steps of one batch with all rows."""
+"""Means over targets: accumulated batches and processes take the steps of one batch; sums of scores are fp64."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from tinyformer.nn import SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report
-from training.runs import QUIET, make_trainer
+from training.runs import QUIET, make_data, make_module, make_trainer
 
 pytestmark = pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation_step")
 
@@ -138,3 +138,23 @@ def test_processes_have_the_same_weights_and_dropout_masks_of_their_own(tmp_path
     (first, second), (one, other) = losses
     assert first == second
     assert abs(one - other) > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_scores_are_summed_in_fp64_whatever_the_precision(tmp_path, precision):
+    """bf16 has 8 bits and fp32 has 24: from 2^24 on it does not count single tokens."""
+    module = make_module(make_data(tmp_path, validation_fraction=0.21))
+    first = {"nats": 3.0 * 2**24, "tokens": 2.0**24, "top1": 0.0, "top5": 0.0}
+    scored, score = [], module.task.score
+
+    def large_score(*args):
+        scored.append(score(*args) if scored else {name: torch.tensor(value) for name, value in first.items()})
+        return scored[-1]
+
+    module.task.score = large_score
+    trainer = make_trainer(tmp_path, precision=precision, limit_val_batches=1.0)
+    trainer.validate(module, module.data.evaluation_dataloader("validation"), verbose=False)
+    assert len(scored) > 3
+    nats, tokens = (sum(batch[name].double() for batch in scored) for name in ("nats", "tokens"))
+    assert module.metrics["loss"] == pytest.approx(float(nats / tokens), rel=1e-12)
+    assert float(module.sums["tokens"]) == float(tokens)

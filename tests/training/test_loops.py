@@ -83,7 +83,6 @@ LIMITS = {
     "epochs": {"max_epochs": 2},
     "both": {"max_steps": 10, "max_epochs": 3},
     "epochs of three batches": {"max_epochs": 2, "limit_train_batches": 3},
-    "epochs, validated at each": {"max_epochs": 3, "check_val_every_n_epoch": 1, "val_check_interval": 1.0},
     "epochs, validated at every other": {"max_epochs": 3, "check_val_every_n_epoch": 2, "val_check_interval": 1.0},
     "one batch": {"max_epochs": 4, "overfit_batches": 1, "val_check_interval": 2},
 }
@@ -127,11 +126,9 @@ def test_a_signal_amid_a_step_or_a_validation_changes_no_weight(tmp_path, hook):
 
 CHANGED = {
     "larger batches": ({"batch_size": 8}, 3 + 1 + 2),  # 3 of 5 batches are 1 of 2, rounded down
-    "longer": ({"max_epochs": 3}, 15),
     "shorter": ({"max_epochs": -1, "max_steps": 4}, 4),
     "smaller batches": ({"batch_size": 2}, 3 + 4 + 10),
     "accumulated": ({"accumulate_grad_batches": 3}, 3 + math.ceil(7 / 3)),
-    "less data": ({"limit_train_batches": 4}, 3 + 1 + 4),
 }
 
 

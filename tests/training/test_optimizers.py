@@ -1,4 +1,7 @@
-"""Optimizers: which parameters decay, which ones Muon updates, several that step as one; schedules by hand."""
+"""Optimizers: which parameters decay, which ones Muon updates, how both step as one; schedules by hand and in runs."""
+
+import copy
+import math
 
 import lightning as L
 import pytest
@@ -7,9 +10,19 @@ from nn.model_cases import make_transformer
 from torch import nn
 
 from tinyformer.errors import ArgumentError
-from tinyformer.training import AdamW, InverseSquareRoot, MuonWithAdamW, WarmupCosine, WarmupStableDecay
+from tinyformer.training import (
+    AdamW,
+    AttentionTelemetry,
+    FiniteCheck,
+    InverseSquareRoot,
+    MuonWithAdamW,
+    WarmupCosine,
+    WarmupStableDecay,
+)
 from tinyformer.training.optimizers import StackedMuon, orthogonalise
-from training.runs import QUIET, fit
+from training.runs import QUIET, fit, make_data, make_module, make_trainer
+
+pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 # No setting has its default in torch.
 RECIPES = {
@@ -103,6 +116,10 @@ def test_adamw_decays_all_parameters_if_asked_to():
         (lambda: AdamW(betas=[0.9, 1.0]), "betas=[0.9, 1.0]: must be two numbers from 0 to below 1; betas=[0.9, 0.95]"),
         (lambda: MuonWithAdamW(adamw_lr=-1.0), "adamw_lr=-1.0: must be at least 0; adamw_lr=0.001 works."),
         (lambda: MuonWithAdamW(momentum=1.0), "momentum=1.0: must be at least 0 and below 1; momentum=0.95 works."),
+        (lambda: FiniteCheck("ignore"), "action="),
+        (lambda: AttentionTelemetry(thresholds={"block": 1.5}), "thresholds.block=1.5: must be above 0 and below 1; "),
+        (lambda: AttentionTelemetry(thresholds={"sink": 0.5}), "thresholds={'sink': 0.5}: must be thresholds of "),
+        (lambda: AttentionTelemetry(probe_text=""), "probe_text='': must not be empty; probe_text='A cat.' works."),
         (lambda: WarmupCosine(-1), "warmup_steps=-1: must be at least 0; warmup_steps=100 works."),
     ],
 )
@@ -130,7 +147,6 @@ def norm(module):
     return float(torch.cat([p.grad.flatten() for p in module.parameters()]).norm())
 
 
-@pytest.mark.filterwarnings(*QUIET)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_lightning_clips_the_gradients_of_all(recipe, precision, tmp_path):
@@ -175,3 +191,38 @@ def test_factors_by_hand(schedule):
 @pytest.mark.parametrize("schedule", [WarmupCosine(4), WarmupStableDecay(4)])
 def test_a_run_of_unknown_length_does_not_decay(schedule):
     assert [schedule.factor(step, None) for step in (0, 4, 10**6)] == [1 / 5, 1.0, 1.0]
+
+
+# In runs.
+
+
+def test_learning_rates_follow_the_schedule_and_the_loss_falls(tmp_path):
+    rates, schedule = [], WarmupCosine(warmup_steps=4, final_factor=0.1)
+    module = make_module(make_data(tmp_path), MuonWithAdamW(lr=0.02, adamw_lr=0.01), schedule)
+    module.on_before_optimizer_step = lambda optimizer: rates.append([group["lr"] for group in optimizer.param_groups])
+    trainer = make_trainer(tmp_path, max_steps=20, limit_val_batches=1.0)
+    before = copy.deepcopy(module.network)
+    trainer.fit(module, datamodule=module.data)
+    factors = [schedule.factor(step, 20) for step in range(20)]
+    assert [muon for muon, _ in rates] == pytest.approx([0.02 * f for f in factors])
+    assert [adamw for _, adamw in rates] == pytest.approx([0.01 * f for f in factors])
+    assert not any(map(torch.equal, module.network.parameters(), before.parameters()))
+    assert float(trainer.callback_metrics["val/loss"]) < math.log(256) - 1
+    assert module.step == 20
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (AdamW(), AdamW(lr=3e-4, betas=(0.5, 0.6), weight_decay=0.3)),
+        (MuonWithAdamW(), MuonWithAdamW(lr=3e-3, momentum=0.8, weight_decay=0.3, adamw_lr=1e-4)),
+    ],
+)
+def test_a_resumed_run_has_the_options_that_it_is_given(first, second, tmp_path):
+    path = tmp_path / "last.ckpt"
+    fit(tmp_path, optimizer=first, max_steps=4)[0].save_checkpoint(path)
+    trainer, module = fit(tmp_path, optimizer=second, max_steps=5, checkpoint=path)
+    scale = module.schedule.factor(5, 5)
+    for group, expected in zip(trainer.optimizers[0].param_groups, second(module.network).param_groups, strict=True):
+        options = {"lr": expected["lr"] * scale, "params": group["params"]}
+        assert {name: group[name] for name in expected} == expected | options

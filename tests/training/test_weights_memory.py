@@ -102,3 +102,5 @@ def test_the_layers_of_both_stacks_are_counted_and_each_has_its_key():
     assert (found(needed), found(needed // 4, longest=8)) == (None, None)
     assert found(needed // 4, longest=9) is not None
     assert list(found(1, kernels=["flash"] * 4 + ["eager"] * 2).works) == [cross]
+    model.requires_grad_(False)
+    assert found(0) is None  # autograd stores nothing for weights that are not trained
