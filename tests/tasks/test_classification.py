@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from nn.model_cases import make_encoder, token_ids
+from nn.model_cases import token_ids
 
 from tasks.fixed import Fixed
-from tinyformer.nn import ClassReadout, Transformer
 from tinyformer.tasks import Classification
 
 LABELS = ["bad", "good", "so-so"]
@@ -49,14 +48,3 @@ def test_loss_and_nats_by_hand(smoothing):
 def test_metrics_by_hand(logits, truth, metrics):
     found = metrics_of(logits, truth)
     assert [found[name] for name in ("accuracy", "macro_f1", "majority_share")] == pytest.approx(metrics)
-
-
-def test_an_example_has_the_same_logits_alone_and_in_a_padded_batch():
-    torch.manual_seed(0)
-    network = Transformer(make_encoder(), lambda embedding: ClassReadout(embedding, LABELS), init_std=0.5).eval()
-    ids, lengths, task = token_ids(3, 8), torch.tensor([8, 5, 1]), Classification(LABELS)
-    together = task.logits(network, {"inputs": ids, "lengths": lengths})
-    for row, length in enumerate(lengths):
-        alone = task.logits(network, {"inputs": ids[row : row + 1, :length], "lengths": lengths[row : row + 1]})
-        torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
-    assert together.std() > 0.1  # not constant

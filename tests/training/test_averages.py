@@ -83,7 +83,8 @@ class Gradients(L.Callback):
         report = next(each for each in trainer.callbacks if isinstance(each, Report))
         weights = torch.cat([weight.detach().flatten() for weight in module.parameters()])
         if trainer.is_global_zero:
-            torch.save((torch.stack(self.steps), weights, report.latest["train/loss"]), self.path)
+            total = report.total.tokens, report.total.flops
+            torch.save((torch.stack(self.steps), weights, report.latest["train/loss"], total), self.path)
 
 
 LAYOUTS = {
@@ -115,13 +116,18 @@ def off(found, expected):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_steps_are_those_of_one_batch(name, tmp_path):
-    """In fp64; of one task in all layouts, of the others in the one that has everything."""
-    gradients, weights, loss = trained(tmp_path, name)
+    """In fp64; of one task in all layouts, of the others in the one that has everything.
+
+    Tokens of sources and targets and of all processes are counted, and the operations of one process.
+    """
+    gradients, weights, loss, (tokens, flops) = trained(tmp_path, name)
+    assert tokens == STEPS * ROWS * SEQ * (2 if name == "seq2seq" else 1)
     for layout in LAYOUTS if name == "causal_lm" else ["accumulated in processes"]:
-        found, after, reported = trained(tmp_path, name, LAYOUTS[layout])
+        found, after, reported, total = trained(tmp_path, name, LAYOUTS[layout])
         assert off(found, gradients) < 1e-9, layout
         assert off(after, weights) < 1e-9, layout
         assert reported == pytest.approx(loss, rel=1e-9), layout
+    assert total == (tokens, pytest.approx(flops / 2))
 
 
 def test_processes_have_the_same_weights_and_dropout_masks_of_their_own(tmp_path):

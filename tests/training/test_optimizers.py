@@ -129,34 +129,19 @@ def test_values_out_of_range(make, message):
     assert str(caught.value).startswith(message)
 
 
-class Norms(L.Callback):
-    """The norms of the gradients of each step before and after clipping."""
-
-    def setup(self, trainer, module, stage):
-        clip, self.found = module.configure_gradient_clipping, []
-
-        def clipped(*args, **settings):
-            before = norm(module)
-            clip(*args, **settings)
-            self.found.append((before, norm(module)))
-
-        module.configure_gradient_clipping = clipped
-
-
-def norm(module):
-    return float(torch.cat([p.grad.flatten() for p in module.parameters()]).norm())
-
-
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_lightning_clips_the_gradients_of_all(recipe, precision, tmp_path):
     """Under mixed precision Lightning refuses to clip if an optimizer undoes the loss scaling itself."""
-    norms = Norms()
-    fit(tmp_path, norms, optimizer=recipe, precision=precision, gradient_clip_val=0.01, max_steps=2)
-    for before, after in norms.found:
+    norms, look = [], L.Callback()
+    look.on_before_optimizer_step = look.on_train_batch_end = lambda trainer, module, *args: norms.append(
+        float(torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).norm())
+    )
+    fit(tmp_path, look, optimizer=recipe, precision=precision, gradient_clip_val=0.01, max_steps=2)
+    for before, after in zip(norms[::2], norms[1::2], strict=True):
         assert before > 0.1
         assert after == pytest.approx(0.01, rel=1e-3)
-    assert len(norms.found) == 2
+    assert len(norms) == 4
 
 
 # Schedules.
