@@ -2,8 +2,8 @@
 
 import itertools
 import math
+from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -252,19 +252,14 @@ def test_no_answer_of_the_context_alone_scores_higher(words, questions):
     given_texts = {text for own in texts for text in own} | {""}
     f1 = max(sum(answer_scores(span, own)[1] for own in texts) for span in spans | given_texts) / len(texts)
     exact = max(sum(answer_scores(text, own)[0] for own in texts) for text in given_texts) / len(texts)
-    assert scores_without_question([context] * len(texts), texts, max_words) == pytest.approx((exact, f1), abs=1e-6)
+    with mock.patch.object(text_metrics, "BLOCK", 2):  # spans that are compared at once
+        found = scores_without_question([context] * len(texts), texts, max_words)
+    assert found == pytest.approx((exact, f1), abs=1e-6)
 
 
 def test_f1_without_the_question_of_many_long_spans_is_not_computed(monkeypatch):
-    rng = np.random.default_rng(0)
-    words = [f"w{i}" for i in rng.integers(0, 50, 600)]
-    context, texts = " ".join(words), [[" ".join(words[i : i + 5])] for i in range(0, 500, 100)]
-    monkeypatch.setattr(text_metrics, "BLOCK", 600)
-    whole = scores_without_question([context] * 5, texts, 200)
-    monkeypatch.setattr(text_metrics, "BLOCK", 7)
-    assert scores_without_question([context] * 5, texts, 200) == pytest.approx(whole)
-    monkeypatch.setattr(text_metrics, "MAX_COMPARISONS", 600 * 50 * 5)  # fewer than there are
-    assert scores_without_question([context] * 5, texts, 200) == (0.2, None)
+    monkeypatch.setattr(text_metrics, "MAX_COMPARISONS", 5)
+    assert scores_without_question(["x y z"] * 2, [["x y"], ["z"]], 9) == (0.5, None)
     split = cut([Question("a", "x y", ["y"], [2])] * 2, 32)
     metrics = {"accuracy": 0.5, "num_judged": 2, "exact_match_without_question": 0.2, "f1_without_question": None}
     assert SpanExtraction().describe(metrics, split)["without question"] == "exact match 20.0% at most"

@@ -1,9 +1,10 @@
-"""What the tests of this folder share: runs that listen to signals give them back."""
+"""What the tests of this folder share: metrics of a run, and runs that listen to signals give them back."""
 
 import signal
 
 import pytest
 
+from tinyformer.training import RunCSVLogger
 from tinyformer.training.callbacks.checkpoints import SIGNALS
 
 
@@ -14,3 +15,8 @@ def _own_signals():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def logger(tmp_path):
+    return RunCSVLogger(tmp_path / "metrics.csv")

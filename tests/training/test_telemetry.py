@@ -12,7 +12,7 @@ from data.test_pairs import prepared, write
 from matplotlib.image import imread
 
 from tinyformer.analysis import MEASURES, PATTERNS
-from tinyformer.training import AttentionTelemetry, RunCSVLogger
+from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.probing import PairProbing, Sizes
 from tinyformer.training.callbacks.report import Report
@@ -27,11 +27,6 @@ NAMES = {
     for head in range(4)
     for name in (*MEASURES, *PATTERNS)
 }
-
-
-@pytest.fixture
-def logger(tmp_path):
-    return RunCSVLogger(tmp_path / "metrics.csv")
 
 
 def validate(tmp_path, telemetry, logger=None, network=None, data=None, **trainer):

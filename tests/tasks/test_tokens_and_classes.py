@@ -1,0 +1,162 @@
+"""Next tokens, masked tokens and classes: losses and metrics against numbers computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from nn.model_cases import make_transformer, token_ids
+
+from tasks.fixed import Fixed
+from tinyformer.batch import IGNORED
+from tinyformer.data import CharTokenizer, TokenSplit
+from tinyformer.nn import AttentionMask
+from tinyformer.tasks import CausalLM, Classification, MaskedLM
+
+# Next tokens.
+
+# Six tokens of 1, 2, 3, 4, 5 and 6 shares, in log.
+LOGITS = torch.tensor([1.0, 2, 3, 4, 5, 6]).log().expand(1, 4, 6)
+BATCH = {"inputs": torch.tensor([[0, 1, 2, 3]]), "targets": torch.tensor([[5, 1, 0, IGNORED]])}
+NATS = [math.log(21 / 6), math.log(21 / 2), math.log(21 / 1)]
+
+
+@pytest.mark.parametrize("max_scores", [2**26, 12, 1])
+def test_loss_nats_and_scores_by_hand(max_scores, monkeypatch):
+    monkeypatch.setattr("tinyformer.tasks.task.MAX_SCORES", max_scores)  # all at once, two targets at once, one
+    task, network = CausalLM(), Fixed(LOGITS)
+    assert task.loss(network, BATCH).item() == pytest.approx(sum(NATS) / 3, rel=1e-6)
+    assert network.asked == (BATCH["inputs"], AttentionMask(causal=True))
+    scores = task.score(network, BATCH)
+    assert {name: value.item() for name, value in scores.items()} == {
+        "nats": pytest.approx(sum(NATS), rel=1e-6),
+        "tokens": 3,
+        "top1": 1,  # token 5 is the most likely
+        "top5": 2,  # token 1 is the fifth, token 0 the sixth
+    }
+    assert all(value.dtype == torch.float32 for value in scores.values())
+    rows = {name: tensor.repeat(2, 1) for name, tensor in BATCH.items()}
+    rows["targets"][1, :2] = IGNORED
+    nats, targets = task.nats(Fixed(LOGITS.repeat(2, 1, 1)), rows)
+    assert nats.tolist() == pytest.approx([sum(NATS), NATS[2]], rel=1e-6)
+    assert targets.tolist() == [3, 1]
+    padding = BATCH | {"targets": torch.full((1, 4), IGNORED)}
+    assert [value.item() for value in task.score(network, padding).values()] == [0, 0, 0, 0]
+
+
+def test_a_packed_document_is_scored_as_if_it_were_alone():
+    torch.manual_seed(0)
+    network, ids = make_transformer(position=False), token_ids(batch=1, seq=10)
+    packed = {"inputs": ids[:, :9], "targets": ids[:, 1:], "documents": torch.tensor([[1] * 4 + [2] * 5])}
+    parts = [{"inputs": ids[:, :4], "targets": ids[:, 1:5]}, {"inputs": ids[:, 4:9], "targets": ids[:, 5:]}]
+    alone = sum(CausalLM().score(network, part)["nats"] for part in parts)
+    torch.testing.assert_close(CausalLM().score(network, packed)["nats"], alone)
+    without = CausalLM().score(network, {name: packed[name] for name in ("inputs", "targets")})["nats"]
+    assert abs(without - alone) > 1e-4
+
+
+SUMS = {name: torch.tensor(value) for name, value in {"nats": 8.0, "tokens": 4.0, "top1": 1.0, "top5": 2.0}.items()}
+
+
+@pytest.mark.parametrize(
+    ("num_unknown", "scored", "bits", "shown"),
+    [
+        (0, None, 2 / math.log(2) * 12 / 9, "3.8472"),  # 12 targets of 2 nats, 9 bytes
+        (1, None, None, "none: the text has unknown characters"),
+        (0, np.ones(13, bool), None, "none: not every token is scored"),
+    ],
+)
+def test_metrics_by_hand(num_unknown, scored, bits, shown):
+    split = TokenSplit(np.zeros(13, np.uint16), np.array([0, 13]), 9, 7, num_unknown, scored=scored)
+    metrics = CausalLM().metrics(SUMS, split)
+    assert metrics == {
+        "loss": 2.0,
+        "accuracy": 0.25,
+        "accuracy_top5": 0.5,
+        "perplexity": pytest.approx(math.exp(2)),
+        "bits_per_byte": None if bits is None else pytest.approx(bits),
+    }
+    large = CausalLM().metrics(SUMS | {"nats": torch.tensor(1e6)}, split)
+    assert math.isfinite(large["perplexity"])
+    assert CausalLM().describe(metrics, split)["bits per byte"] == shown
+
+
+# Masked tokens.
+
+TOKENIZER = CharTokenizer().build(["abcdefgh"]).with_mask()
+
+
+def split_of(text):
+    ids = np.array([TOKENIZER.eos_id, *TOKENIZER.encode(text)], np.uint16)
+    return TokenSplit(ids, np.array([0, len(ids)]), len(text), len(text), 0)
+
+
+def test_metrics_of_masked_tokens_by_hand():
+    sums = {name: torch.tensor(value) for name, value in {"nats": 8.0, "tokens": 4.0, "top1": 1.0, "top5": 3.0}.items()}
+    # 3 / 8: <eos> is never masked.
+    expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.75, "majority_share": 3 / 8}
+    assert MaskedLM().metrics(sums, split_of("aaabbcde")) == expected
+    assert MaskedLM().metrics(sums, split_of(""))["majority_share"] == 0.0
+
+
+def test_pseudo_perplexity_masks_one_token_at_a_time():
+    torch.manual_seed(0)
+    network, text = make_transformer(vocab_size=TOKENIZER.vocab_size, max_seq_len=5, dropout=0.5).eval(), "abcdefgh"
+    torch.nn.init.normal_(network.encoder.token_embedding.weight)
+    ids = [TOKENIZER.eos_id, *TOKENIZER.encode(text)]
+    nats = []
+    for window in (ids[:5], ids[5:]):  # the context length
+        for at, truth in enumerate(window):
+            if truth != TOKENIZER.eos_id:
+                masked = torch.tensor([[*window[:at], TOKENIZER.mask_id, *window[at + 1 :]]])
+                nats.append(-network(masked)[0, at].log_softmax(-1)[truth].item())
+    assert len(nats) == 8
+    expected = math.exp(sum(nats) / 8)
+    found = MaskedLM().final_metrics(network, split_of(text), TOKENIZER)["pseudo_perplexity"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    # Over the first 4 tokens of the split, <eos> included.
+    assert MaskedLM(4).final_metrics(network, split_of(text), TOKENIZER) == MaskedLM().final_metrics(
+        network, split_of("abc"), TOKENIZER
+    )
+
+
+# Classes.
+
+LABELS = ["bad", "good", "so-so"]
+CLASS_LOGITS = torch.tensor([[2.0, 0, 0], [0, 0, 3], [0, 1, 0], [0, 0, 1], [5, 0, 0]])
+TRUTH = torch.tensor([0, 1, 1, 2, 2])
+
+
+def batch_of(truth, seq=4):
+    return {"inputs": token_ids(len(truth), seq), "lengths": torch.full((len(truth),), seq), "labels": truth}
+
+
+def metrics_of(logits, truth):
+    task = Classification(LABELS)
+    return task.metrics(task.score(Fixed(logits), batch_of(truth)), None)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_smoothed_labels_of_classes_are_trained_on_and_not_evaluated_with(smoothing):
+    task, network, batch = Classification(LABELS, label_smoothing=smoothing), Fixed(CLASS_LOGITS), batch_of(TRUTH)
+    log_p = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in CLASS_LOGITS.tolist()]
+    picked = [row[k] for row, k in zip(log_p, TRUTH, strict=True)]
+    nats, targets = task.nats(network, batch)
+    assert nats.tolist() == pytest.approx([-value for value in picked], rel=1e-5)
+    assert targets.tolist() == [1] * 5
+    expected = -((1 - smoothing) * sum(picked) + smoothing / 3 * sum(map(sum, log_p))) / 5
+    assert task.loss(network, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert task.metrics(task.score(network, batch), None)["loss"] == pytest.approx(-sum(picked) / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "truth", "metrics"),  # accuracy, macro-F1 and the share of the most frequent class
+    [
+        (CLASS_LOGITS, TRUTH, (3 / 5, (2 / 3 + 2 / 3 + 1 / 2) / 3, 2 / 5)),  # predicted: 0, 2, 1, 2, 0
+        (CLASS_LOGITS, torch.tensor([1, 1, 1, 2, 2]), (2 / 5, (0 + 1 / 2 + 1 / 2) / 3, 3 / 5)),
+        (CLASS_LOGITS * 0 + torch.tensor([1.0, 0, 0]), TRUTH * 0, (1, 1, 1)),  # a class that never occurs has no F1
+    ],
+)
+def test_metrics_of_classes_by_hand(logits, truth, metrics):
+    found = metrics_of(logits, truth)
+    assert [found[name] for name in ("accuracy", "macro_f1", "majority_share")] == pytest.approx(metrics)
