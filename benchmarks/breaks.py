@@ -400,7 +400,7 @@ BREAKS = (
         "generation/sampling.py",
         "ordered.cumsum(dim=-1) - ordered >= self.top_p",
         "ordered.cumsum(dim=-1) >= self.top_p",
-        ("tests/generation/test_sampling.py",),
+        ("tests/generation/test_generation.py",),
     ),
     Break(
         "a_vector_of_padding",
@@ -631,14 +631,14 @@ BREAKS = (
         "generation/beam_search.py",
         "return (ended[:, -1] < going_on[:, 0])",
         "return (ended[:, 0] < going_on[:, 0])",
-        ("tests/generation/test_beam_search.py", "tests/interop/test_encoder_decoders.py"),
+        ("tests/generation/test_generation.py", "tests/interop/test_encoder_decoders.py"),
     ),
     Break(
         "suppressed_tokens_are_generated",
         "generation/beam_search.py",
         "[*special.suppressed, *range",
         "[*range",
-        ("tests/generation/test_beam_search.py", "tests/interop/test_encoder_decoders.py"),
+        ("tests/generation/test_generation.py", "tests/interop/test_encoder_decoders.py"),
     ),
 )
 

@@ -1,15 +1,18 @@
-"""Sampling of tokens, and generation from prompts, with and without a KV cache."""
+"""Sampling of tokens, generation from prompts, and beam search, with and without a KV cache."""
 
 from functools import partial
 from itertools import chain
 
 import pytest
 import torch
-from nn.model_cases import make_transformer, token_ids
-from nn.variants import differential, gqa, mla, mqa, rotary, shaw_keys
+from nn.model_cases import make_encoder_decoder, make_transformer, token_ids
+from nn.test_networks import CROSS, LENGTHS, SOURCE
+from nn.variants import differential, factory, gqa, mla, mqa, rotary, shaw_keys
 from nn.variants import network as variant
 
+from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
+from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.generation.sampling import Sampling, generate, stream
 from tinyformer.nn import AttentionMask, LearnedPosition
 
@@ -173,6 +176,46 @@ def test_settings_that_do_not_work():
     ):
         with pytest.raises(ArgumentError, match=message):
             stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
-    for setting, value in (("temperature", -1.0), ("top_k", 0), ("top_p", 0.0)):
+    for make, setting, value in (
+        (Sampling, "temperature", -1.0),
+        (Sampling, "top_k", 0),
+        (Sampling, "top_p", 0.0),
+        (Beam, "beams", -1),
+        (Beam, "length_penalty", -1),
+    ):
         with pytest.raises(ArgumentError, match=f"^{setting}={value}: must be .*; {setting}=.* works"):
-            Sampling(**{setting: value})
+            make(**{setting: value})
+
+
+# Beam search: tests/interop compares it with that of transformers.
+
+END = 7
+TOKENS = PairTokens(END, END, (END,))
+
+
+def greedy(network, source, num_tokens):
+    tokens = [END]
+    while len(tokens) <= num_tokens:
+        with torch.no_grad():
+            token = int(network(source.unsqueeze(0), torch.tensor([tokens]))[0, -1].argmax())
+        if token == END:
+            break
+        tokens.append(token)
+    return tokens[1:]
+
+
+@pytest.mark.parametrize("name", [name for name in CROSS if "+" not in name])
+def test_rows_and_caches_do_not_change_a_target(name):
+    network = make_encoder_decoder(cross=factory(name), std=0.4)
+    both = beam_search(network, SOURCE, LENGTHS, TOKENS, Beam(3), max_tokens=8)
+    assert both == beam_search(network, SOURCE, LENGTHS, TOKENS, Beam(3), max_tokens=8, use_cache=False)
+    for row, length in enumerate(LENGTHS.tolist()):
+        one, own = SOURCE[row : row + 1, :length], LENGTHS[row : row + 1]
+        assert beam_search(network, one, own, TOKENS, Beam(3), max_tokens=8) == [both[row]]
+        assert beam_search(network, one, own, TOKENS, Beam(1), max_tokens=8) == [greedy(network, one[0], 8)]
+
+
+def test_the_length_penalty_is_a_power_or_that_of_gnmt():
+    assert [Beam(length_penalty=2.0).norm(length) for length in (1, 3)] == [1.0, 9.0]
+    gnmt = Beam(length_penalty=0.6, length_offset=5)  # Wu et al. 2016, equation 14
+    assert [gnmt.norm(length) for length in (1, 10)] == pytest.approx([1.0, 15**0.6 / 6**0.6])
