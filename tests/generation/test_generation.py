@@ -161,13 +161,6 @@ def test_tokens_come_one_at_a_time():
     assert list(steps) == [[None, second[1]], [first[0], None], [first[1], None]]
 
 
-def test_a_compiled_network_is_not_compiled_anew_for_every_length():
-    model = variant(gqa)
-    expected = generate(model, [[1, 2]], 4, GREEDY)
-    model.compile(backend=lambda module, inputs: pytest.fail("compiled"))
-    assert generate(model, [[1, 2]], 4, GREEDY) == expected
-
-
 def test_settings_that_do_not_work():
     for prompts, num_tokens, message in (
         ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),

@@ -12,19 +12,17 @@ from torch import nn
 
 from tinyformer.batch import IGNORED
 from tinyformer.data import ByteTokenizer, CharTokenizer
-from tinyformer.errors import ArgumentError
 from tinyformer.tasks import Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
 from tinyformer.tasks.user_texts import TextReader
 
 TOKENIZER = ByteTokenizer().build([])
 PROBABILITIES = torch.tensor([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.2, 0.7, 0.1], [1 / 3, 1 / 3, 1 / 3]]])
-TARGETS = torch.tensor([[0, 1], [1, IGNORED]])
 BATCH = {
     "source": torch.tensor([[2, 1, 0], [1, 0, 0]]),
     "source_lengths": torch.tensor([3, 2]),
     "inputs": torch.zeros(2, 2, dtype=torch.long),
-    "targets": TARGETS,
+    "targets": torch.tensor([[0, 1], [1, IGNORED]]),
 }
 
 
@@ -41,28 +39,20 @@ class Fixed(nn.Module):
         )
 
 
-def test_loss_and_scores_by_hand():
-    task = Seq2Seq()
-    expected = [-math.log(0.5) - math.log(0.1), -math.log(0.7)]
-    assert task.loss(Fixed(), BATCH).item() == pytest.approx(sum(expected) / 3)
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_loss_and_scores_by_hand(smoothing):
+    """Smoothed labels are trained on, and not evaluated with."""
+    task = Seq2Seq(label_smoothing=smoothing)
+    chosen = [-math.log(probability) for probability in (0.5, 0.1, 0.7)]
+    spread = -math.fsum(map(math.log, (0.5, 0.25, 0.25, 0.1, 0.1, 0.8, 0.2, 0.7, 0.1))) / 3
+    assert task.loss(Fixed(), BATCH).item() == pytest.approx(((1 - smoothing) * sum(chosen) + smoothing * spread) / 3)
     nats, targets = task.nats(Fixed(), BATCH)
-    assert nats.tolist() == pytest.approx(expected)
+    assert nats.tolist() == pytest.approx([chosen[0] + chosen[1], chosen[2]])
     assert targets.tolist() == [2, 1]
     metrics = task.metrics(task.score(Fixed(), BATCH), None)
-    assert metrics["loss"] == pytest.approx(sum(expected) / 3)
-    assert metrics["perplexity"] == pytest.approx(math.exp(sum(expected) / 3))
+    assert metrics["loss"] == pytest.approx(sum(chosen) / 3)
+    assert metrics["perplexity"] == pytest.approx(math.exp(sum(chosen) / 3))
     assert (metrics["accuracy"], metrics["accuracy_top5"]) == (pytest.approx(2 / 3), 1.0)
-
-
-def test_smoothed_labels_train_and_do_not_evaluate():
-    spread = [-math.fsum(map(math.log, row)) / 3 for row in ([0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.7, 0.1])]
-    chosen = [-math.log(probability) for probability in (0.5, 0.1, 0.7)]
-    task = Seq2Seq(label_smoothing=0.3)
-    assert task.loss(Fixed(), BATCH).item() == pytest.approx((0.7 * sum(chosen) + 0.3 * sum(spread)) / 3)
-    assert task.metrics(task.score(Fixed(), BATCH), None)["loss"] == pytest.approx(sum(chosen) / 3)
-    for options in ({"label_smoothing": 1.0}, {"num_decoded": -1}):
-        with pytest.raises(ArgumentError, match=next(iter(options))):
-            Seq2Seq(**options)
 
 
 def test_a_text_that_is_too_long_is_cut():

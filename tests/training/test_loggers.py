@@ -81,12 +81,11 @@ def no_key(monkeypatch, tmp_path):
 
 
 def test_an_api_key_is_found_in_the_environment_and_in_netrc(tmp_path, monkeypatch):
-    ours = "machine api.wandb.ai login user password secret\n"
+    ours = f"machine {urlparse(loggers.wandb_url()).hostname} login user password secret\n"
     other = "machine wandb.example.org login a password b\n"
     netrc = tmp_path / "netrc"
     assert not has_wandb_key()
-    default = ours.replace("api.wandb.ai", str(urlparse(loggers.wandb_url()).hostname))  # where `wandb login` writes it
-    for text, found in ((ours, True), (default, True), (other, False), ("machine", False)):
+    for text, found in ((ours, True), (other, False), ("machine", False)):
         netrc.write_text(text)
         netrc.chmod(0o600)
         assert has_wandb_key() is found

@@ -102,19 +102,13 @@ def test_matrices_other_than_embeddings_decay_and_muon_updates_those_of_layers(r
         assert isinstance(adamw, torch.optim.AdamW)
         assert {names[id(p)] for group in muon.param_groups for p in group["params"]} == of_layers
         assert all((group["lr"], group["momentum"]) == (0.02, 0.9) for group in muon.param_groups)
-
-
-def test_adamw_decays_all_parameters_if_asked_to():
-    network = make_network(tied=False)
-    (group,) = AdamW(weight_decay=0.1, decay_all=True)(network).param_groups
-    assert (len(group["params"]), group["weight_decay"]) == (len(list(network.parameters())), 0.1)
+    assert [group["weight_decay"] for group in AdamW(weight_decay=0.1, decay_all=True)(network).param_groups] == [0.1]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: AdamW(betas=[0.9, 1.0]), "betas=[0.9, 1.0]: must be two numbers from 0 to below 1; betas=[0.9, 0.95]"),
-        (lambda: MuonWithAdamW(adamw_lr=-1.0), "adamw_lr=-1.0: must be at least 0; adamw_lr=0.001 works."),
         (lambda: MuonWithAdamW(momentum=1.0), "momentum=1.0: must be at least 0 and below 1; momentum=0.95 works."),
         (lambda: FiniteCheck("ignore"), "action="),
         (lambda: AttentionTelemetry(thresholds={"block": 1.5}), "thresholds.block=1.5: must be above 0 and below 1; "),
