@@ -13,7 +13,7 @@ from torch import nn
 from tasks.fixed import Fixed
 from tinyformer.data import ByteTokenizer, Question, Questions, tokenise_questions
 from tinyformer.tasks import SpanExtraction, text_metrics
-from tinyformer.tasks.span import best_spans
+from tinyformer.tasks.span import NUM_WINDOWS, best_spans
 from tinyformer.tasks.text_metrics import answer_scores, scores_without_question
 
 # Two windows of [eos, question, eos, context, ...]; the second is shorter, and does not hold its answer.
@@ -141,6 +141,15 @@ def test_the_best_span_over_all_windows_is_the_answer(max_length):
     assert (none.text, none.score) == (".", 0.0)
     assert split.num_windows == 3 if max_length == 200 else split.num_windows > 8
     assert answers(network, long, max_answer_length=3)[0][0].score == 5.0
+    ((empty,), _) = answers(network, "")
+    assert (empty.text, empty.score) == ("", -math.inf)
+
+
+def test_of_equal_scores_the_first_span_is_taken_whatever_the_order_of_windows():
+    contexts = ["." * begin + "x" + "." * (60 - begin) + "z" for begin in range(0, 50, 5)]
+    found, split = answers(Spelled(x=(5.0, 5.0), z=(5.0, 5.0)), *contexts, max_length=9)
+    assert split.num_windows > 8 * NUM_WINDOWS
+    assert [one.text for one in found] == ["x"] * len(contexts)
 
 
 def test_no_answer_by_hand():
