@@ -33,7 +33,9 @@ def whole(network=None):
     """The contents of a checkpoint as a run writes it."""
     state = {f"network.{name}": tensor for name, tensor in (network or make_transformer()).state_dict().items()}
     ours = {"format": FORMAT, "overrides": OVERRIDES, "tokenizer": "{}", "facts": {"precision": "32-true"}}
-    return {"state_dict": state | {"sums.nats.value": torch.zeros(())}, "global_step": 7, KEY: ours}
+    own = {"set": {1, 2}, "bytes": b"\xff\x00", "none": None}  # plain values, which a callback may store
+    state |= {"sums.nats.value": torch.zeros(())}
+    return {"state_dict": state, "global_step": 7, "callbacks": {"own": own}, KEY: ours}
 
 
 def save(path, network=None, **changes):
@@ -107,7 +109,7 @@ class Encoded:
         return codecs.encode, ("61", "hex" + "-" * 50)
 
 
-NO_WEIGHTS = 3.0, "text", None, [0.0], *(torch.zeros(2).to(kind) for kind in (torch.int64, torch.complex64))
+NO_WEIGHTS = "text", torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.complex64)
 MALFORMED = [
     ("state_dict", {"state_dict": {3: torch.zeros(1)}}, {}),
     *(("not a dense tensor of real", {"state_dict": {WEIGHT: weight}}, {}) for weight in NO_WEIGHTS),
@@ -116,11 +118,9 @@ MALFORMED = [
     ("more elements than the file holds", {"state_dict": {WEIGHT: torch.zeros(1).expand(10**13)}}, {}),
     ("its weights share memory", {"state_dict": dict.fromkeys(map("network.{}".format, "abcd"), torch.zeros(9))}, {}),
     ("its global_step is -1", {"global_step": -1}, {}),
-    ("its global_step is True", {"global_step": True}, {}),
     ("contains torch._utils _rebuild_meta_tensor", {"x": torch.zeros(2, device="meta")}, {}),
     ("_rebuild_device_tensor_from_cpu_tensor, which no run writes", {"x": Cast()}, {}),
     ("contains the codec hex-", {"x": Encoded()}, {}),
-    ("its facts is a list", {}, {"facts": []}),
     ("its fact precision is a list", {}, {"facts": {"precision": []}}),
     ("its fact precision is '${oc.env:HOME}'", {}, {"facts": {"precision": "${oc.env:HOME}"}}),
     ("its overrides is not a mapping from names", {}, {"overrides": {("x",): 3}}),
@@ -155,18 +155,6 @@ def test_what_python_and_torch_would_read_differently_is_refused(tmp_path):
     assert "_rebuild_device_tensor_from_cpu_tensor" in error_of(upper)
 
 
-def test_plain_values_of_a_callback_are_read(tmp_path):
-    state = {"set": {1, 2}, "bytes": b"\xff\x00", "none": None}
-    assert load_checkpoint(save(tmp_path / "whole.ckpt", callbacks={"mine": state}))
-
-
-def test_a_random_state_that_numpy_would_read_past_its_end_is_refused():
-    state = random_state()
-    state["numpy"][2] = 2**31 - 1
-    with pytest.raises(ValueError, match="position is 2147483647"):
-        restore_random_state(state)
-
-
 def pickle_to(contents, path):
     path.write_bytes(pickle.dumps(contents))
 
@@ -197,6 +185,7 @@ def test_saving_a_network_is_atomic(tmp_path, monkeypatch):
     checkpoint, before, network = load_checkpoint(path), path.read_bytes(), make_transformer()
 
     def interrupted(contents, target):
+        assert Path(target).parent == tmp_path  # a rename from another file system would not be atomic
         Path(target).write_bytes(b"half of it")
         raise KeyboardInterrupt
 
@@ -206,28 +195,22 @@ def test_saving_a_network_is_atomic(tmp_path, monkeypatch):
             save_network(path, network, checkpoint, OVERRIDES)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    save_network(path, network, checkpoint, {"seed": 5})
-    saved = load_checkpoint(path)
-    assert (saved.overrides, saved.step, saved.tokenizer) == ({"seed": 5}, 7, "{}")
-    assert saved.facts == checkpoint.facts
-    torch.testing.assert_close(saved.weights, {**network.state_dict()}, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"num_kv_heads": 2},
-            r"encoder\.layers\.0\.attention\.k_proj\.weight has shape \[32, 32\] there and \[16, 32\] here",
-        ),
-        ({"num_layers": 3}, r"it lacks encoder\.layers\.2\."),
-        ({"num_layers": 1}, r"it also has encoder\.layers\.1\."),
-    ],
-)
-def test_weights_that_do_not_fit(tmp_path, changes, reason):
+UNFIT = {
+    r"encoder\.layers\.0\.attention\.k_proj\.weight has shape \[32, 32\] there and \[16, 32\] here": {
+        "num_kv_heads": 2
+    },
+    r"it lacks encoder\.layers\.2\.": {"num_layers": 3},
+    r"it also has encoder\.layers\.1\.": {"num_layers": 1},
+}
+
+
+def test_weights_that_do_not_fit(tmp_path):
     checkpoint = load_checkpoint(save(tmp_path / "last.ckpt"))
-    with pytest.raises(ArgumentError, match=rf"^checkpoint='\S+last.ckpt': does not fit this model: {reason}"):
-        load_weights(make_transformer(**changes), checkpoint)
+    for reason, changes in UNFIT.items():
+        with pytest.raises(ArgumentError, match=rf"^checkpoint='\S+last.ckpt': does not fit this model: {reason}"):
+            load_weights(make_transformer(**changes), checkpoint)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -256,3 +239,7 @@ def test_random_numbers_continue_from_a_saved_state(tmp_path):
     assert numbers() != expected
     restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
     assert numbers() == expected
+    state = random_state()
+    state["numpy"][2] = 2**31 - 1  # NumPy would read past the end of its state
+    with pytest.raises(ValueError, match="position is 2147483647"):
+        restore_random_state(state)

@@ -17,7 +17,6 @@ from tinyformer.config.admission import (
     NotAdmittedError,
     admit_config,
     admit_override,
-    alternatives,
     describe_config,
     recorded_sources,
 )
@@ -81,14 +80,6 @@ def test_the_config_of_a_run_is_made_again(overrides: list[str]) -> None:
     assert admit_config(checkpoint(described(*overrides), *sizes)) == config
 
 
-def test_a_value_that_others_determine_is_kept_only_where_it_was_overridden() -> None:
-    values = described("model=tiny", "attention=gqa")
-    assert values["model.num_heads"] == 6
-    assert not {"attention.num_heads", "attention.num_kv_heads"} & values.keys()
-    overridden = described("attention=gqa", "attention.num_kv_heads=1", "model.d_ff='${model.d_model}'")
-    assert (overridden["attention.num_kv_heads"], overridden["model.d_ff"]) == (1, 128)
-
-
 def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later versions may state, compute or add what they like: what a run was made with stays."""
     words = ("attention=gqa", "attention.num_kv_heads=1")
@@ -135,39 +126,29 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "model.num_heads": "${oc.env:HOME}",
     "model.d_ff": CALL,
     "model.pruned_heads": [CALL],
-    "attention._target_": "os.system",
+    "task.readout.tied": CALL,
     "attention._partial_": False,
-    "block._recursive_": False,
-    "norm._args_": [1],
     "attention": 3,
     "norm": "../../etc/passwd",
     "block": "_shared",
     "attention.nope": 1,
     "position.absolute.d_model": 1,  # a key of another choice
     "trainer.callbacks": 1,
-    "callbacks.mine._target_": "os.system",
     "hydra.run.dir": "x",
-    "model": {},
     "model.dropout": float("nan"),
     "seed": 10**30,
     "task.labels": ["x" * 2000],
-    "model.num_layers": 10**7,
+    "model.num_layers": 9999,
+    "model.num_encoder_layers": 9999,
     "model.vocab_size": 10**12,
     "model.max_seq_len": 10**12,
     "position.absolute.max_seq_len": 2**40,
-    "data.text_column": "${x}",
     "data.source.files": "/etc/passwd",
-    "data.module.cache_dir": "/tmp",
     "data.cache_dir": "/tmp",
-    "task.objective": None,
-    "attention.score": 5,
     "attention.window": [2**40],
-    "position.relative": [0],
     "block.attention.num_heads": 2,
-    "~model.num_encoder_layers": None,
     "~norm": None,
     "~norm._target_": None,
-    "~position.relative": None,
     "~attention.rope_head_dim": None,  # a key of another choice
 }
 
@@ -189,7 +170,7 @@ NAMES = """
 
 def test_a_class_of_another_package_is_made_only_where_it_is_named() -> None:
     named = {"norm._target_": NAMES.split(), "data.source._target_": ["tinyformer.data.TextFiles"]}
-    named |= {"attention.score": ["mine.Score"]}
+    named |= {"attention.score": ["mine.Score"], "network._target_": ["os.system"]}
     for key, name in ((key, name) for key, names in named.items() for name in names):
         with pytest.raises(ArgumentError, match=rf"its {key} calls '{name}', .*; if you trust it, add {key}={name}\.$"):
             admit_config(stored(**{key: name}))
@@ -205,19 +186,6 @@ def test_a_class_of_another_package_is_made_only_where_it_is_named() -> None:
     ):
         with pytest.raises(ArgumentError, match=f"its {key} "):
             admit_config(stored(**{key: other}), lambda key, name: True)
-
-
-def test_a_users_class_brings_plain_arguments() -> None:
-    words = "position=alibi", "position.relative._target_=mine.LogDistance", "+position.relative.base=2.5"
-    config = composed(*words, "+position.relative.own=1")
-    file = checkpoint(describe_config(config, {"position": "alibi"}))
-    assert admit_config(file, lambda key, name: name == "mine.LogDistance")["position"] == config["position"]
-    source = ["data.source._target_=mine.Texts", "+data.source.files=mine.txt"]  # data=text computes such a key
-    config = composed(*source)
-    assert admit_config(checkpoint(described(*source)), lambda key, name: name == "mine.Texts") == config
-    file.overrides["position.relative._args_"] = [1]
-    with pytest.raises(ArgumentError, match="_args_"):
-        admit_config(file, lambda key, name: True)
 
 
 def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:
@@ -249,9 +217,6 @@ def test_a_readout_for_other_labels_is_another_readout() -> None:
 def test_a_file_holds_the_parts_that_it_asks_for() -> None:
     with pytest.raises(ArgumentError, match="its cross_attention does not belong to its network"):
         admit_config(stored(network="encoder_decoder"))
-    for key in ("num_layers", "num_encoder_layers"):
-        with pytest.raises(ArgumentError, match=rf"its model\.{key} is 9,999, but it holds 9 weights"):
-            admit_config(stored(**{f"model.{key}": 9999}))
 
 
 DATA = """
@@ -263,23 +228,8 @@ DATA = """
 """
 
 
-COUNTS = {
-    "seed=range(10,0,-3)": 4,
-    "optimizer.lr=range(0,1,0.25)": 4,
-    "seed=shuffle(range(1,1000000000000))": 10_001,
-    "attention=glob(m*)": 3,
-    "attention=glob([[a]])": 0,
-    "seed=1": 1,
-    "seed=[": 1,
-}
-
-
 def words(table: str) -> list[str]:
     return [word.strip() for line in table.strip().splitlines() for word in line.split("|")]
-
-
-def test_values_are_counted_without_being_made() -> None:
-    assert {entry: len(alternatives(entry)) for entry in COUNTS} == COUNTS
 
 
 @pytest.mark.parametrize("entry", words(DATA))
@@ -291,36 +241,28 @@ def test_what_a_run_stores_is_taken(entry: str) -> None:
 
 HOSTILE = {
     "calls": """
-        norm._target_=os.system|norm._target_=3|norm._target_=[os.system]
-        attention.score=mine.Score|callbacks.finite._target_=tinyformer.checkpoint.file.torch.load
-        callbacks.finite._target_=tinyformer.training.AttentionTelemetry|data.module._target_=tinyformer.nn.ALiBi
-        logger._target_=tinyformer.training.AdamW
+        norm._target_=os.system|norm._target_=[os.system]|attention.score=mine.Score|logger._target_=tinyformer.training.AdamW
+        callbacks.finite._target_=tinyformer.checkpoint.file.torch.load|data.module._target_=tinyformer.nn.ALiBi
     """,
     "is .*: an interpolation, which": """
-        seed='${oc.create:{_target_:os.system}}'|seed='${oc.env:HOME}'|seed='${a}${b}'|model.d_ff='${model.d_model}'
-        attention.score='${evil}'|data.files=[['${now:%Y}']]|callbacks.finite.action=['${x}']
+        seed='${oc.create:{_target_:os.system}}'|seed='${a}${b}'|data.files=[['${now:%Y}']]|callbacks.finite.action=['${x}']
     """,
-    "is .*, more than|must be a": """
-        data.num_workers=1000|trainer.devices=1000|model.d_model=1e30|optimizer.lr=inf|seed=-10000000000000000000000
-        data.files=[{a:b}]
-    """,
+    "is .*, more than|must be a": "data.num_workers=1000|model.d_model=1e30|optimizer.lr=inf|data.files=[{a:b}]",
     r"(sets [\w.]+, which )?is not a key of the config files": """
-        +callbacks.e={_target_:torch.utils.collect_env.run,_args_:[ls]}|+callbacks.b=[{c:{_target_:os.system}}]
-        callbacks.finite._args_=[1]|network._args_=[1]|+trainer.plugins=[mine]|++trainer.default_root_dir=x
-        +foo=../../evil|++foo=x|foo=../evil|+model/foo=../evil|model/foo=x|+foo.bar=1|~model/foo|model.defaults=[x]
-        ++resume=x|+Norm=../../evil|+NORM/x=y|norm.Eps=1
+        +callbacks.e={_target_:torch.utils.collect_env.run,_args_:[ls]}|callbacks.finite._args_=[1]|+trainer.plugins=[mine]
+        +callbacks.e={_target_:mine.Callback}|+foo=../../evil|+model/foo=../evil|~model/foo|model.defaults=[x]|++resume=x
+        +Norm=../../evil|norm.Eps=1
     """,
     "sets callbacks.finite.nope, which is not a key": "callbacks.finite={nope:1}",
     "changes Hydra": """
-        hydra.run.dir=x|hydra/launcher=joblib|+hydra.callbacks.e._target_=os.system|hydra.searchpath=[pkg://e]
-        hydra={run:{dir:x}}|+Hydra/launcher=x|+HYDRA.run.dir=x
+        hydra.run.dir=x|hydra/launcher=joblib|hydra.searchpath=[pkg://e]|hydra={run:{dir:x}}|+HYDRA.run.dir=x
     """,
     "moves a config file": "data@task.data=text",
     "(sets .*, which )?makes a folder": "data.cache_dir=conf/foo|data.source={cache_dir:x}|data.module.cache_dir=x",
     "sends the run": "logger.entity=theirs|++logger.entity=theirs",
-    "chooses": "attention=../../evil|attention=_shared|attention=nope|attention=[a]|norm={_target_:os.system}",
-    "has several values": "seed=1,2|seed=range(3)|attention=mha,gqa",
-    "is not an override": "seed|data..files=x|seed=[|--multirun|seed={a",
+    "chooses": "attention=../../evil|attention=_shared|attention=[a]|norm={_target_:os.system}",
+    "has several values": "seed=1,2|attention=mha,gqa",
+    "is not an override": "seed|data..files=x|seed=[|--multirun",
 }
 
 
@@ -344,10 +286,7 @@ HOSTILE_SWEEPS = {
     "chooses": "attention=mha,../evil",
     "shuffles its values": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
     "makes more than": "seed=range(0,1000000000000)",
-    "is no list": """
-        seed=range(0,nan)|seed=range(1,10,0)|model.d_model=glob(*)|model.d_model=interval(1,2)
-        attention=glob(../*)|attention=glob('a b')|attention=glob(x*)|seed=range(3,1)|attention=glob([[a]])
-    """,
+    "is no list": "seed=range(0,nan)|seed=range(1,10,0)|seed=range(3,1)|attention=glob(../*)|attention=glob([[a]])",
     "changes Hydra": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
 }
 
@@ -380,17 +319,6 @@ def evaluated(path: Path, *overrides: str) -> DictConfig:
     return compose_run("evaluate", arguments)[0]
 
 
-def test_an_evaluation_changes_what_its_words_say(file: Any) -> None:
-    path = file("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5", "logger=wandb")
-    config = evaluated(path, "attention.backend=eager", "model.num_heads=2")
-    assert (config.model.num_layers, config.attention.num_kv_heads, config.seed) == (3, 1, 5)
-    attention = config.network.encoder.block.attention
-    assert (attention.num_heads, attention.backend, attention.d_model) == (2, "eager", 384)
-    assert evaluated(path, "seed=6").seed == 6
-    assert (config.trainer.accelerator, config.generate.prompt, config.logger) == ("auto", None, {})
-    assert "resume" not in config
-
-
 def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
     with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
         offer_stored_run(["data=text"])
@@ -403,10 +331,6 @@ def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
 
 
 def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:
-    path = file(**{"norm._target_": "torch.nn.LayerNorm"})
-    with pytest.raises(ValueError, match=r"add norm\._target_=torch\.nn\.LayerNorm"):
-        evaluated(path)
-    assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
     path = file("data=text", "data.files='my book.txt'")
     said = r"its run read data\.files='my book\.txt', .*; add data\.files='my book\.txt',"
     with pytest.raises(ValueError, match=said):
@@ -428,9 +352,3 @@ def test_a_run_inherits_what_differs_in_the_architecture(file: Any) -> None:
     assert config.norm == {"_target_": "mine.Norm", "_partial_": True, "eps": 1e-5, "gain": 2}
     with pytest.raises(ValueError, match=r"attention=mha: the checkpoint of init_from=.* has attention=gqa; leave"):
         inherit_architecture([*words, "attention=mha"])
-
-
-def test_a_deleted_value_may_refer_to_a_missing_one() -> None:
-    source = admission.composed({"data": "text", "~data.source.files": None})[0]["data"]["source"]
-    assert "files" not in source
-    assert "files" in admission.composed({"data": "text"})[0]["data"]["source"]

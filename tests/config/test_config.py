@@ -1,6 +1,5 @@
 """What config files say, list and compute."""
 
-from tinyformer.config.compose import compose_run
 from tinyformer.config.conf import config_dir, default_num_kv_heads, describe_axes
 
 CONF = config_dir()
@@ -30,11 +29,3 @@ def test_axes_list_every_choice_with_its_first_comment():
         assert axes[path.parent.name][path.stem] == first.removeprefix("# ")
         assert 10 < len(first) <= 120
     assert describe_axes(["norm"]).splitlines()[0::10] == ["norm"]
-
-
-def test_the_config_of_a_run_comes_with_what_its_command_line_says():
-    config, invocation = compose_run("train", ["attention=gqa", "tokenizer=char"])
-    assert "hydra" not in config
-    assert invocation.choices["attention"] == "gqa"
-    assert invocation.overridden("token") == ["tokenizer=char"]
-    assert not invocation.is_sweep

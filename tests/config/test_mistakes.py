@@ -1,4 +1,4 @@
-"""Mistakes in a config are told by the keys that the user sets, before anything is read or computed."""
+"""Mistakes in a config are told by the keys that the user sets, before anything is read or computed; bugs are not."""
 
 import re
 import shlex
@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_early
 from tinyformer.config.compose import compose_run
-from tinyformer.config.errors import config_keys, describe
+from tinyformer.config.conf import default_num_kv_heads
+from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, config_keys, describe, report
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
 from tinyformer.run.parts import Options, check_config, make_callbacks, make_network, prepare_task, set_labels
@@ -55,27 +58,37 @@ def mistake_in(*overrides: str) -> str:
         ("seed=0", "none"),
         ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 is the default."),
         ("model.dropout=null", "model.dropout=null: should be a valid number; model.dropout=0.0 is the default."),
-        ("optimizer.adamw_betas=[a,b]", "optimizer.adamw_betas=[a,b]: *number*"),
-        ("generate.prompt=[a,{b:c}]", "generate.prompt=*: should be a valid string."),
         ("attention.backend=cuda", "attention.backend=cuda: *"),
         ("+norm.epsilon=1", "norm.epsilon: LayerNorm has no argument epsilon*"),
-        ("~norm norm={a:1}", "norm: there is no such key any more; an earlier override removes it."),
         ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
         ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=2*; schedule.decay_fraction=0.2 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
-        ("matmul_precision=low", "matmul_precision=low: should be 'highest', 'high' or 'medium'*"),
-        ("compile=maybe", "compile=maybe: should be 'auto', True or False; compile=auto is the default."),
+        # Told by Hydra, in words of its own.
+        ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: differential, gqa, *"),
+        ("attention=null", "Config group override must be a string or a list. Got NoneType: an axis without a choice*"),
+        ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads*"),
+        ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
+        ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
+        ("model.d_ff=1,2", """model.d_ff=1,2: -m makes a run of each value; model.d_ff="'1,2'" is one text.*"""),
+        (
+            "generate.prompt=${5",
+            r"generate.prompt=*${5*: ${…} refers to another key, which is not there; *\${5* is a text.*",
+        ),
+        ("café.x=1", "café.x=1: is no KEY=VALUE*"),
+        (
+            "block.attention_residual.skp=0",
+            "block.attention_residual.skp: there is no such key. Did you mean block.att*",
+        ),
+        ("analysis=heads", "analysis: there is no such key here; evaluate has it.*"),
+        ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
         # Raised deep inside of the network, told by the key that the user sets.
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=* works."),
         ("attention.num_kv_heads=3", "attention.num_kv_heads=3: must divide model.num_heads=2; *"),
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
-        ("attention.window=abc", "attention.window=abc: should be a valid *"),
-        ("+attention.widow=4", "attention.widow: Attention has no argument widow. Did you mean attention.window?"),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("model.dropout=2 model.embedding_dropout=0", "model.dropout=2: *; model.dropout=0.1 works."),
-        ("~callbacks.attention callbacks.attention.num_rows=8", "callbacks.attention.num_rows: *an earlier override *"),
         ("data.device=gpu", "data.device=gpu: *data.device=auto*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
         ("generate.temperature=-1", "generate.temperature=-1: must be at least 0; generate.temperature=0 works."),
@@ -84,30 +97,13 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: *trainer.strategy=ddp works."),
         ("trainer.num_nodes=2", "trainer.num_nodes=2: needs a process on each node, *; trainer.num_nodes=1 works."),
-        (
-            "+callbacks.a={_target_:lightning.pytorch.callbacks.EMAWeightAveraging,decay:5}",
-            "callbacks.a: Invalid decay *",
-        ),
-        ("+trainer.logger=true", "trainer.logger=true: is chosen by the run; remove it."),
         ("trainer.accelerator=abc", "trainer.accelerator=abc: must be one of auto, cpu, gpu, cuda, mps."),
         ("trainer.fast_dev_run=true", "trainer.fast_dev_run=true: writes no *trainer.fast_dev_run=false works."),
-        ("+trainer.reload_dataloaders_every_n_epochs=1", "trainer.reload_dataloaders_every_n_epochs=1: would repeat*"),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
-        ("trainer.max_time={minute:5}", "trainer.max_time='{minute:5}': must be days, *=00:00:30:00 works."),
         ("trainer.max_time=5", "trainer.max_time=5: must be days, *; trainer.max_time=00:00:30:00 works."),
-        ("trainer.gradient_clip_algorithm=clip", "trainer.gradient_clip_algorithm=clip: must be one of norm, value*"),
         ("+trainer.detect_anomaly=true", "+trainer.detect_anomaly: adds a key that is there already; without the +*"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 *"),
-        ("optimizer.adamw_betas=[0.9,nan]", "optimizer.adamw_betas=*: must be finite*"),
-        ("attention._partial_=abc", "*attention._partial_=abc: cannot be changed; leave it out."),
-        ("block._target_=[null]", "*block._target_=[null]: cannot be imported from here; *"),
-        ("norm._partial_=false", "*norm._partial_: must be true, since *; leave it out."),
         ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens*; task=masked_lm *"),
-        (
-            "task.objective._target_=tinyformer.nn.AttentionMask",
-            "task.objective: AttentionMask is no subclass of *.Task.",
-        ),
-        ("datamodule=[[0]]", "datamodule=[[0]]: must be a mapping with a _target_; leave it out."),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
 )
@@ -124,3 +120,22 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     expected = "trainer.accelerator=gpu: this machine has none; trainer.accelerator=cpu works."
     assert mistake_in("trainer.accelerator=gpu") == expected
+
+
+def test_a_bug_keeps_its_traceback_and_a_mistake_shows_it_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(found: object) -> None:
+        raise ValueError("wrong")
+
+    monkeypatch.setattr("tinyformer.config.conf.next", fail, raising=False)
+    with pytest.raises(ValueError, match="wrong") as of_ours:
+        default_num_kv_heads(4)
+    with pytest.raises(InstantiationException) as of_a_library:
+        instantiate({"_target_": "decimal.Decimal", "value": "abc"})
+    assert describe(of_ours.value, "train") is describe(of_a_library.value, "train") is None
+    assert report(MisconfigurationException("1\n2\n3\n4\n5"), "train") == USER_MISTAKE == 2
+    assert capsys.readouterr() == ("", "Error: 1\n2\n3\n4 …\n")
+    for error, code, traceback in ((ConfigError("no"), USER_MISTAKE, True), (KeyError("x"), BUG, False)):
+        assert report(error, "train", with_traceback=traceback) == code
+        assert type(error).__name__ in capsys.readouterr().err

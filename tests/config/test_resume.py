@@ -25,11 +25,6 @@ def make_run(folder, overrides=(), parts=("overrides", "checkpoint")):
     return folder
 
 
-@pytest.mark.parametrize("arguments", [[], ["a=1", "-m"], ["resume=null"], ["resume="], ["resume=''"]], ids=str)
-def test_without_resume_nothing_changes(arguments):
-    assert expand_resume(arguments) == arguments
-
-
 @pytest.mark.parametrize(
     ("saved", "arguments", "expanded"),
     [
@@ -42,6 +37,7 @@ def test_without_resume_nothing_changes(arguments):
 )
 def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
     make_run(tmp_path / "run", saved)
+    assert expand_resume(["resume=null", *saved]) == ["resume=null", *saved]
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
 
 
@@ -52,7 +48,7 @@ def test_paths_are_quoted_as_hydra_reads_them(tmp_path, name):
     assert OverridesParser.create().parse_override(run_dir).value() == name
 
 
-def test_a_missing_folder_names_the_newest_run(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^resume=none: the folder does not exist\.$"):
         expand_resume(["resume=none"])
     make_run(tmp_path / "outputs" / "2026-01-30" / "12-00-00")
@@ -60,9 +56,6 @@ def test_a_missing_folder_names_the_newest_run(tmp_path):
     newest = os.path.join("outputs", "2026-01-31", "11-00-00")
     with pytest.raises(ValueError, match=rf"does not exist\. The newest run is resume={newest}\.$"):
         expand_resume(["resume=none"])
-
-
-def test_a_folder_without_overrides_or_checkpoint_holds_no_run(tmp_path):
     for part, message in {
         "checkpoint": r"the folder contains no run; .*outputs/",
         "overrides": "wrote a checkpoint",

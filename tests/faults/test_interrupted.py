@@ -1,4 +1,4 @@
-"""Runs that are killed, and checkpoints that are damaged: nothing that was whole is lost."""
+"""Runs that are killed, of one process and of two, and damaged checkpoints: nothing that was whole is lost."""
 
 import csv
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ROOT, SMALL, TEXT, Program, Trained, results_of, weights_of
+from commands import ROOT, SMALL, TEXT, Program, Trained, ran, results_of, weights_of
 
 from tinyformer import files
 from tinyformer.checkpoint.file import load_checkpoint
@@ -169,29 +169,76 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Pr
     assert not list(Path().glob(".*.lock"))
 
 
-@pytest.mark.nightly
-def test_no_kill_leaves_a_part_of_a_checkpoint(tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed 200 times at random, also where the temporary folder is on another file system."""
-    other = Path("/dev/shm/tinyformer-test")
-    other.mkdir(exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    wide = f"{LONG} model.d_model=512 model.num_layers=4 trainer.val_check_interval=1 trainer.max_steps=100000"
-    words = wide.split()
+TWO = f"trainer=ddp trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run {CONSTANT} model.dropout=0.2"
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    words = [word for argument in arguments for word in argument.split()]
+    command = [sys.executable, str(ROOT / "train.py"), *words]
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code and the output of a run, which is killed with its processes if it does not end."""
     try:
-        for number in range(200):
-            command = [sys.executable, str(ROOT / "train.py"), *(words if number == 0 else ["resume=run"])]
-            environment = os.environ | {"TMPDIR": str(other)}
-            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            last = CHECKPOINTS / "last.ckpt"
-            before = last.stat().st_mtime_ns if last.exists() else 0
-            while process.poll() is None and (not last.exists() or last.stat().st_mtime_ns == before):
-                time.sleep(0.01)
-            time.sleep(0.37 * (number % 10) / 10)
-            process.send_signal(signal.SIGKILL)
-            _, error = process.communicate()
-            assert process.returncode == -signal.SIGKILL, error
-            load_checkpoint(last)
-            assert sum(file.stat().st_size for file in other.rglob("*") if file.is_file()) < 10**6
+        out, error = run.communicate(timeout=120)
+        return run.returncode, out, error
     finally:
-        shutil.rmtree(other, ignore_errors=True)
-    assert len(list(CHECKPOINTS.iterdir())) <= 4
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: Program, book: Path) -> None:
+    """Then the final test is scored once, and as one process scores it."""
+    rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(203)]
+    Path("reviews.csv").write_text("text,label\n" + "".join(rows))
+    texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
+    settings = f"{SMALL} {texts} {TWO} trainer.val_check_interval=20"
+    run = start(settings, "trainer.max_steps=1000000")
+    while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
+        time.sleep(0.05)
+    begun = time.monotonic()
+    (second,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(second), signal.SIGTERM)
+    code, out, _ = end(run)
+    assert time.monotonic() - begun < 30
+    step = load_checkpoint("run/checkpoints/last.ckpt").step
+    assert code == 128 + signal.SIGTERM
+    assert f"Stopped at step {step}. To continue: " in out
+    for words in ("resume=run", settings.replace("dir=run", "dir=unbroken")):
+        code, out, error = end(start(words, f"trainer.max_steps={step + 3}"))
+        assert code == 0, error
+    unbroken, resumed = weights_of("unbroken"), weights_of("run")
+    assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
+    # The first process alone looks at the heads, and counts its time.
+    assert len(Path("unbroken/attention/heads.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert out.count("measurements") == 1
+    test = "checkpoint=unbroken/checkpoints/best.ckpt split=test data.files=reviews.csv hydra.run.dir=evaluated"
+    ran(program, "evaluate.py", test)
+    trained, evaluated = results_of("unbroken"), results_of("evaluated")
+    assert trained["test/num_tokens"] == evaluated["test/num_tokens"] > 0
+    for name in ("loss", "accuracy", "macro_f1"):
+        assert trained[f"test/{name}"] == pytest.approx(evaluated[f"test/{name}"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_finite_in_one_process_stops_both(program: Program, book: Path) -> None:
+    Path("poison_of_one.py").write_text(
+        "import os, lightning as L\n"
+        "class Poison(L.Callback):\n"
+        "    def setup(self, trainer, module, stage):\n"
+        "        compute = module.training_step\n"
+        "        def training_step(batch, batch_idx):\n"
+        "            bad = trainer.global_rank == 1 and trainer.global_step == 4\n"
+        "            loss = compute(batch, batch_idx)\n"
+        "            return loss.detach() * float('inf') + loss * 0 if bad else loss\n"
+        "        module.training_step = training_step\n"
+    )
+    poison = "+callbacks.poison._target_=poison_of_one.Poison trainer.max_steps=50 trainer.log_every_n_steps=3"
+    code, _, error = end(start(f"{SMALL} {TEXT} {TWO} trainer.val_check_interval=3", poison))
+    assert code == 2, error
+    assert error.count("Error: step 5 has a loss of ") == 1, error
+    assert load_checkpoint("run/checkpoints/last.ckpt").step == 3

@@ -1,8 +1,6 @@
 """Full disks, folders that cannot be made, closed pipes, early Ctrl-C: a sentence or silence, never a traceback."""
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -11,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL, TEXT, Program, results_of
+from commands import ROOT, SMALL, TEXT, Program
 
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.programs.compare import main as compare
 
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 
@@ -110,27 +107,3 @@ def test_ctrl_c_before_the_first_step_is_silent(tmp_path: Path, book: Path, seco
         process.kill()
     assert process.returncode == 128 + signal.SIGINT
     assert error == ""
-
-
-@pytest.mark.slow
-def test_names_of_files_need_only_the_quotes_of_the_shell(program: Program, book: Path) -> None:
-    name, run = "book (1), é=$2 [x].txt", "a run, (1)=é"
-    book.rename(name)
-    words = [word.replace("book.txt", name) for word in f"{SMALL} {TEXT}".split()]
-    ended = program("train.py", *words, f"hydra.run.dir={run}", "generate.prompt=In line 7, (", split=False)
-    assert ended.code == 0, ended.err
-    assert results_of(run)["sample"].startswith("In line 7, (")
-    refused = program("train.py", f"resume={run}", split=False)
-    (cure,) = re.findall(r"; (trainer\.max_steps=\d+) continues it", refused.err)
-    ended = program("train.py", f"resume={run}", cure, split=False)
-    assert (ended.code, results_of(run)["steps"]) == (0, 8), ended.err
-    checkpoint = Path(run, "checkpoints", "last.ckpt").rename(Path(run, "epoch=0-step=10.ckpt"))
-    refused = program("evaluate.py", f"checkpoint={checkpoint}", split=False)
-    (cure,) = re.findall(r"; add (data\.files=.*), or choose", refused.err)
-    for key, script in {"checkpoint": "evaluate.py", "init_from": "train.py"}.items():
-        asked = [f"{key}={checkpoint}", *shlex.split(cure), "generate.num_tokens=3", "hydra.run.dir=" + key]
-        if script == "train.py":
-            asked += [word for word in words if not word.startswith(("model.", "tokenizer", "data.files"))]
-        ended = program(script, *asked, split=False)
-        assert ended.code == 0, ended.err
-    assert compare([run, "--json"]) == 0

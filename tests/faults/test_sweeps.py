@@ -41,7 +41,6 @@ REFUSED = {
     "-m resume=nowhere": "resume=nowhere: the folder contains no sweep; a sweep's folder looks like multirun/2026-",
     "resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
     "-m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
-    "-m resume=sweep seed=3": "seed=3: the sweep has values of its own",
     "-m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=sweep/N",
     "-m resume=sweep trainer.max_steps=9": "resume=sweep: sweep/multirun.yaml says attention=mha,x, which chooses 'x'",
 }

@@ -21,7 +21,6 @@ from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import starting_checkpoint
 from tinyformer.run.scores import register_score
 
-CALL: dict[str, Any] = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 
 
@@ -34,24 +33,12 @@ def require_refusal(program: Program, said: str, script: str, *words: str) -> st
 
 RESUME = ("train.py", "resume=run trainer.max_steps=6")
 
-ATTACKS: dict[str, dict[str, Any]] = {
-    "a text joined by Hydra": {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]},
-    "an interpolation": {"model.d_ff": f"${CREATE}"},
-    "a node for a value": {"model.pruned_heads": CALL},
-    "a node in a list": {"model.pruned_heads": [CALL]},
-    "another class": {"norm._target_": "shutil.copyfile", "norm.src": "book.txt", "norm.dst": "it-ran"},
-    "a class of the network": {"network._target_": CALL["_target_"], "network._args_": CALL["_args_"]},
-    "an argument of the readout": {"task.readout.tied": CALL},
-    "a score": {"attention.score": "torch.utils.collect_env.run"},
-}
 
-
-@pytest.mark.parametrize(
-    "attack", ["a text joined by Hydra", *(pytest.param(name, marks=pytest.mark.slow) for name in list(ATTACKS)[1:])]
-)
-def test_a_checkpoint_runs_nothing(attack: str, program: Program, trained: Trained, book: Path) -> None:
+def test_a_checkpoint_runs_nothing(program: Program, trained: Trained, book: Path) -> None:
+    """By whichever way it is read; what else it may not say is in `tests/config/test_admission.py`."""
     raw = torch.load(trained.last, weights_only=True)
-    raw["tinyformer"]["overrides"] |= ATTACKS[attack]
+    joined_by_hydra = {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]}
+    raw["tinyformer"]["overrides"] |= joined_by_hydra
     torch.save(raw, "evil.ckpt")
     for script, words in (
         ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
@@ -71,17 +58,8 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
     hydra.mkdir(exist_ok=True)
     stored = [*SMALL.split(), *TEXT.split()]
     evil = "+callbacks.e={_target_:torch.utils.collect_env.run,_args_:[touch it-ran]}"
-    for entry in (
-        evil,
-        "+callbacks.e={_target_:mine.Callback}",
-        "hydra.run.dir=elsewhere",
-        "norm._target_=torch.nn.LayerNorm",
-        "+trainer.plugins=[mine]",
-        # A cache in a folder that makes a new group of Hydra, which then loads any file.
-        "data.cache_dir=conf/foo",
-    ):
-        (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, entry]))
-        said = require_refusal(program, f"Error: resume=run: run/.hydra/overrides.yaml says {entry[:100]}", *RESUME)
+    (hydra / "overrides.yaml").write_text(yaml.safe_dump([*stored, evil]))
+    said = require_refusal(program, f"Error: resume=run: run/.hydra/overrides.yaml says {evil}", *RESUME)
     assert "if you trust it, add it to the command." in said
     assert not Path("it-ran").exists()
     for text in ("a: b", "[" * 5000, "!!python/object/apply:os.system [touch it-ran]", "\x00"):
@@ -95,16 +73,10 @@ def refuse_to_list(path: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_folder_with_links_or_a_foreign_optimizer_is_refused(
+def test_a_run_folder_with_links_is_refused(
     program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert program("train.py", SMALL, TEXT, "optimizer=adamw hydra.run.dir=run").code == 0
-    last = Path("run/checkpoints/last.ckpt")
-    raw = torch.load(last, weights_only=True)
-    for value in (torch.zeros(3), "text"):
-        raw["optimizer_states"][0]["state"][0]["exp_avg"] = value
-        torch.save(raw, last)
-        require_refusal(program, "its optimizers exp_avg does not fit", *RESUME)
+    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     Path("victim").write_text("mine")
     # wandb's own links, of which this one leads to the user's cache.
     Path("run/wandb/run-1/logs").mkdir(parents=True)
@@ -147,12 +119,14 @@ MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "callbacks": lambda raw: raw["callbacks"].update(Report=[3]),
     "callbacks ": lambda raw: raw["callbacks"]["Report"]["total"].update(seconds={}),
     "optimizer": lambda raw: raw.update(optimizer_states=[{}]),
+    "exp_avg": lambda raw: raw["optimizer_states"][0]["state"][0].update(exp_avg=torch.zeros(3)),
+    "exp_avg ": lambda raw: raw["optimizer_states"][0]["state"][0].update(exp_avg="text"),
 }
 
 
 @pytest.mark.slow
-def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path) -> None:
-    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
+def test_malformed_files_of_a_run_folder_are_refused_in_one_sentence(program: Program, book: Path) -> None:
+    assert program("train.py", SMALL, TEXT, "optimizer=adamw hydra.run.dir=run").code == 0
     last = Path("run/checkpoints/last.ckpt")
     for copy in ("best", "previous"):
         last.with_name(f"{copy}.ckpt").unlink(missing_ok=True)
@@ -163,12 +137,8 @@ def test_a_malformed_state_of_a_run_is_one_sentence(program: Program, book: Path
         torch.save(raw, "malformed/checkpoints/last.ckpt")
         said = require_refusal(program, "Error: resume=malformed", "train.py", "resume=malformed trainer.max_steps=6")
         assert len(said.splitlines()) == 1, (name, said)
+        assert not name.startswith("exp_avg") or "its optimizers exp_avg does not fit" in said
         shutil.rmtree("malformed")
-
-
-@pytest.mark.slow
-def test_a_device_or_foreign_metrics_in_a_run_folder_are_refused(program: Program, book: Path) -> None:
-    assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     for rows in ("step,loss\nx,1\n", "step,loss\n1,2,3\n", "loss,step\n1\n"):
         Path("run/metrics.csv").write_text(rows)
         require_refusal(program, "run/metrics.csv: is not the metrics of a run", *RESUME)
@@ -197,11 +167,9 @@ def test_a_class_that_the_command_names_is_made(program: Program, book: Path, mo
 def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, book: Path) -> None:
     Path("sweep").mkdir()
     Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
-    evil = ["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"]
     for task, said in (
-        (evil, "is ${data.text_column}: an interpolation"),
+        (["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"], "an interpolation"),
         (["seed=range(9999)", "model.d_ff=range(1,9999)"], "makes more than 10,000 jobs."),
-        (["seed=range(3,1)", "seed=range(9999)", "model.d_ff=range(1,9999)"], "is no list of values"),
     ):
         contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}
         Path("sweep/multirun.yaml").write_text(yaml.safe_dump(contents))
