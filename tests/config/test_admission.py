@@ -282,7 +282,7 @@ SWEPT = {
 HOSTILE_SWEEPS = {
     "calls": "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score",
     "is not a key": "+foo=1,2",
-    "is .*: an interpolation": "seed=1,'${oc.env:HOME}'",
+    "is .*: an interpolation": "seed=1,'${oc.env:HOME}'|attention.score=${data.text_column}",
     "chooses": "attention=mha,../evil",
     "shuffles its values": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
     "makes more than": "seed=range(0,1000000000000)",

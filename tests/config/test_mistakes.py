@@ -67,19 +67,13 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
         # Told by Hydra, in words of its own.
         ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: differential, gqa, *"),
-        ("attention=null", "Config group override must be a string or a list. Got NoneType: an axis without a choice*"),
         ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads*"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
         ("model.d_ff=1,2", """model.d_ff=1,2: -m makes a run of each value; model.d_ff="'1,2'" is one text.*"""),
         (
             "generate.prompt=${5",
-            r"generate.prompt=*${5*: ${…} refers to another key, which is not there; *\${5* is a text.*",
-        ),
-        ("café.x=1", "café.x=1: is no KEY=VALUE*"),
-        (
-            "block.attention_residual.skp=0",
-            "block.attention_residual.skp: there is no such key. Did you mean block.att*",
+            "generate.prompt=*: ${…} refers to another key, which is not there; *\\${5* is a text.",
         ),
         ("analysis=heads", "analysis: there is no such key here; evaluate has it.*"),
         ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
@@ -88,7 +82,6 @@ def mistake_in(*overrides: str) -> str:
         ("attention.num_kv_heads=3", "attention.num_kv_heads=3: must divide model.num_heads=2; *"),
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
-        ("model.dropout=2 model.embedding_dropout=0", "model.dropout=2: *; model.dropout=0.1 works."),
         ("data.device=gpu", "data.device=gpu: *data.device=auto*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
         ("generate.temperature=-1", "generate.temperature=-1: must be at least 0; generate.temperature=0 works."),

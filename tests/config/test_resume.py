@@ -37,7 +37,8 @@ def make_run(folder, overrides=(), parts=("overrides", "checkpoint")):
 )
 def test_saved_overrides_come_before_new_ones(tmp_path, saved, arguments, expanded):
     make_run(tmp_path / "run", saved)
-    assert expand_resume(["resume=null", *saved]) == ["resume=null", *saved]
+    for unchanged in ([], ["a=1", "-m"], ["resume=null"], ["resume="]):
+        assert expand_resume(unchanged) == unchanged
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
 
 

@@ -23,6 +23,11 @@ CHECKPOINTS = Path("run/checkpoints")
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
 LONG = f"{SMALL} {TEXT} {CONSTANT} trainer.val_check_interval=2 hydra.run.dir=run"
 
+REVIEWS = "text,label\n" + "".join(
+    f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(203)
+)
+CLASSIFIED = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
+
 
 def flip(path: Path) -> None:
     """Change bytes in the middle of a file, more than the padding between its parts has."""
@@ -58,10 +63,7 @@ class Killed(BaseException):
 
 
 KILLED = {
-    "classifier": (  # its best checkpoint is chosen by accuracy
-        "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2",
-        ("best.ckpt", "last.ckpt"),
-    ),
+    "classifier": (CLASSIFIED, ("best.ckpt", "last.ckpt")),  # its best checkpoint is chosen by accuracy
     "language model": (f"{TEXT} generate.temperature=0", ("results.json",)),
     "accumulated": (f"{TEXT} generate.temperature=0 trainer.accumulate_grad_batches=3", ("previous.ckpt",)),
 }
@@ -74,8 +76,7 @@ def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
     kind: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that is appended to `metrics.csv` is cut short."""
-    rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(200)]
-    Path("reviews.csv").write_text("text,label\n" + "".join(rows))
+    Path("reviews.csv").write_text(REVIEWS)
     data, begun = KILLED[kind]
     command = f"{SMALL} {CONSTANT} {data} trainer.val_check_interval=2 trainer.max_steps=6 trainer.log_every_n_steps=1"
     assert program("train.py", command, "hydra.run.dir=unbroken").code == 0
@@ -193,10 +194,8 @@ def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: Program, book: Path) -> None:
     """Then the final test is scored once, and as one process scores it."""
-    rows = [f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(203)]
-    Path("reviews.csv").write_text("text,label\n" + "".join(rows))
-    texts = "task=classification data=text data.files=reviews.csv data.label_column=label data.test_fraction=0.2"
-    settings = f"{SMALL} {texts} {TWO} trainer.val_check_interval=20"
+    Path("reviews.csv").write_text(REVIEWS)
+    settings = f"{SMALL} {CLASSIFIED} {TWO} trainer.val_check_interval=20"
     run = start(settings, "trainer.max_steps=1000000")
     while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
         time.sleep(0.05)

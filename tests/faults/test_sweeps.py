@@ -57,6 +57,14 @@ def test_what_is_no_sweep_is_reported(words: str, program: Program) -> None:
     assert (ended.code, ended.err.removeprefix("Error: ")[: len(REFUSED[words])]) == (2, REFUSED[words]), ended.err
 
 
+def test_a_strangers_sweep_makes_no_million_jobs(program: Program) -> None:
+    Path("sweep").mkdir()
+    jobs = "hydra: {overrides: {hydra: [hydra.mode=MULTIRUN], task: ['seed=range(9999)', 'model.d_ff=range(1,9999)']}}"
+    Path("sweep/multirun.yaml").write_text(jobs)
+    ended = program("train.py", "-m resume=sweep")
+    assert (ended.code, "makes more than 10,000 jobs." in ended.err) == (2, True), ended.err
+
+
 @pytest.mark.slow
 def test_jobs_run_side_by_side_and_a_failed_one_is_reported(tmp_path: Path, book: Path) -> None:
     """With the threads of the machine divided among them, beside folders that a stranger named like libraries."""

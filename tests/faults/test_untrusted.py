@@ -110,7 +110,8 @@ def test_a_run_folder_with_links_is_refused(
         require_refusal(program, "run cannot be listed; remove it", *RESUME)
     assert Path("victim").read_text() == "mine"
     Path("run/wandb/run_id").write_text("../../elsewhere")
-    require_refusal(program, "run/wandb/run_id contains no id of a run", *RESUME, "logger=wandb")
+    longer = "resume=run trainer.max_steps=8 logger=wandb"
+    require_refusal(program, "run/wandb/run_id contains no id of a run", "train.py", longer)
 
 
 MALFORMED: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -135,9 +136,9 @@ def test_malformed_files_of_a_run_folder_are_refused_in_one_sentence(program: Pr
         malform(raw)
         shutil.copytree("run", "malformed")
         torch.save(raw, "malformed/checkpoints/last.ckpt")
-        said = require_refusal(program, "Error: resume=malformed", "train.py", "resume=malformed trainer.max_steps=6")
+        of_file = "last.ckpt: its optimizers exp_avg does not fit" if name.startswith("exp_avg") else "malformed"
+        said = require_refusal(program, f"Error: resume={of_file}", "train.py", "resume=malformed trainer.max_steps=6")
         assert len(said.splitlines()) == 1, (name, said)
-        assert not name.startswith("exp_avg") or "its optimizers exp_avg does not fit" in said
         shutil.rmtree("malformed")
     for rows in ("step,loss\nx,1\n", "step,loss\n1,2,3\n", "loss,step\n1\n"):
         Path("run/metrics.csv").write_text(rows)
@@ -161,20 +162,6 @@ def test_a_class_that_the_command_names_is_made(program: Program, book: Path, mo
     model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
     assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
     assert model.analyse("heads", ["data.files=book.txt"]).tables["ablation"][1]  # the class stays trusted
-
-
-@pytest.mark.slow
-def test_a_sweep_imports_no_score_and_makes_no_million_jobs(program: Program, book: Path) -> None:
-    Path("sweep").mkdir()
-    Path("sweep/mine.py").write_text("from pathlib import Path\nPath('it-ran').touch()\n")
-    for task, said in (
-        (["data.text_column=sweep.mine.Score", "attention.score=${data.text_column}"], "an interpolation"),
-        (["seed=range(9999)", "model.d_ff=range(1,9999)"], "makes more than 10,000 jobs."),
-    ):
-        contents = {"hydra": {"overrides": {"task": [*TEXT.split(), *task], "hydra": ["hydra.mode=MULTIRUN"]}}}
-        Path("sweep/multirun.yaml").write_text(yaml.safe_dump(contents))
-        require_refusal(program, said, "train.py", "-m resume=sweep")
-    assert not Path("it-ran").exists()
 
 
 def test_a_score_is_imported_by_its_own_name_alone() -> None:
