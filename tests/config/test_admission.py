@@ -80,6 +80,14 @@ def test_the_config_of_a_run_is_made_again(overrides: list[str]) -> None:
     assert admit_config(checkpoint(described(*overrides), *sizes)) == config
 
 
+def test_a_value_that_others_determine_is_kept_only_where_it_was_overridden() -> None:
+    values = described("model=tiny", "attention=gqa")
+    assert values["model.num_heads"] == 6
+    assert not {"attention.num_heads", "attention.num_kv_heads"} & values.keys()
+    overridden = described("attention=gqa", "attention.num_kv_heads=1", "model.d_ff='${model.d_model}'")
+    assert (overridden["attention.num_kv_heads"], overridden["model.d_ff"]) == (1, 128)
+
+
 def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later versions may state, compute or add what they like: what a run was made with stays."""
     words = ("attention=gqa", "attention.num_kv_heads=1")
@@ -186,6 +194,19 @@ def test_a_class_of_another_package_is_made_only_where_it_is_named() -> None:
     ):
         with pytest.raises(ArgumentError, match=f"its {key} "):
             admit_config(stored(**{key: other}), lambda key, name: True)
+
+
+def test_a_users_class_brings_plain_arguments() -> None:
+    words = "position=alibi", "position.relative._target_=mine.LogDistance", "+position.relative.base=2.5"
+    config = composed(*words, "+position.relative.own=1")
+    file = checkpoint(describe_config(config, {"position": "alibi"}))
+    assert admit_config(file, lambda key, name: name == "mine.LogDistance")["position"] == config["position"]
+    source = ["data.source._target_=mine.Texts", "+data.source.files=mine.txt"]  # data=text computes such a key
+    config = composed(*source)
+    assert admit_config(checkpoint(described(*source)), lambda key, name: name == "mine.Texts") == config
+    file.overrides["position.relative._args_"] = [1]
+    with pytest.raises(ArgumentError, match="_args_"):
+        admit_config(file, lambda key, name: True)
 
 
 def test_keys_are_names_and_nothing_can_be_built_from_them() -> None:
@@ -319,6 +340,17 @@ def evaluated(path: Path, *overrides: str) -> DictConfig:
     return compose_run("evaluate", arguments)[0]
 
 
+def test_an_evaluation_changes_what_its_words_say(file: Any) -> None:
+    path = file("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5", "logger=wandb")
+    config = evaluated(path, "attention.backend=eager", "model.num_heads=2")
+    assert (config.model.num_layers, config.attention.num_kv_heads, config.seed) == (3, 1, 5)
+    attention = config.network.encoder.block.attention
+    assert (attention.num_heads, attention.backend, attention.d_model) == (2, "eager", 384)
+    assert evaluated(path, "seed=6").seed == 6
+    assert (config.trainer.accelerator, config.generate.prompt, config.logger) == ("auto", None, {})
+    assert "resume" not in config
+
+
 def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
     with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
         offer_stored_run(["data=text"])
@@ -331,6 +363,10 @@ def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
 
 
 def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:
+    path = file(**{"norm._target_": "torch.nn.LayerNorm"})
+    with pytest.raises(ValueError, match=r"add norm\._target_=torch\.nn\.LayerNorm"):
+        evaluated(path)
+    assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
     path = file("data=text", "data.files='my book.txt'")
     said = r"its run read data\.files='my book\.txt', .*; add data\.files='my book\.txt',"
     with pytest.raises(ValueError, match=said):

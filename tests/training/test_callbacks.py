@@ -197,6 +197,15 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
     assert reporter.peak.source == "cpu torch.float32"
 
 
+def test_work_from_before_a_resumption_counts_for_the_loss_alone(tmp_path):
+    whole, resumed = Report(), Report()
+    fit(tmp_path, whole)
+    resumed.load_state_dict(Report().state_dict() | {"unreported": [2e6, 1e6]})
+    fit(tmp_path, resumed, log_every_n_steps=100)
+    assert resumed.total.flops == pytest.approx(whole.total.flops)
+    assert resumed.latest["train/loss"] == pytest.approx(2, abs=0.01)
+
+
 # Progress.
 
 
