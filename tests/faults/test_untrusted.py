@@ -136,9 +136,9 @@ def test_malformed_files_of_a_run_folder_are_refused_in_one_sentence(program: Pr
         malform(raw)
         shutil.copytree("run", "malformed")
         torch.save(raw, "malformed/checkpoints/last.ckpt")
-        of_file = "last.ckpt: its optimizers exp_avg does not fit" if name.startswith("exp_avg") else "malformed"
-        said = require_refusal(program, f"Error: resume={of_file}", "train.py", "resume=malformed trainer.max_steps=6")
+        said = require_refusal(program, "Error: resume=malformed", "train.py", "resume=malformed trainer.max_steps=6")
         assert len(said.splitlines()) == 1, (name, said)
+        assert ("exp_avg does not fit a parameter" in said) == name.startswith("exp_avg"), said
         shutil.rmtree("malformed")
     for rows in ("step,loss\nx,1\n", "step,loss\n1,2,3\n", "loss,step\n1\n"):
         Path("run/metrics.csv").write_text(rows)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from tinyformer.data import DataModule
-from tinyformer.errors import ArgumentError
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
 from tinyformer.training.schedules import Schedule
@@ -170,5 +169,4 @@ def _require_fitting_state(optimizer: torch.optim.Optimizer) -> None:
         for name, value in state.items():
             is_dense = isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()
             if not is_dense or value.shape not in (parameter.shape, torch.Size([])):
-                reason = f"its optimizer's {name} does not fit a parameter of shape {list(parameter.shape)}"
-                raise ArgumentError("resume", "last.ckpt", reason)
+                raise ValueError(f"its optimizer's {name} does not fit a parameter of shape {list(parameter.shape)}")
