@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -227,6 +227,7 @@ SHORT = st.lists(st.sampled_from(["x", "y", "z"]), min_size=1, max_size=4)
     st.lists(st.sampled_from(["x", "y", "z", "w"]), min_size=1, max_size=7),
     st.lists(st.lists(SHORT, max_size=2), min_size=1, max_size=3),
 )
+@example(["w", "w", "x", "y"], [[["x"]], [["y"]]])  # the best span, "x y", begins the second block, and is no answer
 def test_no_answer_of_the_context_alone_scores_higher(words, questions):
     max_words = 2 if len(words) > 5 else 9
     context, texts = " ".join(words), [[" ".join(answer) for answer in answers] for answers in questions]
