@@ -2,7 +2,7 @@
 
 import sys
 
-from tinyformer.programs.run import evaluate_program
+from tinyformer.programs.train_evaluate import evaluate_program
 
 if __name__ == "__main__":
     sys.exit(evaluate_program("python evaluate.py"))

@@ -2,7 +2,7 @@
 
 import sys
 
-from tinyformer.programs.run import train_program
+from tinyformer.programs.train_evaluate import train_program
 
 if __name__ == "__main__":
     sys.exit(train_program("python train.py"))

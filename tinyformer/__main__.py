@@ -36,8 +36,8 @@ def main() -> int:
         return 2
     # Imported only now: each program imports what it needs, and torch takes seconds.
     if program in ("train", "evaluate"):
-        run_programs = importlib.import_module("tinyformer.programs.run")
-        return getattr(run_programs, f"{program}_program")(f"tinyformer {program}", num_words=1)
+        programs = importlib.import_module("tinyformer.programs.train_evaluate")
+        return getattr(programs, f"{program}_program")(f"tinyformer {program}", num_words=1)
     return importlib.import_module(f"tinyformer.programs.{program}").main(sys.argv[2:])
 
 

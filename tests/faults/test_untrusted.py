@@ -19,7 +19,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import starting_checkpoint
-from tinyformer.run.scores import register_score
+from tinyformer.run.own_scores import register_score
 
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 

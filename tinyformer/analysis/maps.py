@@ -132,7 +132,7 @@ class HeadMaps:
             captured = capture_pair(network, pair)
         measures = measure_pairs(network, pairs or [pair], subject.precision())
         of_source, of_target = (
-            _extent(ids[0].tolist(), None if given is None else tokens.predicted(given))
+            _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         )
         axes = axes_of(pair.ids_by_kind(), subject.tokenizer)

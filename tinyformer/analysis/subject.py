@@ -265,7 +265,8 @@ class Findings:
 class Analysis(Protocol):
     """An analysis of a trained model; each file of `conf/analysis` names one, and `Model.analyse` takes one.
 
-    The analyses of this package also take a model, as in `HeadAblation(mode="mean")(model)`; see `Trained`.
+    A run calls it with a `Subject`. The analyses of this package take any `Trained` model, of which a `Subject` is one
+    and `tinyformer.Model` another: `HeadAblation(mode="mean")(model)`.
     """
 
     num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split

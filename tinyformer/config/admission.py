@@ -1,4 +1,4 @@
-"""What a checkpoint, a run folder or the file of a finding may say of a config, since each may be a stranger's.
+"""What a stranger's checkpoint, run folder or finding may set in a config.
 
 There is one rule, `admit`: a file chooses among our own config files and sets plain values at keys that they have, and
 a class is one of ours, unless the command line names it. Hydra composes the config from what is admitted, and never
@@ -42,8 +42,8 @@ OWN = ("data.cache_dir", "tokenizer.path")
 """Paths of the machine that a run was made on, which a checkpoint neither records nor follows."""
 
 DERIVED = ("data", "tokenizer", "network", "datamodule")
-"""Nodes in which a file names no class, since those of data read files and download, and in which a checkpoint sets no
-key that our YAML computes from others."""
+"""Nodes in which a file names no class, since classes of data read files and download. A checkpoint sets no key there
+that our YAML computes from others."""
 
 OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")  # the packages whose classes a file may name
 SCORE_KEYS = ("attention.score", "cross_attention.score")  # keys whose plain value may be the name of a class
@@ -92,10 +92,15 @@ class NotAdmittedError(ValueError):
         self.key, self.target = key, target
 
 
+def never_instantiated(key: str, name: Any) -> bool:
+    """Trust in any class, for a config that is only read."""
+    return True
+
+
 def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
     """Refuse what a file may not set at the key of an axis, of a value or of a class, such as "norm._target_".
 
-    With `is_argument`, the file names the class of the key's node, which may have arguments of its own.
+    With `is_argument`, the file also names the class of the key's node, which may have arguments that our YAML lacks.
     """
     if key in files():
         if value not in (None, *choices_of(key)):
@@ -331,7 +336,7 @@ def _is_interpolation(value: Any) -> bool:
 def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
     """The unresolved config of a run as far as a checkpoint stores it, and the choices of its axes.
 
-    Of the overrides count the choices, with the default for one that is not ours, and what is deleted.
+    Only choices and deletions are applied, not values; a choice that is not ours becomes the default.
     """
     if not OmegaConf.has_resolver("default_num_kv_heads"):
         register_resolvers()

@@ -32,7 +32,7 @@ def run_program(
     job: Job,
     config_name: str,
     command: str,
-    prepare: Callable[[Sequence[str]], Sequence[str]] = lambda arguments: arguments,
+    rewrite: Callable[[Sequence[str]], Sequence[str]] = lambda arguments: arguments,
     num_words: int = 0,
 ) -> int:
     """Compose a config from the command line, run a job with it, and report errors; returns the exit code.
@@ -43,7 +43,7 @@ def run_program(
         job: what the program does.
         config_name: the primary config.
         command: the program as the user called it, such as "tinyformer train", for hints.
-        prepare: may rewrite the overrides before Hydra reads them.
+        rewrite: may rewrite the overrides before Hydra reads them.
         num_words: how many words of `sys.argv` after the first choose the program, such as `train`.
     """
     directory = config_dir()
@@ -82,7 +82,7 @@ def run_program(
     try:
         register_resolvers(command)
         is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
-        arguments = list(prepare(readable(arguments, is_sweep)))
+        arguments = list(rewrite(readable(arguments, is_sweep)))
         with argv([*script, *arguments]):
             hydra.main(version_base=None, config_path=str(directory), config_name=config_name)(run_job)()
     except BrokenPipeError:

@@ -26,7 +26,7 @@ class PairSplit(Split):
     """The pairs of one split."""
 
     ids: UInt[np.ndarray, " tokens"]  # a stream of texts, each after an `eos`
-    begins: Int64[np.ndarray, "pairs 2"]  # the index in `ids` of the `eos` before source and target
+    begins: Int64[np.ndarray, "pairs 2"]  # the index in `ids` of the `eos` before each source and each target
     lengths: Int64[np.ndarray, "pairs 2"]  # of source and target, with the tokens around them, after truncation
     targets: pa.ChunkedArray  # as they stand in the source
     tokenizer: TextTokenizer
@@ -69,8 +69,8 @@ class PairSplit(Split):
 class Pairs(Rows):
     """Batches of the pairs of a split, padded on the right.
 
-    A batch has each source (`source`), its length (`source_lengths`), the target as the decoder reads it (`inputs`),
-    and the same one token further, as it predicts it (`targets`); see `PairTokens`.
+    A batch has each source (`source`), its length (`source_lengths`), its target (`targets`), which the decoder
+    predicts, and what the decoder reads (`inputs`); see `PairTokens`. `Seq2Seq.read` makes the same of a user's texts.
     """
 
     def __init__(self, split: PairSplit) -> None:
@@ -83,14 +83,14 @@ class Pairs(Rows):
         rows, tokens = np.asarray(indices), self._split.tokens
         (source_begin, begin), (source_lengths, lengths) = self._split.begins[rows].T, self._split.lengths[rows].T
         source = self._texts(source_begin, source_lengths, padding=tokens.eos)
-        shifted = self._texts(begin, lengths, padding=IGNORED)
-        read = np.where(shifted == IGNORED, tokens.eos, shifted)[:, :-1]
+        targets = self._texts(begin, lengths, padding=IGNORED)
+        read = np.where(targets == IGNORED, tokens.eos, targets)[:, :-1]
         inputs = np.concatenate([np.full((len(rows), 1), tokens.start), read], 1)
         return {
             "source": torch.from_numpy(source),
             "source_lengths": torch.from_numpy(source_lengths),
             "inputs": torch.from_numpy(inputs),
-            "targets": torch.from_numpy(shifted),
+            "targets": torch.from_numpy(targets),
             "rows": torch.from_numpy(rows),
         }
 

@@ -41,7 +41,7 @@ class RowFormat(ABC):
     document: ClassVar[str] = "document"  # what `num_documents` of a split counts, in the singular
     varying_length: ClassVar[bool] = True  # whether the rows of one batch may be longer than those of another
     keep_whole: ClassVar[bool] = True  # see `hold_out`
-    compared: ClassVar[tuple[str, ...]] = ()  # see `hold_out`; by these columns, rows are recognised, too
+    compared: ClassVar[tuple[str, ...]] = ()  # columns in which copies are found, by `hold_out` and in evaluation
     classes: ClassVar[str | None] = None  # see `hold_out`
     needs_mask: bool = False  # whether the tokenizer needs a mask token
     max_tokens: int | None = None  # training tokens, at most, for documents that may be cut

@@ -15,8 +15,8 @@ from tinyformer.config.errors import cause_of
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, SpanReadout
+from tinyformer.run.own_scores import register_score
 from tinyformer.run.parts import make_network, require_known_tokens
-from tinyformer.run.scores import register_score
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
 from tinyformer.tasks.span import is_positive

@@ -116,7 +116,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from tinyformer.analysis.costs import count_costs
     from tinyformer.analysis.memory import count_batch
     from tinyformer.run.match import match_size
-    from tinyformer.run.scores import register_score
+    from tinyformer.run.own_scores import register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     unresolved: Any = OmegaConf.to_container(config, resolve=False)

@@ -1,4 +1,4 @@
-"""The parts of a run that its config describes, checked: data, task, network."""
+"""The task and the network that a config describes, instantiated and checked against the data."""
 
 import pydoc
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from tinyformer.data import DataModule, QuestionFormat, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.run.own_scores import register_score
 from tinyformer.run.sample import Generation
-from tinyformer.run.scores import register_score
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 
 LACKS = {

@@ -238,7 +238,7 @@ def checkpoint_contents(
 
 
 def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
-    """Write down the config, as the run has set it and as Hydra has `written` it, and the words, for `resume`."""
+    """Save what `resume` needs: the config of the run, the one that Hydra has `written`, and the overrides as typed."""
     if not is_first_process():
         return
     texts = {"config.yaml": OmegaConf.to_yaml(config, resolve=True)}

@@ -1,4 +1,4 @@
-"""The parts of a run, which `pipeline` makes from its config, and `results` scores and summarises."""
+"""`Run`: all objects of a training run or an evaluation, which `pipeline` makes and `results` scores and summarises."""
 
 from dataclasses import dataclass
 from pathlib import Path

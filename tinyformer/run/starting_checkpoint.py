@@ -20,7 +20,7 @@ from tinyformer.checkpoint.file import (
     require_fitting,
     start_from,
 )
-from tinyformer.config.admission import Plain, admit_config
+from tinyformer.config.admission import Plain, admit_config, never_instantiated
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import has_checkpoint, is_first_process, require_unused
 from tinyformer.config.keys import format_value
@@ -52,7 +52,7 @@ class Start:
     def stored(self) -> Plain:
         """The unresolved config of the checkpoint's run, of any classes: nothing is made from it."""
         with argument_path(passed={"path": self.key}):
-            return admit_config(self.checkpoint, lambda key, name: True)
+            return admit_config(self.checkpoint, never_instantiated)
 
     @property
     def larger_vocabulary(self) -> int | None:

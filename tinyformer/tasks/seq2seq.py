@@ -131,7 +131,7 @@ class Seq2Seq(TokenTask):
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
         """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
         tokens, rows = self.special_tokens.around(reader.own_tokenizer), reader.rows_of(texts, around=False)
-        return reader.padded(rows if isinstance(texts, Tensor) else [tokens.predicted(ids) for ids in rows], tokens.eos)
+        return reader.padded(rows if isinstance(texts, Tensor) else [tokens.wrapped(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
         """Sources and their targets as a batch; by default, the targets that the model decodes, cut to its context."""
@@ -146,7 +146,7 @@ class Seq2Seq(TokenTask):
         if len(outputs) != len(source):
             raise ArgumentError("targets", targets, f"must be {len(source)}, as many as `texts`")
         inputs, _ = reader.padded([tokens.inputs(ids) for ids in outputs], tokens.eos, "targets")
-        predicted, _ = reader.padded([tokens.predicted(ids) for ids in outputs], IGNORED, "targets")
+        predicted, _ = reader.padded([tokens.wrapped(ids) for ids in outputs], IGNORED, "targets")
         return {"source": source, "source_lengths": lengths, "inputs": inputs, "targets": predicted}
 
     def read_scored(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:

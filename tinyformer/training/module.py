@@ -51,7 +51,7 @@ class TrainingModule(L.LightningModule):
         self.factor: Tensor | float = 1.0  # turns sums of the last step's losses and gradients into means over targets
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
-        """Count the targets of a batch, and remove the gradients of the step before if it begins the next one."""
+        """Count the targets of a batch; the first batch of a step clears the gradients of the step before."""
         self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
         if not self.step_targets:
             self.zero_grad()

@@ -70,7 +70,7 @@ class TokenPair(NamedTuple):
     @classmethod
     def of(cls, source: Sequence[int], target: Sequence[int], tokens: PairTokens, num_tokens: int) -> "TokenPair":
         """The pair of two texts, each cut to `num_tokens` tokens, special tokens included."""
-        sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.predicted(target)
+        sides = tokens.source(source, num_tokens), tokens.inputs(target), tokens.wrapped(target)
         return cls(*(torch.tensor([ids[:num_tokens]]) for ids in sides))
 
     def to(self, device: torch.device) -> "TokenPair":

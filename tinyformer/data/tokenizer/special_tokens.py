@@ -11,8 +11,7 @@ from tinyformer.errors import ArgumentError, require_at_least
 class PairTokens:
     """The ids of the tokens around sources and targets, and of those that are never generated.
 
-    A source is `before text end`. The decoder predicts the same of a target, and reads it one token later, after
-    `start`.
+    A source and a target are `before text end`. The decoder reads `start` and then the target without its last token.
     """
 
     eos: int  # ends a decoded target
@@ -30,14 +29,14 @@ class PairTokens:
 
     def source(self, text: Sequence[int], max_tokens: int) -> list[int]:
         """The source of a text; one that is too long is truncated at its end."""
-        return self.predicted(text[: max(0, max_tokens - self.num_added)])
+        return self.wrapped(text[: max(0, max_tokens - self.num_added)])
 
     def inputs(self, text: Sequence[int]) -> list[int]:
-        """What the decoder reads to predict a text."""
-        return [self.start, *self.predicted(text)[:-1]]
+        """What the decoder reads to predict a text: `start`, and the target without its last token."""
+        return [self.start, *self.wrapped(text)[:-1]]
 
-    def predicted(self, text: Sequence[int]) -> list[int]:
-        """What the decoder predicts: its inputs, one token further."""
+    def wrapped(self, text: Sequence[int]) -> list[int]:
+        """A text with the tokens around it: a source, or a target as the decoder predicts it."""
         return [*self.before, *text, *self.end]
 
     def without_bos(self, target: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
-from tinyformer.config.admission import Plain, admit_config, composed
+from tinyformer.config.admission import Plain, admit_config, composed, never_instantiated
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import key_of
 from tinyformer.errors import ArgumentError, argument_path
@@ -43,7 +43,7 @@ def export_model(path: Path, folder: Path) -> list[str]:
     """
     checkpoint = load_checkpoint(path)
     with argument_path(passed={"path": "checkpoint"}):
-        config = admit_config(checkpoint, lambda key, name: True)  # classes are compared by name, never instantiated
+        config = admit_config(checkpoint, never_instantiated)  # classes are compared by name
     sized = OmegaConf.create(_with_sizes(checkpoint, config))
     written = OmegaConf.to_container(sized, resolve=False)
     function = _function_of(sized)

@@ -1,4 +1,4 @@
-"""Scores of the user's own; a module that imports no training library, since the card needs none."""
+"""Attention scores of the user's own; a module that imports no training library, since the card needs none."""
 
 import pydoc
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
     """Evaluate the checkpoint that the command line names; see `run_program`."""
     checkpoints: list[Checkpoint | None] = []
 
-    def prepare(arguments: Sequence[str]) -> Sequence[str]:
+    def keep_checkpoint(arguments: Sequence[str]) -> Sequence[str]:
         checkpoints.append(offer_stored_run(arguments))
         return arguments
 
@@ -52,4 +52,4 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
 
         evaluate(config, folder, invocation, checkpoints[0])
 
-    return run_program(job, "evaluate", command, prepare, num_words)
+    return run_program(job, "evaluate", command, keep_checkpoint, num_words)
