@@ -480,7 +480,7 @@ BREAKS = (
         "config/resume.py",
         "return [*options, *overrides, *new,",
         "return [*options, *new, *overrides,",
-        ("tests/config/test_resume.py",),
+        ("tests/config/test_command_line.py",),
     ),
     Break(
         "null_fits_everything",

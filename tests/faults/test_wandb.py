@@ -8,13 +8,53 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
-import yaml
 from commands import ROOT, SMALL, TEXT, Program, results_of
 from wandb_file import read_config_and_summary
 
+from tinyformer.errors import ArgumentError
 from tinyformer.training import loggers
+
+
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def test_an_api_key_is_found_in_netrc(no_key: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = f"machine {urlparse(loggers.wandb_url()).hostname} login user password secret\n"
+    other = "machine wandb.example.org login a password b\n"
+    netrc = tmp_path / "netrc"
+    assert not loggers.has_wandb_key()
+    for text, found in ((ours, True), ("machine", False), (other, False)):
+        netrc.write_text(text)
+        netrc.chmod(0o600)
+        assert loggers.has_wandb_key() is found
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
+    assert loggers.has_wandb_key()
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "offline"),
+    [("", "", True), ("", "x" * 40, False), ("offline", "x" * 40, True), ("online", "", False)],
+)
+def test_online_only_with_a_key(
+    no_key: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, key: str, offline: bool
+) -> None:
+    monkeypatch.setattr(loggers, "unreachable", lambda url, seconds: None)
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    assert loggers.RunWandbLogger(tmp_path, "id").is_offline is offline
+
+
+def test_what_wandb_would_refuse_is_refused_with_its_argument(tmp_path: Path) -> None:
+    for name, value in {"project": "a/b", "tags": [""]}.items():
+        with pytest.raises(ArgumentError, match=rf"^{name}=.*; {name}=.* works\.$"):
+            loggers.RunWandbLogger(tmp_path, "id", **{name: value})
 
 
 def silent_server() -> socket.socket:
@@ -58,17 +98,6 @@ def logged(run: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     return config, summary, file.read_text(errors="replace")
 
 
-def test_the_config_and_the_results_are_logged(program: Program, book: Path) -> None:
-    ended = program("train.py", f"{SMALL} {TEXT}", "logger=wandb hydra.run.dir=run")
-    assert ended.code == 0, ended.err
-    config, summary, _ = logged(Path("run"))
-    costs, _ = config.pop("costs"), config.pop("_wandb")
-    assert config == yaml.safe_load(Path("run/config.yaml").read_text())
-    assert results_of("run").items() <= summary.items()
-    assert costs["num_parameters"] == summary["num_parameters"]
-    assert costs["flops_per_token"] == sum(costs["flops_per_token_by_part"].values())
-
-
 @pytest.mark.slow
 def test_a_sweep_and_a_resumed_run_log_theirs_without_paths_and_secrets(
     program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +108,7 @@ def test_a_sweep_and_a_resumed_run_log_theirs_without_paths_and_secrets(
     for job, seed in enumerate((3, 4)):
         config, summary, text = logged(Path(f"sweep/{job}"))
         assert (config["seed"], config["data"]["files"], config["logger"]["tags"]) == (seed, "book.txt", ["…"])
+        assert config["costs"]["num_parameters"] == summary["num_parameters"]
         assert str(book.parent) not in text
         assert results_of(f"sweep/{job}").items() <= summary.items()
     ended = program("train.py", f"resume={Path.cwd() / 'sweep/0'} trainer.max_steps=6 optimizer.lr=0.5")

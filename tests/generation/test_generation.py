@@ -148,15 +148,9 @@ def test_settings_that_do_not_work():
     ):
         with pytest.raises(ArgumentError, match=message):
             stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
-    for make, setting, value in (
-        (Sampling, "temperature", -1.0),
-        (Sampling, "top_k", 0),
-        (Sampling, "top_p", 0.0),
-        (Beam, "beams", -1),
-        (Beam, "length_penalty", -1),
-    ):
-        with pytest.raises(ArgumentError, match=f"^{setting}={value}: must be .*; {setting}=.* works"):
-            make(**{setting: value})
+    for setting in ("beams", "length_penalty"):
+        with pytest.raises(ArgumentError, match=f"^{setting}=-1: must be .*; {setting}=.* works"):
+            Beam(**{setting: -1})
 
 
 # Beam search: tests/interop compares it with that of transformers.

@@ -1,5 +1,6 @@
-"""Callbacks, in small real runs."""
+"""Callbacks in small real runs, steps that are not finite among them, and the file of metrics."""
 
+import math
 import os
 import re
 import signal
@@ -10,15 +11,19 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
+from nn.model_cases import make_transformer, token_ids
 
+from tinyformer.analysis import first_non_finite
 from tinyformer.analysis.costs import count_costs
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.data import Windows
 from tinyformer.data.batches import loader
 from tinyformer.hardware import Peak, peak_memory
-from tinyformer.training import RunCSVLogger
+from tinyformer.nn import AttentionMask
+from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger
 from tinyformer.training.callbacks import progress, report
 from tinyformer.training.callbacks.checkpoints import SIGNALS, Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
 from training.runs import CONTENTS, QUIET, Do, fit
@@ -47,13 +52,6 @@ class FixedScores(L.Callback):
         module.on_validation_epoch_end = lambda: module.log(self.name, torch.tensor(next(self.scores)))
 
 
-def test_metrics_are_written_before_a_checkpoint(tmp_path, logger):
-    seen = []
-    look = Do(5, lambda trainer: seen.extend(RunCSVLogger(logger.path, first_step=100).rows))
-    fit(tmp_path, Report(), look, Checkpoints(tmp_path, CONTENTS), logger=logger)
-    assert seen == [2, 3]
-
-
 @pytest.mark.parametrize(
     ("monitor", "scores", "best_step", "best"),
     [
@@ -68,13 +66,6 @@ def test_best_is_the_first_of_the_best_scores(tmp_path, monitor, scores, best_st
     assert load_checkpoint(checkpoints.best).step == best_step
     assert load_checkpoint(checkpoints.last).step == 8
     assert checkpoints.best_value == best
-
-
-def test_a_resumed_run_keeps_the_best_so_far(tmp_path):
-    checkpoints = Checkpoints(tmp_path, CONTENTS)
-    fit(tmp_path, FixedScores(1.0), Checkpoints(tmp_path, CONTENTS), max_steps=3)
-    fit(tmp_path, FixedScores(2.0, 1.5), checkpoints, checkpoint=str(checkpoints.last))
-    assert (load_checkpoint(checkpoints.best).step, load_checkpoint(checkpoints.last).step) == (3, 8)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -104,11 +95,15 @@ def test_an_ignored_signal_and_one_after_the_last_step(tmp_path):
 
 
 class Clock(L.Callback):
-    """A clock that a step advances by a second, a validation batch by 100, and what follows validation by 1,000."""
+    """A clock that a step advances by a second, a validation batch by 100, and what follows validation by 1,000.
 
-    def __init__(self, monkeypatch):
-        self.now = 0.0
-        monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: self.now))
+    Other work after steps and validations takes 10,000 seconds, and is reported as excluded.
+    """
+
+    def __init__(self, monkeypatch, reporter):
+        self.now, self.reporter = 0.0, reporter
+        for module in (report, loader):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def on_before_backward(self, *args):
         self.now += 1
@@ -118,38 +113,13 @@ class Clock(L.Callback):
 
     def on_validation_end(self, *args):
         self.now += 1000
+        self.work()
 
+    def work(self, *args):
+        self.now += 10_000
+        self.reporter.exclude(10_000)
 
-def excluded(clock, reporter):
-    """A callback that takes 10,000 seconds after steps and validations, and reports them as excluded."""
-
-    def work(*args):
-        clock.now += 10_000
-        reporter.exclude(10_000)
-
-    callback = L.Callback()
-    callback.on_train_start = callback.on_train_batch_end = callback.on_validation_end = work
-    return callback
-
-
-def test_speed_counts_training_only(tmp_path, monkeypatch, logger):
-    clock, reporter = Clock(monkeypatch), Report()
-    fit(tmp_path, reporter, clock, excluded(clock, reporter), logger=logger)
-    speeds = [row.get("throughput/tokens_per_second") for _, row in sorted(logger.rows.items())]
-    assert [speed for speed in speeds if speed is not None] == pytest.approx([64.0] * 4)
-    assert (reporter.total.seconds, reporter.total.tokens) == (8, 8 * 64)
-    assert reporter.seconds == 8 + 3 * (2 * 100 + 1000) + 12 * 10_000  # validated at 3, 6 and the end
-    resumed = Report()
-    resumed.load_state_dict(reporter.state_dict())
-    assert (resumed.seconds, resumed.total) == (reporter.seconds, reporter.total)
-    # A run that ends before its first report is measured at its end; a longer run would have no report of it.
-    logger.rows.clear()
-    clock, reporter = Clock(monkeypatch), Report()
-    fit(tmp_path, reporter, clock, excluded(clock, reporter), logger=logger, max_steps=6, log_every_n_steps=10)
-    assert (reporter.total.seconds, reporter.total.tokens) == (6, 6 * 64)
-    assert reporter.latest["throughput/tokens_per_second"] == 64.0
-    assert reporter.latest["train/loss"] == pytest.approx(5.5, abs=0.2)  # ln 256 = 5.55
-    assert not any("train/loss" in row for row in logger.rows.values())
+    on_train_start = on_train_batch_end = work
 
 
 def test_throughput_by_hand(tmp_path, monkeypatch, logger):
@@ -157,9 +127,8 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
 
     The loss is the mean over the batches since the last report.
     """
-    clock = Clock(monkeypatch)
-    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    read = Windows.__getitems__
+    reporter, losses = Report(), []
+    clock, read = Clock(monkeypatch, reporter), Windows.__getitems__
 
     def slow_peak(device, dtype):
         clock.now += 1e6
@@ -169,16 +138,13 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
         clock.now += 0.25
         return read(windows, indices)
 
-    class Losses(L.Callback):
-        def setup(self, trainer, module, stage):
-            step = module.training_step
-            module.training_step = lambda *args: losses.append((loss := step(*args)).item()) or loss
-
-    losses = []
+    keep = L.Callback()
+    # Lightning divides the loss of a batch by the number of accumulated ones.
+    keep.on_train_batch_end = lambda trainer, module, outputs, *args: losses.append(2 * outputs["loss"].item())
     monkeypatch.setattr(report, "matmul_peak", slow_peak)
     monkeypatch.setattr(Windows, "__getitems__", slowly)
-    reporter, before = Report(), peak_memory(torch.device("cpu"))
-    _, module = fit(tmp_path, reporter, clock, Losses(), logger=logger, accumulate_grad_batches=2)
+    before = peak_memory(torch.device("cpu"))
+    _, module = fit(tmp_path, reporter, clock, keep, logger=logger, accumulate_grad_batches=2)
     after = peak_memory(torch.device("cpu"))
     flops = 64 * count_costs(module.network).training_flops_per_token
     rows = [row for _, row in sorted(logger.rows.items()) if "train/loss" in row]
@@ -195,6 +161,20 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
     assert reporter.total.mfu(reporter.peak) == pytest.approx(16 * flops / reporter.total.seconds / 1e7)
     assert reporter.total.waiting == pytest.approx(reporter.total.seconds - 16)
     assert reporter.peak.source == "cpu torch.float32"
+
+
+def test_a_run_that_ends_before_its_first_report_is_measured_at_its_end(tmp_path, monkeypatch, logger):
+    """A longer run would have no report of it."""
+    reporter = Report()
+    fit(tmp_path, reporter, Clock(monkeypatch, reporter), logger=logger, max_steps=6, log_every_n_steps=10)
+    assert (reporter.total.seconds, reporter.total.tokens) == (6, 6 * 64)
+    assert reporter.seconds == 6 + 2 * (2 * 100 + 1000) + 9 * 10_000  # validated at 3 and 6
+    assert reporter.latest["throughput/tokens_per_second"] == 64.0
+    assert reporter.latest["train/loss"] == pytest.approx(5.5, abs=0.2)  # ln 256 = 5.55
+    assert not any("train/loss" in row for row in logger.rows.values())
+    resumed = Report()
+    resumed.load_state_dict(reporter.state_dict())
+    assert (resumed.seconds, resumed.total) == (reporter.seconds, reporter.total)
 
 
 def test_work_from_before_a_resumption_counts_for_the_loss_alone(tmp_path):
@@ -231,3 +211,195 @@ def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
     reporter, stream = Report(), StringIO()
     fit(tmp_path, reporter, StepProgress(reporter, stream=stream), enable_progress_bar=True)
     assert re.search(r"\x1b.*training.*8/8.*loss \d+\.\d{3}", stream.getvalue(), re.DOTALL)
+
+
+# Steps that are not finite: never applied, named by their layer, and never saved.
+
+
+def plain_adam(network):
+    return torch.optim.Adam(network.parameters(), fused=False)
+
+
+class Poison(L.Callback):
+    """Makes steps not finite, at batches counted from 0; records weights and optimizer before and after each step."""
+
+    def __init__(self, how, *batches):
+        self.how, self.batches = how, batches
+        self.before, self.after, self.poisoned, self.is_bad = {}, {}, [], False
+
+    def setup(self, trainer, module, stage):
+        compute, output = module.training_step, module.network.encoder.layers[1].attention.o_proj
+
+        def layer(module, args, output):
+            return output / 0 if self.is_bad and self.how == "layer" else output
+
+        def training_step(batch, batch_idx):
+            self.is_bad = any(batch["inputs"] is inputs for inputs in self.poisoned)
+            loss = compute(batch, batch_idx)
+            if self.is_bad and self.how == "gradient":
+                loss.register_hook(lambda grad: grad * torch.inf)
+            return loss * float(self.how) if self.is_bad and self.how in ("nan", "inf") else loss
+
+        def overflow(grad):  # without nan, which infinite losses and scales make of zeros
+            return grad + torch.inf if self.is_bad and self.how == "overflow" else grad
+
+        output.register_forward_hook(layer, prepend=True)
+        output.weight.register_hook(overflow)
+        module.training_step = training_step
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        self.before[index] = self.state(trainer, module)
+        if index in self.batches:
+            self.poisoned.append(batch["inputs"])
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        self.after[index] = self.state(trainer, module)
+
+    def state(self, trainer, module):
+        """A copy of all weights, and of the state of the optimizers as far as it is not zero."""
+        optimizers = getattr(trainer.optimizers[0], "optimizers", trainer.optimizers)
+        states = [value for each in optimizers for state in each.state.values() for value in state.values()]
+        return [value.clone() for value in (*module.parameters(), *states) if value.any()]
+
+    def changed(self):
+        """The batches at which something changed."""
+        pairs = ((batch, self.before[batch], after) for batch, after in self.after.items())
+        return [batch for batch, before, after in pairs if not same(before, after)]
+
+
+def same(before, after):
+    return len(before) == len(after) and all(map(torch.equal, before, after))
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), MuonWithAdamW(), plain_adam], ids=["adamw", "muon", "adam"])
+@pytest.mark.parametrize("how", ["nan", "inf", "gradient", "overflow", "layer"])
+def test_a_skipped_step_changes_nothing_and_the_others_do(how, optimizer, tmp_path):
+    check, poison = FiniteCheck("skip"), Poison(how, 0, 2, 5)
+    fit(tmp_path, poison, check, optimizer=optimizer, gradient_clip_val=1.0)
+    assert check.skipped == [1, 3, 6]
+    assert poison.changed() == [1, 3, 4, 6, 7]
+
+
+def test_the_reported_loss_and_the_next_error_know_of_skipped_steps(tmp_path):
+    check, logger = FiniteCheck("skip", max_skipped=3), RunCSVLogger(tmp_path / "metrics.csv")
+    fit(tmp_path, Poison("nan", 2, 6, 7), check, Report(), logger=logger)
+    losses = {step: row["train/loss"] for step, row in logger.rows.items() if "train/loss" in row}
+    assert all(math.isfinite(losses[step]) for step in (2, 4, 6))  # of steps 3 and 4, one was skipped
+    assert math.isnan(losses[8])
+    resumed = FiniteCheck("skip", max_skipped=3)
+    resumed.load_state_dict(check.state_dict())
+    with pytest.raises(NonFiniteStep, match=r"; the last finite loss was \d\.\d{4}; ") as stop:
+        fit(tmp_path, Poison("nan", 0), resumed)
+    assert stop.value.step == 1  # the third in a row
+
+
+def test_one_of_several_accumulated_batches_is_enough(tmp_path):
+    check, poison = FiniteCheck("skip"), Poison("gradient", 4)
+    fit(tmp_path, poison, check, accumulate_grad_batches=3)
+    assert check.skipped == [2]
+    assert poison.changed() == [2, 8, 11, 14, 17, 20, 23]
+
+
+def test_stop_applies_no_step_from_there_on_and_saves_nothing(tmp_path):
+    checkpoints, poison = Checkpoints(tmp_path / "checkpoints", CONTENTS), Poison("layer", 4)
+    with pytest.raises(NonFiniteStep) as stop:
+        fit(tmp_path, poison, FiniteCheck(), checkpoints, log_every_n_steps=8)
+    assert poison.changed() == [0, 1, 2, 3]
+    assert max(poison.after) == 5  # the validation after step 6 reads the flags
+    assert (stop.value.step, stop.value.origin) == (5, "the output of encoder.layers.1.attention.o_proj")
+    assert str(stop.value).startswith("step 5 has a loss of nan; the last finite loss was "), str(stop.value)
+    last = load_checkpoint(checkpoints.last)
+    assert last.step == 3
+    assert all(weight.isfinite().all() for weight in last.weights.values())
+
+
+@pytest.mark.parametrize(
+    ("how", "settings", "sentence", "last"),
+    [
+        ("gradient", {"log_every_n_steps": 1}, "and a gradient that is not finite", 6),
+        ("inf", {"val_check_interval": 100, "limit_val_batches": 0, "log_every_n_steps": 100}, "has a loss of inf", 7),
+    ],
+)
+def test_flags_are_read_at_each_report_and_at_the_end(how, settings, sentence, last, tmp_path):
+    poison = Poison(how, 6)
+    with pytest.raises(NonFiniteStep, match=sentence) as stop:
+        fit(tmp_path, poison, FiniteCheck(), **settings)
+    assert (stop.value.step, max(poison.after)) == (7, last)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", CONTENTS)
+    overflow = Do(6, lambda trainer: next(trainer.model.parameters()).data.fill_(torch.inf))
+    with pytest.raises(NonFiniteStep, match=r"weights that are not finite.*: the weight network\.encoder\."):
+        fit(tmp_path, FiniteCheck(), overflow, checkpoints)
+    assert load_checkpoint(checkpoints.last).step == 3
+
+
+HOOKS = {
+    "the weight encoder.layers.1.feed_forward.down_proj.weight": None,
+    "the output of encoder.layers.1.feed_forward.down_proj": lambda module, args, output: output * torch.inf,
+    "the gradient of the output of encoder.layers.1.feed_forward.up_proj": lambda module, args, output: (
+        output + 0 * (output * 0).sqrt()
+    ),
+    "the loss": lambda module, args, output: output,
+}
+
+
+@pytest.mark.parametrize("origin", HOOKS)
+def test_the_origin_is_the_first_value_that_is_not_finite(origin):
+    model = make_transformer(checkpoint_activations=True)
+    broken, scale = model.encoder.layers[1].feed_forward.down_proj, torch.inf if origin == "the loss" else 1.0
+    assert first_non_finite(model, lambda: model(token_ids(), AttentionMask(causal=True)).square().mean()) is None
+    if HOOKS[origin]:
+        broken.register_forward_hook(HOOKS[origin])
+    else:
+        broken.weight.data[0, 0] = torch.nan
+    weight = model.encoder.layers[0].attention.o_proj.weight
+    weight.grad = torch.full_like(weight, 3.0)
+    found = first_non_finite(model, lambda: model(token_ids(), AttentionMask(causal=True)).square().mean() * scale)
+    assert found == origin
+    assert (weight.grad == 3).all()
+
+
+# The file of metrics.
+
+
+def make_logger(path, entries, **options):
+    logger = RunCSVLogger(path, **options)
+    for step, name, value in entries:
+        logger.log_metrics({name: value}, step=step)
+    return logger
+
+
+def test_a_resumed_run_continues_from_its_step_without_a_truncated_line(tmp_path):
+    path = tmp_path / "metrics.csv"
+    make_logger(path, [(step, "loss", step / 10) for step in (10, 20, 30)]).finalize("success")
+    with path.open("a") as file:
+        file.write("4")
+    assert RunCSVLogger(path).rows == {}
+    assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20, 30]
+    make_logger(path, [(30, "loss", 9.0), (30, "new", 4.0), (20, "new", 5.0)], first_step=20).save()
+    assert path.read_text().split() == ["step,loss,new", "10,1.0,", "20,2.0,5.0", "30,9.0,4.0"]
+
+
+def test_saving_often_and_once_write_the_same(tmp_path):
+    """New steps are appended; a new metric, or another one for an old step, rewrites the file."""
+    entries = [
+        (1, "a", 1.0),
+        (2, "a", 2.0),
+        (3, "b", 1 / 3),
+        (4, "a", 4.0),
+        (2, "b", 5.0),
+        (5, "a", 6.0),
+        (5, "a", 7.0),
+    ]
+    often, once, inodes = RunCSVLogger(tmp_path / "often.csv"), make_logger(tmp_path / "once.csv", entries), []
+    for step, name, value in entries:
+        often.log_metrics({name: torch.tensor(value, dtype=torch.float64)}, step=step)
+        often.save()
+        inodes.append(often.path.stat().st_ino)
+    once.save()
+    assert often.path.read_text() == once.path.read_text()
+    assert once.path.read_text().split() == f"step,a,b 1,1.0, 2,2.0,5.0 3,,{1 / 3} 4,4.0, 5,7.0,".split()
+    appended = [inode == following for inode, following in pairwise(inodes)]
+    assert appended == [True, False, True, False, True, False]

@@ -1,0 +1,176 @@
+"""Values and texts as the user types them, in a shell and for Hydra; `resume=RUN`, which becomes its own words."""
+
+import os
+import subprocess
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+
+from tinyformer.config.conf import config_dir, default_num_kv_heads, describe_axes
+from tinyformer.config.folder import is_first_process
+from tinyformer.config.keys import format_value, hydra_value, readable, text_of
+from tinyformer.config.resume import expand_resume
+
+SHOWN = {
+    "outputs/2026-01-31/last.ckpt": "outputs/2026-01-31/last.ckpt",
+    "book (1).txt": "'book (1).txt'",
+    "a, b": """ "'a, b'" """.strip(),
+    "it's": '"it\'s"',
+    "": "''",
+    "true": "\"'true'\"",
+    "1e-3": "\"'1e-3'\"",
+    "é": "é",
+}
+
+
+def test_a_value_is_shown_as_it_is_typed():
+    values = [*SHOWN, "9.", "-nan", "\\\n", "null", *WORDS, True, None, [16, 16, None], [[0, 1], [1, 0]]]
+    values += [["a b", "c, d", "it's", "é"], {"a": [1], "b": "x y"}, ["'", '"'], " ", "a`b` $(c) $HOME !x"]
+    assert [format_value(text) for text in SHOWN] == list(SHOWN.values())
+    assert format_value(((0, 1), (1, 0))) == "[[0,1],[1,0]]"
+    # What is told is pasted into a shell, for a run and for a sweep.
+    command = "printf '%s\\0' " + " ".join(f"key={format_value(value)}" for value in values)
+    pasted = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    for is_sweep in (False, True):
+        assert [read(word, is_sweep) for word in pasted] == values
+    assert [override(f"key={hydra_value(value)}").value() for value in values] == values
+
+
+WITHOUT_SPACES = """
+    café.txt book(1).txt epoch=0-step=10.ckpt a,b.txt [draft].txt {a} {a:1} $5 it's 'Tis 007 1e3 2024 true a#b ~a
+    a&b;c|d <|endoftext|> range(3) choice(a,b) Ωμέγα *.txt a! say`x` 100% a\\b end\\
+"""
+WORDS = [
+    *WITHOUT_SPACES.split(),
+    *("book (1).txt", "a, b: (c)", "[draft] a.txt", '"So," he said', " a ", "a\nb", "a\tb", "a\u00a0b"),
+]
+"""Texts and names of files, many of which Hydra's grammar cannot read, or reads as something else."""
+
+
+@pytest.mark.parametrize("key", ["data.files", "generate.prompt", "analysis.text", "resume", "++hydra.run.dir"])
+def test_a_path_and_a_text_need_no_quotes_beside_those_of_the_shell(key):
+    assert [read(f"{key}={text}") for text in WORDS] == WORDS
+    for text in [*WORDS, "[a]"]:
+        (word,) = readable([f"{key}={text}"])
+        assert readable([word]) == [word]
+        assert text_of(word) == text or text == "[a]"
+    is_list = key in ("data.files", "generate.prompt", "analysis.text")
+    assert read(f"{key}=[a, é (1)]") == (["a", "é (1)"] if is_list else "[a, é (1)]")
+    assert read(f"{key}=null") is None
+    assert read(f"{key}=${{oc.env:HOME}}/é") == "${oc.env:HOME}/é"
+
+
+def test_what_hydra_reads_is_left_alone():
+    words = ["-m", "--cfg", "job", "model.num_heads=1,2", "seed=range(3)", "~norm", "model=nano", "data.columns=[a,b]"]
+    words += [
+        "callbacks.finite={action:skip}",
+        "data.files=a.txt,b.txt",
+        "generate.prompt='a, b'",
+        "attention=glob(m*)",
+    ]
+    assert readable(words, is_sweep=True) == words
+    swept = ["data.files=é.txt,'a,b.txt',c", "task.labels=[a,é],[b,c]"]
+    assert readable(swept, is_sweep=True) == ["data.files='é.txt','a,b.txt',c", "task.labels=[a,'é'],[b,c]"]
+
+
+def test_a_text_that_the_shell_has_split_is_shown_in_quotes():
+    with pytest.raises(OverrideParseException, match=r"^is no KEY=VALUE; .* 'data\.files=my book\.txt'$"):
+        readable(["data.files=my", "book.txt", "seed=1"])
+
+
+def override(word):
+    return OverridesParser.create().parse_override(word)
+
+
+def read(word, is_sweep=False):
+    (one,) = readable([word], is_sweep)
+    return override(one).value()
+
+
+# `resume=`.
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make_run(folder, overrides=(), parts=("overrides", "checkpoint")):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / "checkpoints").mkdir()
+    if "overrides" in parts:
+        (folder / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
+    if "checkpoint" in parts:
+        (folder / "checkpoints" / "last.ckpt").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("saved", "arguments", "expanded"),
+    [
+        (["seed=1"], ["seed=2", "resume=run", "+c=1"], ["seed=1", "seed=2", "+c=1", "resume=run"]),
+        (["seed=1", "resume=elsewhere"], ["resume=other", "resume='run'"], ["seed=1", "resume='run'"]),
+        (["+callbacks.a._target_=os.mkdir", "+callbacks.a.b=1"], ["resume=run", "~callbacks.a"], ["resume=run"]),
+        (["logger.project=a"], ["resume=run", "~logger"], ["~logger", "resume=run"]),
+    ],
+    ids=["new-ones-win", "last-counts", "an-addition-deleted", "one-of-ours-deleted"],
+)
+def test_saved_overrides_come_before_new_ones(here, saved, arguments, expanded):
+    make_run(here / "run", saved)
+    for unchanged in ([], ["a=1", "-m"], ["resume=null"], ["resume="]):
+        assert expand_resume(unchanged) == unchanged
+    assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
+
+
+def test_a_folder_without_a_run_is_refused(here):
+    with pytest.raises(ValueError, match=r"^resume=none: the folder does not exist\.$"):
+        expand_resume(["resume=none"])
+    make_run(here / "outputs" / "2026-01-30" / "12-00-00")
+    make_run(here / "outputs" / "2026-01-31" / "11-00-00")
+    newest = os.path.join("outputs", "2026-01-31", "11-00-00")
+    with pytest.raises(ValueError, match=rf"does not exist\. The newest run is resume={newest}\.$"):
+        expand_resume(["resume=none"])
+    for part, message in {
+        "checkpoint": r"the folder contains no run; .*outputs/",
+        "overrides": "wrote a checkpoint",
+    }.items():
+        make_run(here / part, parts=[part])
+        with pytest.raises(ValueError, match=rf"^resume={part}: .*{message}"):
+            expand_resume([f"resume={part}"])
+
+
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_first"),
+    [("", True), ("0 0", True), ("1 0 0", False), ("0 2", False), ("- 0 1", False), ("- - - 3", False)],
+)
+def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, rank in zip(RANKS, ranks.split(), strict=False):
+        if rank != "-":
+            monkeypatch.setenv(name, rank)
+    assert is_first_process() is is_first
+
+
+# What config files compute and list.
+
+
+def test_kv_heads_are_the_largest_divisor_up_to_half():
+    sizes = {1: 1, 2: 1, 3: 1, 4: 2, 6: 3, 7: 1, 9: 3, 12: 6, 16: 8}
+    assert {num_heads: default_num_kv_heads(num_heads) for num_heads in sizes} == sizes
+    for invalid in (0, -4, "abc", None, 2.5):  # left for the check of num_heads
+        assert default_num_kv_heads(invalid) == invalid
+
+
+def test_axes_list_every_choice_with_its_first_comment():
+    for path in (path for path in config_dir().glob("*/[!_]*.yaml") if path.parent.name != "finding"):
+        first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
+        assert f"\n  {path.stem:<16} {first.removeprefix('# ')}\n" in f"{describe_axes([path.parent.name])}\n"
+        assert f"\n{path.parent.name}\n" in f"\n{describe_axes()}"
+        assert 10 < len(first) <= 120
