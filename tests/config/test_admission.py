@@ -131,28 +131,23 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "x1": "$",
     "network._args_": ["${x1}${x2}"],
     "model.d_model": "${oc.create:{_target_:os.system}}",
-    "model.num_heads": "${oc.env:HOME}",
     "model.d_ff": CALL,
     "model.pruned_heads": [CALL],
-    "task.readout.tied": CALL,
     "attention._partial_": False,
     "attention": 3,
     "norm": "../../etc/passwd",
     "block": "_shared",
     "attention.nope": 1,
     "position.absolute.d_model": 1,  # a key of another choice
-    "trainer.callbacks": 1,
     "hydra.run.dir": "x",
     "model.dropout": float("nan"),
     "seed": 10**30,
     "task.labels": ["x" * 2000],
     "model.num_layers": 9999,
-    "model.num_encoder_layers": 9999,
     "model.vocab_size": 10**12,
     "model.max_seq_len": 10**12,
     "position.absolute.max_seq_len": 2**40,
     "data.source.files": "/etc/passwd",
-    "data.cache_dir": "/tmp",
     "attention.window": [2**40],
     "block.attention.num_heads": 2,
     "~norm": None,
@@ -335,13 +330,14 @@ def file(tmp_path: Path) -> Any:
 
 
 def evaluated(path: Path, *overrides: str) -> DictConfig:
-    arguments = [f"checkpoint={path}", *overrides]
+    arguments = [f"checkpoint='{path}'", *overrides]
     offer_stored_run(arguments)
     return compose_run("evaluate", arguments)[0]
 
 
 def test_an_evaluation_changes_what_its_words_say(file: Any) -> None:
-    path = file("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5", "logger=wandb")
+    stored = ("attention=gqa", "model=tiny", "model.num_layers=3", "optimizer=muon", "seed=5", "logger=wandb")
+    path = file(*stored, name="my run, last.ckpt")
     config = evaluated(path, "attention.backend=eager", "model.num_heads=2")
     assert (config.model.num_layers, config.attention.num_kv_heads, config.seed) == (3, 1, 5)
     attention = config.network.encoder.block.attention
@@ -351,15 +347,9 @@ def test_an_evaluation_changes_what_its_words_say(file: Any) -> None:
     assert "resume" not in config
 
 
-def test_without_a_checkpoint_one_is_asked_for(file: Any) -> None:
+def test_without_a_checkpoint_one_is_asked_for() -> None:
     with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
         offer_stored_run(["data=text"])
-    with pytest.raises(ValueError, match=r"^chekpoint: there is no such key\. Did you mean checkpoint\?$"):
-        offer_stored_run(["chekpoint=last.ckpt"])
-    path = file(name="my run, last.ckpt")
-    loaded = offer_stored_run([f"checkpoint='{path}'"])
-    assert loaded is not None
-    assert loaded.path == path
 
 
 def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:

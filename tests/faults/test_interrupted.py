@@ -129,11 +129,25 @@ USED = {
     "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=run data.files=book.txt": "hydra.run.dir=run: this",
     "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=",
+    "train.py -m resume=run": "resume=run: a sweep cannot resume a run; leave -m out.",
+    "train.py -m resume=nowhere": "resume=nowhere: the folder contains no sweep; a sweep's folder looks like multirun",
+    "train.py resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
+    "train.py -m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
+    "train.py -m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=",
     "train.py -m resume=sweep trainer.max_step=40": "trainer.max_step: there is no such key",
     "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
+    "train.py -m resume=unknown": "resume=unknown: unknown/multirun.yaml says attention=mha,x, which chooses 'x'",
+    "train.py -m resume=huge": "resume=huge: huge/multirun.yaml makes more than 10,000 jobs.",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
     "train.py resume=run trainer.max_steps=40 optimizer.lr=-1": "optimizer.lr=-1: ",
     "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
+}
+
+
+SWEPT = {
+    "sweep": ["seed=1,2"],
+    "unknown": ["attention=mha,x"],
+    "huge": ["seed=range(300)", "model.d_ff=range(1,300)", "data.batch_size=range(1,300)"],
 }
 
 
@@ -141,7 +155,10 @@ def test_a_refused_command_changes_nothing_in_a_used_folder(program: Program, bo
     for folder in ("run", "sweep/0"):
         shutil.copytree(trained.folder, folder)
     shutil.copytree(trained.folder / ".hydra", "evaluated/.hydra")
-    Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2']}}")
+    for sweep, jobs in SWEPT.items():
+        Path(sweep).mkdir(exist_ok=True)
+        task = f"{{overrides: {{hydra: [hydra.mode=MULTIRUN], task: {jobs}}}}}"
+        Path(sweep, "multirun.yaml").write_text(f"hydra: {task}")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     for words, sentence in USED.items():
         refused = program(*words.split(" "))
@@ -269,36 +286,6 @@ def test_a_resumed_sweep_skips_resumes_and_starts_its_jobs(program: Program, boo
     longer = program("train.py", "-m resume=sweep trainer.max_steps=6")
     assert longer.code == 0, longer.err
     assert [results_of(f"sweep/{number}")["steps"] for number in range(4)] == [6] * 4
-
-
-NO_SWEEP = {
-    "-m resume=run": "resume=run: a sweep cannot resume a run; leave -m out.",
-    "-m resume=nowhere": "resume=nowhere: the folder contains no sweep; a sweep's folder looks like multirun/2026-",
-    "resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
-    "-m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
-    "-m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=sweep/N",
-    "-m resume=sweep trainer.max_steps=9": "resume=sweep: sweep/multirun.yaml says attention=mha,x, which chooses 'x'",
-}
-
-
-@pytest.mark.parametrize("words", NO_SWEEP)
-def test_what_is_no_sweep_is_reported(words: str, program: Program) -> None:
-    Path("sweep/0").mkdir(parents=True)
-    Path("run/checkpoints").mkdir(parents=True)
-    Path("run/checkpoints/last.ckpt").touch()
-    Path("sweep/0/results.json").touch()
-    Path("sweep/multirun.yaml").write_text("hydra: {overrides: {hydra: [], task: ['seed=1,2', 'attention=mha,x']}}")
-    ended = program("train.py", words)
-    assert (ended.code, ended.err.removeprefix("Error: ")[: len(NO_SWEEP[words])]) == (2, NO_SWEEP[words]), ended.err
-
-
-def test_a_strangers_sweep_makes_no_million_jobs(program: Program) -> None:
-    Path("sweep").mkdir()
-    task = ["seed=range(300)", "model.d_ff=range(1,300)", "data.batch_size=range(1,300)"]
-    jobs = f"hydra: {{overrides: {{hydra: [hydra.mode=MULTIRUN], task: {task}}}}}"
-    Path("sweep/multirun.yaml").write_text(jobs)
-    ended = program("train.py", "-m resume=sweep")
-    assert (ended.code, "makes more than 10,000 jobs." in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.slow

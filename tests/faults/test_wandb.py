@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -57,27 +56,17 @@ def test_what_wandb_would_refuse_is_refused_with_its_argument(tmp_path: Path) ->
             loggers.RunWandbLogger(tmp_path, "id", **{name: value})
 
 
-def silent_server() -> socket.socket:
-    """It accepts connections and never answers."""
-    server = socket.create_server(("127.0.0.1", 0))
-    server.listen()
-    return server
-
-
-def refusing_server() -> socket.socket:
-    """It does not accept connections."""
-    server = socket.socket()
-    server.bind(("127.0.0.1", 0))
-    return server
-
-
-@pytest.mark.parametrize("make_server", [pytest.param(silent_server, marks=pytest.mark.slow), refusing_server])
+@pytest.mark.parametrize("is_silent", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_continues_offline(
-    make_server: Callable[[], socket.socket], program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+    is_silent: bool, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a server that accepts connections and never answers, or accepts none."""
     assert loggers.WAIT_SECONDS <= 10  # twice: for a connection, and for an answer
     monkeypatch.setattr(loggers, "WAIT_SECONDS", 1.0)
-    with make_server() as server:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if is_silent:
+            server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("WANDB_BASE_URL", url)
         monkeypatch.setenv("WANDB_API_KEY", "x" * 40)

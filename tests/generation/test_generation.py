@@ -78,14 +78,9 @@ def test_greedy_text_is_the_argmax_of_repeated_forwards(network):
 
 
 def test_seeds_decide_and_nothing_else(network):
-    prompt = token_ids(batch=2, seq=3, vocab_size=20)
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    first = generate(network, prompt, 20, seed=3)
+    prompt, before = token_ids(batch=2, seq=3, vocab_size=20), torch.get_rng_state()
+    assert generate(network, prompt, 20, seed=3) != generate(network, prompt, 20, seed=4)
     assert torch.equal(torch.get_rng_state(), before)  # training goes on as if nothing had been drawn
-    torch.manual_seed(2)
-    assert generate(network, prompt, 20, seed=3) == first
-    assert generate(network, prompt, 20, seed=4) != first
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -159,17 +154,6 @@ END = 7
 TOKENS = PairTokens(END, END, (END,))
 
 
-def greedy(network, source, num_tokens):
-    tokens = [END]
-    while len(tokens) <= num_tokens:
-        with torch.no_grad():
-            token = int(network(source.unsqueeze(0), torch.tensor([tokens]))[0, -1].argmax())
-        if token == END:
-            break
-        tokens.append(token)
-    return tokens[1:]
-
-
 @pytest.mark.parametrize("name", [name for name in CROSS if "+" not in name])
 def test_rows_and_caches_do_not_change_a_target(name):
     network = make_encoder_decoder(cross=factory(name), std=0.4)
@@ -178,7 +162,6 @@ def test_rows_and_caches_do_not_change_a_target(name):
     for row, length in enumerate(LENGTHS.tolist()):
         one, own = SOURCE[row : row + 1, :length], LENGTHS[row : row + 1]
         assert beam_search(network, one, own, TOKENS, Beam(3), max_tokens=8) == [both[row]]
-        assert beam_search(network, one, own, TOKENS, Beam(1), max_tokens=8) == [greedy(network, one[0], 8)]
 
 
 def test_the_length_penalty_is_a_power_or_that_of_gnmt():

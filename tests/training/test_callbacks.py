@@ -300,31 +300,27 @@ def test_one_of_several_accumulated_batches_is_enough(tmp_path):
     assert poison.changed() == [2, 8, 11, 14, 17, 20, 23]
 
 
-def test_stop_applies_no_step_from_there_on_and_saves_nothing(tmp_path):
-    checkpoints, poison = Checkpoints(tmp_path / "checkpoints", CONTENTS), Poison("layer", 4)
-    with pytest.raises(NonFiniteStep) as stop:
-        fit(tmp_path, poison, FiniteCheck(), checkpoints, log_every_n_steps=8)
-    assert poison.changed() == [0, 1, 2, 3]
-    assert max(poison.after) == 5  # the validation after step 6 reads the flags
-    assert (stop.value.step, stop.value.origin) == (5, "the output of encoder.layers.1.attention.o_proj")
-    assert str(stop.value).startswith("step 5 has a loss of nan; the last finite loss was "), str(stop.value)
-    last = load_checkpoint(checkpoints.last)
-    assert last.step == 3
-    assert all(weight.isfinite().all() for weight in last.weights.values())
+LAYER = "step 5 has a loss of nan; the last finite loss was .*the output of encoder.layers.1.attention.o_proj"
 
 
 @pytest.mark.parametrize(
-    ("how", "settings", "sentence", "last"),
+    ("how", "bad", "settings", "said", "read"),
     [
-        ("gradient", {"log_every_n_steps": 1}, "and a gradient that is not finite", 6),
-        ("inf", {"val_check_interval": 100, "limit_val_batches": 0, "log_every_n_steps": 100}, "has a loss of inf", 7),
+        ("layer", 4, {"log_every_n_steps": 8}, LAYER, 5),  # by the validation after step 6
+        ("gradient", 6, {"log_every_n_steps": 1}, "a gradient that is not finite", 6),  # by the report
+        ("inf", 6, {"val_check_interval": 100, "limit_val_batches": 0, "log_every_n_steps": 100}, "a loss of inf", 7),
     ],
+    ids=["validation", "report", "end"],
 )
-def test_flags_are_read_at_each_report_and_at_the_end(how, settings, sentence, last, tmp_path):
-    poison = Poison(how, 6)
-    with pytest.raises(NonFiniteStep, match=sentence) as stop:
-        fit(tmp_path, poison, FiniteCheck(), **settings)
-    assert (stop.value.step, max(poison.after)) == (7, last)
+def test_stop_applies_no_step_from_there_on_and_saves_nothing(how, bad, settings, said, read, tmp_path):
+    checkpoints, poison = Checkpoints(tmp_path / "checkpoints", CONTENTS), Poison(how, bad)
+    with pytest.raises(NonFiniteStep, match=said) as stop:
+        fit(tmp_path, poison, FiniteCheck(), checkpoints, **settings)
+    assert poison.changed() == list(range(bad))
+    assert (stop.value.step, max(poison.after)) == (bad + 1, read)
+    saved = {path.name: load_checkpoint(path) for path in (tmp_path / "checkpoints").glob("*.ckpt")}
+    assert all(weight.isfinite().all() for one in saved.values() for weight in one.weights.values())
+    assert max((one.step for one in saved.values()), default=0) == (0 if read == 7 else bad // 3 * 3)
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):

@@ -1,7 +1,6 @@
 """Optimizers: which parameters decay, which ones Muon updates, how both step as one; schedules by hand and in runs."""
 
 import copy
-import math
 
 import lightning as L
 import pytest
@@ -94,23 +93,20 @@ def test_matrices_other_than_embeddings_decay_and_muon_updates_those_of_layers(r
     eps = 1e-6 if isinstance(recipe, AdamW) else 1e-8
     assert all((group["lr"], group["betas"], group["eps"]) == (0.01, (0.8, 0.9), eps) for group in others)
     if isinstance(recipe, MuonWithAdamW):
-        muon, adamw = optimizer.optimizers
-        assert isinstance(muon, torch.optim.Muon)
-        assert isinstance(adamw, torch.optim.AdamW)
+        muon, _ = optimizer.optimizers
         assert {names[id(p)] for group in muon.param_groups for p in group["params"]} == of_layers
         assert all((group["lr"], group["momentum"]) == (0.02, 0.9) for group in muon.param_groups)
     assert [group["weight_decay"] for group in AdamW(weight_decay=0.1, decay_all=True)(network).param_groups] == [0.1]
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_lightning_clips_the_gradients_of_all(recipe, precision, tmp_path):
+def test_lightning_clips_the_gradients_of_all(recipe, tmp_path):
     """Under mixed precision Lightning refuses to clip if an optimizer undoes the loss scaling itself."""
     norms, look = [], L.Callback()
     look.on_before_optimizer_step = look.on_train_batch_end = lambda trainer, module, *args: norms.append(
         float(torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).norm())
     )
-    fit(tmp_path, look, optimizer=recipe, precision=precision, gradient_clip_val=0.01, max_steps=2)
+    fit(tmp_path, look, optimizer=recipe, precision="bf16-mixed", gradient_clip_val=0.01, max_steps=2)
     for before, after in zip(norms[::2], norms[1::2], strict=True):
         assert before > 0.1
         assert after == pytest.approx(0.01, rel=1e-3)
@@ -154,19 +150,17 @@ def test_a_run_of_unknown_length_does_not_decay(schedule):
 # In runs.
 
 
-def test_learning_rates_follow_the_schedule_and_the_loss_falls(tmp_path):
+def test_learning_rates_follow_the_schedule_and_all_weights_are_trained(tmp_path):
     rates, schedule = [], WarmupCosine(warmup_steps=4, final_factor=0.1)
     module = make_module(make_data(tmp_path), MuonWithAdamW(lr=0.02, adamw_lr=0.01), schedule)
     module.on_before_optimizer_step = lambda optimizer: rates.append([group["lr"] for group in optimizer.param_groups])
-    trainer = make_trainer(tmp_path, max_steps=20, limit_val_batches=1.0)
+    trainer = make_trainer(tmp_path, max_steps=20, limit_val_batches=0)
     before = copy.deepcopy(module.network)
     trainer.fit(module, datamodule=module.data)
     factors = [schedule.factor(step, 20) for step in range(20)]
     assert [muon for muon, _ in rates] == pytest.approx([0.02 * f for f in factors])
     assert [adamw for _, adamw in rates] == pytest.approx([0.01 * f for f in factors])
     assert not any(map(torch.equal, module.network.parameters(), before.parameters()))
-    assert float(trainer.callback_metrics["val/loss"]) < math.log(256) - 1
-    assert module.step == 20
 
 
 @pytest.mark.parametrize(

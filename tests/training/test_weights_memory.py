@@ -66,12 +66,10 @@ ROW = 4 * 4 * 4 * 1024 * 1024
         (8 * ROW, 0.0, False, None),
         (8 * ROW - 1, 0.0, False, {BACKEND: "flash"}),
         (2 * ROW, 0.0, True, None),
-        (2 * ROW - 1, 0.0, True, {BACKEND: "flash"}),
         # Flash has no dropout on CPU; with it, weights take 12 bytes instead of 4.
         (6 * ROW, 0.1, False, {RECOMPUTE: True}),
         (ROW, 0.1, True, {BATCH: 1, ACCUMULATE: 8}),
         (ROW * 3 // 8, 0.1, True, {LENGTH: 256}),
-        (1, 0.1, False, {LENGTH: 1}),
     ],
 )
 def test_what_does_not_fit_is_reported_with_settings_that_help(free, dropout, recompute, works):
