@@ -322,21 +322,21 @@ BREAKS = (
         "training/callbacks/report.py",
         "nats = nats * trainer.accumulate_grad_batches",
         "pass",
-        ("tests/training/test_averages.py",),
+        ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
     ),
     Break(
         "batches_of_a_step_weighted_alike",
         "training/module.py",
         "else loss * (self.targets / self.unit)",
         "else loss",
-        ("tests/training/test_averages.py",),
+        ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
     ),
     Break(
         "tokens_of_one_process",
         "training/callbacks/report.py",
         "tokens * trainer.world_size",
         "tokens",
-        ("tests/training/test_averages.py",),
+        ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
     ),
     Break(
         "an_equal_score_is_better",
@@ -350,7 +350,7 @@ BREAKS = (
         "training/module.py",
         "else torch.float64",
         "else self.dtype",
-        ("tests/training/test_averages.py",),
+        ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
     ),
     Break(
         "fused_step_undoes_the_loss_scaling",

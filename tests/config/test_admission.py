@@ -137,7 +137,6 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "attention": 3,
     "norm": "../../etc/passwd",
     "block": "_shared",
-    "attention.nope": 1,
     "position.absolute.d_model": 1,  # a key of another choice
     "hydra.run.dir": "x",
     "model.dropout": float("nan"),
@@ -145,7 +144,6 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "task.labels": ["x" * 2000],
     "model.num_layers": 9999,
     "model.vocab_size": 10**12,
-    "model.max_seq_len": 10**12,
     "position.absolute.max_seq_len": 2**40,
     "data.source.files": "/etc/passwd",
     "attention.window": [2**40],

@@ -18,7 +18,6 @@ from commands import ROOT, SMALL, TEXT, Program, Trained, ran, results_of, weigh
 
 from tinyformer import files
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.errors import ArgumentError
 
 CHECKPOINTS = Path("run/checkpoints")
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
@@ -45,8 +44,6 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(pro
     assert (steps["last"], steps["previous"]) == (6, 4)
     Path("run/checkpoints/last.ckpt.partial").write_bytes(b"what a killed process left")
     flip(CHECKPOINTS / "last.ckpt")
-    with pytest.raises(ArgumentError, match="cut short, damaged"):
-        load_checkpoint(CHECKPOINTS / "last.ckpt")
     ended = program("train.py", "resume=run trainer.max_steps=8")
     assert ended.code == 0, ended.err
     assert "last.ckpt is missing or damaged: the run continues from" in ended.out
@@ -244,15 +241,11 @@ def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: P
 @pytest.mark.slow
 def test_a_step_that_is_not_finite_in_one_process_stops_both(program: Program, book: Path) -> None:
     Path("poison_of_one.py").write_text(
-        "import os, lightning as L\n"
+        "import lightning as L\n"
         "class Poison(L.Callback):\n"
-        "    def setup(self, trainer, module, stage):\n"
-        "        compute = module.training_step\n"
-        "        def training_step(batch, batch_idx):\n"
-        "            bad = trainer.global_rank == 1 and trainer.global_step == 4\n"
-        "            loss = compute(batch, batch_idx)\n"
-        "            return loss.detach() * float('inf') + loss * 0 if bad else loss\n"
-        "        module.training_step = training_step\n"
+        "    def on_before_backward(self, trainer, module, loss):\n"
+        "        if trainer.global_rank == 1 and trainer.global_step == 4:\n"
+        "            loss.data.fill_(float('inf'))\n"
     )
     poison = "+callbacks.poison._target_=poison_of_one.Poison trainer.max_steps=50 trainer.log_every_n_steps=3"
     code, _, error = end(start(f"{SMALL} {TEXT} {TWO} trainer.val_check_interval=3", poison))

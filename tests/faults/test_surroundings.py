@@ -5,10 +5,8 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import ROOT, SMALL, TEXT, Program
@@ -106,11 +104,11 @@ def test_ctrl_c_before_the_first_step_is_silent(tmp_path: Path, book: Path, seco
 
 NUMBER, BLOCK, LIMIT_SECONDS = 2000, 100, 60
 
+SANE = "0 1 2 3 4 8 16 0.1 0.5 1.0 true false null auto"
 HOSTILE = """
-    0 -1 1e30 -1e30 1e-30 inf -inf nan null true abc '' [] {} [1,2] [[0]] {a:1} 1.5 1000000000000000000 100000
+    -1 1e30 -1e30 1e-30 inf -inf nan abc '' [] {} [1,2] [[0]] {a:1} 1.5 1000000000000000000 100000
     00:00:00:00 '${model.d_model}' '${nope}' mine.Nope torch.nn.Linear é a/b [null] [abc]
 """
-SANE = "0 1 2 3 4 8 16 0.1 0.5 1.0 true false null auto"
 UNBOUNDED = ("max_steps", "max_epochs", "num_tokens", "max_seq_len", "num_sequences", "num_windows", "num_workers")
 """Keys whose large values mean a long run."""
 
@@ -125,47 +123,33 @@ BASES = (
 )
 
 
-def drawn_overrides(draw: random.Random) -> Iterator[list[str]]:
-    """Between one and three changes, of all keys and of all choices of all groups."""
-    register_resolvers()
-    keys = [key for key in values_of_keys() if not key.startswith(OUTSIDE)]
-    files = [file for file in config_dir().glob("*/[!_]*.yaml") if file.parent.name not in ("experiment", "analysis")]
-    choices = [f"{file.parent.name}={file.stem}" for file in files]
-    while True:
-        words = []
-        for _ in range(draw.choice([1, 1, 1, 2, 3])):
-            kind = draw.choice(["choice", "sane", "hostile"])
-            if kind == "choice":
-                words.append(draw.choice(choices))
-                continue
-            key = draw.choice(keys)
-            is_sane = kind == "sane" or any(name in key for name in UNBOUNDED)
-            value = draw.choice((SANE if is_sane else HOSTILE).split())
-            words.append(draw.choice(["", "", "", "", "++", "+", "~"]) + f"{key}={value}")
-        yield words
-
-
-def run_out_of_time(number: int, frame: Any) -> None:
-    raise TimeoutError
+def drawn_override(draw: random.Random) -> str:
+    """A change, of any key or of the choice of any group."""
+    if draw.random() < 1 / 3:
+        files = sorted(config_dir().glob("*/[!_]*.yaml"))
+        chosen = draw.choice([file for file in files if file.parent.name not in ("experiment", "analysis")])
+        return f"{chosen.parent.name}={chosen.stem}"
+    key = draw.choice([key for key in values_of_keys() if not key.startswith(OUTSIDE)])
+    values = SANE if draw.random() < 1 / 2 or any(name in key for name in UNBOUNDED) else HOSTILE
+    return draw.choice(["", "", "", "", "++", "+", "~"]) + f"{key}={draw.choice(values.split())}"
 
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("seed", range(NUMBER // BLOCK))
 def test_no_override_ends_in_a_traceback(seed: int, tmp_path: Path, book: Path, program: Program) -> None:
+    register_resolvers()
     rows = (f"film {n} is {('dull', 'fine')[n % 2]},{n % 2}\n" for n in range(99))
     (tmp_path / "reviews.csv").write_text("text,label\n" + "".join(rows))
     draw, bad = random.Random(seed), []
-    signal.signal(signal.SIGALRM, run_out_of_time)
-    for number, words in zip(range(BLOCK), drawn_overrides(draw), strict=False):
-        base = draw.choice(BASES)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # what takes too long ends as after Ctrl-C
+    for number in range(BLOCK):
+        base, words = draw.choice(BASES), [drawn_override(draw) for _ in range(draw.choice([1, 1, 1, 2, 3]))]
         settings = f"{SMALL} {base} trainer.limit_val_batches=2 hydra.run.dir=run-{number}"
-        started = time.monotonic()
         signal.alarm(LIMIT_SECONDS)
         ended = program("train.py", *settings.split(), *words, split=False)
         signal.alarm(0)
-        seconds = time.monotonic() - started
-        if ended.code not in (0, 2) or "Traceback" in ended.err or seconds > LIMIT_SECONDS:
+        if ended.code not in (0, 2) or "Traceback" in ended.err:
             last = (ended.err.strip().splitlines() or ["nothing was said"])[-1]
-            bad.append(f"{ended.code} after {seconds:.0f} s, {base} {words}: {last[:200]}")
+            bad.append(f"{ended.code}, {base} {words}: {last[:200]}")
     assert not bad, "\n".join(bad)

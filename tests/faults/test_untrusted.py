@@ -68,6 +68,9 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
     assert not Path("it-ran").exists()
 
 
+LINKS = "wandb/run_id wandb/latest-run config.yaml .hydra/overrides.yaml.link checkpoints/last.ckpt.partial"
+
+
 def refuse_to_list(path: Any) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", path)
 
@@ -83,13 +86,7 @@ def test_a_run_folder_with_links_is_refused(
     Path("run/wandb/run-1/logs/debug-core.log").symlink_to(Path("victim").absolute())
     Path("run/wandb/debug-internal.log").symlink_to("run-1")
     assert "is a symbolic link" not in program("train.py", "resume=run trainer.max_steps=6").err
-    for name in (
-        "wandb/run_id",
-        "wandb/latest-run",
-        "config.yaml",
-        ".hydra/overrides.yaml.link",
-        "checkpoints/last.ckpt.partial",
-    ):
+    for name in LINKS.split():
         Path("run", name).unlink(missing_ok=True)
         Path("run", name).symlink_to(Path("victim").absolute())
         require_refusal(program, "is a symbolic link", *RESUME)

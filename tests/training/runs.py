@@ -1,5 +1,8 @@
 """Small real runs for the tests of this folder."""
 
+import os
+import signal
+
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
@@ -36,6 +39,11 @@ class Do(L.Callback):
 
         self.done = False
         setattr(self, hook, act)
+
+
+def interrupt(step, hook="on_train_batch_end", number=signal.SIGTERM):
+    """Sends this process a signal in a hook after a step."""
+    return Do(step, lambda trainer: os.kill(os.getpid(), number), hook)
 
 
 def make_data(folder, text=TEXT, tokenizer=None, pack="concat", **changes):

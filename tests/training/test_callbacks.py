@@ -1,7 +1,6 @@
 """Callbacks in small real runs, steps that are not finite among them, and the file of metrics."""
 
 import math
-import os
 import re
 import signal
 from io import StringIO
@@ -26,17 +25,13 @@ from tinyformer.training.callbacks.checkpoints import SIGNALS, Checkpoints, Inte
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
-from training.runs import CONTENTS, QUIET, Do, fit
+from training.runs import CONTENTS, QUIET, Do, fit, interrupt
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
 
 def handlers():
     return [signal.getsignal(number) for number in SIGNALS]
-
-
-def kill(number):
-    return lambda *args: os.kill(os.getpid(), number)
 
 
 # Checkpoints.
@@ -73,7 +68,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint(tmp_path, number):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     before, checkpoints, after = handlers(), Checkpoints(tmp_path, CONTENTS), []
     with pytest.raises(Interrupted) as caught:
-        fit(tmp_path, Do(3, kill(number)), Do(3, lambda trainer: after.extend(handlers())), checkpoints)
+        fit(tmp_path, interrupt(3, number=number), Do(3, lambda trainer: after.extend(handlers())), checkpoints)
     assert caught.value.signal_number == number
     assert after == [signal.SIG_DFL] * 4  # a second signal would end the process at once
     assert handlers() == before
@@ -84,9 +79,9 @@ def test_an_ignored_signal_and_one_after_the_last_step(tmp_path):
     """As under `nohup`; and at the end, where the run has been saved."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     checkpoints = Checkpoints(tmp_path, CONTENTS)
-    late = Do(8, kill(signal.SIGUSR1), "on_validation_start")
+    late = interrupt(8, "on_validation_start", signal.SIGUSR1)
     with pytest.raises(Interrupted) as caught:
-        fit(tmp_path, Do(3, kill(signal.SIGHUP)), late, checkpoints)
+        fit(tmp_path, interrupt(3, number=signal.SIGHUP), late, checkpoints)
     assert caught.value.signal_number == signal.SIGUSR1
     assert load_checkpoint(checkpoints.last).step == 8
 
