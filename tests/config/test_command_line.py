@@ -126,12 +126,10 @@ def test_saved_overrides_come_before_new_ones(here, saved, arguments, expanded):
 
 
 def test_a_folder_without_a_run_is_refused(here):
-    with pytest.raises(ValueError, match=r"^resume=none: the folder does not exist\.$"):
-        expand_resume(["resume=none"])
     make_run(here / "outputs" / "2026-01-30" / "12-00-00")
     make_run(here / "outputs" / "2026-01-31" / "11-00-00")
     newest = os.path.join("outputs", "2026-01-31", "11-00-00")
-    with pytest.raises(ValueError, match=rf"does not exist\. The newest run is resume={newest}\.$"):
+    with pytest.raises(ValueError, match=rf"folder does not exist\. The newest run is resume={newest}\.$"):
         expand_resume(["resume=none"])
     for part, message in {
         "checkpoint": r"the folder contains no run; .*outputs/",

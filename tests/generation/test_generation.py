@@ -127,14 +127,6 @@ def test_a_stop_token_ends_one_text_and_not_the_others():
     assert len(cut[1]) <= 4 < max(map(len, cut))
 
 
-def test_tokens_come_one_at_a_time():
-    model = variant(gqa)
-    steps = stream(model, [[1, 2, 3], [4]], 2, GREEDY)
-    first, second = generate(model, [[1, 2, 3], [4]], 2, GREEDY)
-    assert next(steps) == [None, second[0]]
-    assert list(steps) == [[None, second[1]], [first[0], None], [first[1], None]]
-
-
 def test_settings_that_do_not_work():
     for prompts, num_tokens, message in (
         ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),

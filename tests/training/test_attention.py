@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from commands import table
-from data.test_pairs import prepared, write
 from matplotlib.image import imread
 from nn.model_cases import make_encoder_decoder, make_transformer, token_ids
 from nn.variants import differential
@@ -15,10 +14,9 @@ from tinyformer.analysis import MEASURES, PATTERNS
 from tinyformer.nn import Attention, AttentionMask
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
-from tinyformer.training.callbacks.probing import PairProbing, Sizes
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.weights_memory import find_memory_shortage, stored_bytes
-from training.runs import CONTENTS, QUIET, fit, interrupt, make_data, make_module, make_trainer
+from training.runs import CONTENTS, QUIET, fit, interrupt
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
@@ -29,16 +27,6 @@ NAMES = {
     for head in range(4)
     for name in (*MEASURES, *PATTERNS)
 }
-
-
-def validate(tmp_path, telemetry, logger=None, network=None, data=None, **trainer):
-    data = make_data(tmp_path, **data or {})
-    module = make_module(data, **network or {})
-    for parameter in module.network.parameters():  # weights that tell heads and positions apart
-        torch.nn.init.normal_(parameter, std=0.3)
-    trainer = make_trainer(tmp_path, [telemetry], [logger] if logger else [], **trainer)
-    trainer.validate(module, data.evaluation_dataloader("validation"), verbose=False)
-    return module, data
 
 
 def logged(logger):
@@ -75,7 +63,7 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
 
 def test_measures_are_computed_in_fp32_under_mixed_precision(tmp_path, logger):
     """bf16 has 8 bits: a value that was computed in it would not change when rounded to it."""
-    validate(tmp_path, AttentionTelemetry(), logger, precision="bf16-mixed")
+    fit(tmp_path, AttentionTelemetry(), logger=logger, precision="bf16-mixed", max_steps=1)
     exact = [value for name, value in logged(logger)[0].items() if name.endswith(("similarity", "rank"))]
     assert len(exact) == 24
     assert all(value != torch.tensor(value).bfloat16().item() for value in exact)
@@ -84,16 +72,9 @@ def test_measures_are_computed_in_fp32_under_mixed_precision(tmp_path, logger):
 def test_padding_is_not_measured(tmp_path, logger):
     text = "\n\n".join("One two three four five." for _ in range(200))
     telemetry = AttentionTelemetry(every_n_steps=4)
-    validate(tmp_path, telemetry, logger, data={"text": text, "pack": "document"})
+    fit(tmp_path, telemetry, logger=logger, data={"text": text, "pack": "document"}, max_steps=1)
     assert (telemetry.probing.windows["targets"] >= 0).all()
     assert logged(logger)[0].keys() == NAMES
-
-
-@pytest.mark.parametrize(("num_tokens", "source"), [(3, "ab"), (2, "h"), (1, "h")])
-def test_the_first_pair_that_fits_is_plotted_or_else_the_shortest(tmp_path, num_tokens, source):
-    """The tokens that end the texts included, (ab, x) has 3 and 2, and (h, u) has 2 and 2."""
-    probing = PairProbing(prepared(tmp_path, write(tmp_path)), "train", Sizes(4, 4, 1, 1, None, num_tokens))
-    assert probing.tokenizer.decode(probing.shown.source[0].tolist()[:-1]) == source
 
 
 # What it does not change.
