@@ -243,9 +243,13 @@ def test_a_step_that_is_not_finite_in_one_process_stops_both(program: Program, b
     Path("poison_of_one.py").write_text(
         "import lightning as L\n"
         "class Poison(L.Callback):\n"
-        "    def on_before_backward(self, trainer, module, loss):\n"
-        "        if trainer.global_rank == 1 and trainer.global_step == 4:\n"
-        "            loss.data.fill_(float('inf'))\n"
+        "    def setup(self, trainer, module, stage):\n"
+        "        compute = module.training_step\n"
+        "        def training_step(batch, batch_idx):\n"
+        "            bad = trainer.global_rank == 1 and trainer.global_step == 4\n"
+        "            loss = compute(batch, batch_idx)\n"
+        "            return loss.detach() * float('inf') + loss * 0 if bad else loss\n"
+        "        module.training_step = training_step\n"
     )
     poison = "+callbacks.poison._target_=poison_of_one.Poison trainer.max_steps=50 trainer.log_every_n_steps=3"
     code, _, error = end(start(f"{SMALL} {TEXT} {TWO} trainer.val_check_interval=3", poison))
