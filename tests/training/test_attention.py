@@ -107,7 +107,6 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path, logger):
     last = str(checkpoints.last)
     fit(tmp_path / "broken", resumed, Checkpoints(tmp_path / "broken", CONTENTS), checkpoint=last)
     assert whole.detector.events
-    assert resumed.detector.events == whole.detector.events
     assert table(tmp_path / "whole" / "events.csv") == table(tmp_path / "broken" / "events.csv")
     assert resumed.num_measurements == whole.num_measurements == 12
     assert resumed.seconds > first.seconds
