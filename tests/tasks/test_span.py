@@ -202,10 +202,7 @@ def test_final_metrics_and_what_the_question_adds():
 @pytest.mark.parametrize(
     ("prediction", "texts", "expected"),
     [
-        ("The Cat!", ["cat"], (1, 1)),  # case, articles, punctuation
         ("a cat and the dog", ["cat dog", "bird"], (0, 4 / 5)),  # two of three words, two of two
-        ("cat cat", ["cat"], (0, 2 / 3)),  # a word counts as often as both have it
-        ("dog", ["cat", "dog"], (1, 1)),  # the best of several
         ("", [], (1, 1)),  # no answer, and none given
         ("the", [], (1, 1)),  # which has no words that count
         ("cat", [], (0, 0)),

@@ -216,11 +216,11 @@ def plain_adam(network):
 
 
 class Poison(L.Callback):
-    """Makes steps not finite, at batches counted from 0; records weights and optimizer before and after each step."""
+    """Makes steps not finite, at batches counted from 0; records weights and optimizer after each."""
 
     def __init__(self, how, *batches):
         self.how, self.batches = how, batches
-        self.before, self.after, self.poisoned, self.is_bad = {}, {}, [], False
+        self.states, self.poisoned, self.is_bad = [], [], False
 
     def setup(self, trainer, module, stage):
         compute, output = module.training_step, module.network.encoder.layers[1].attention.o_proj
@@ -243,27 +243,21 @@ class Poison(L.Callback):
         module.training_step = training_step
 
     def on_train_batch_start(self, trainer, module, batch, index):
-        self.before[index] = self.state(trainer, module)
         if index in self.batches:
             self.poisoned.append(batch["inputs"])
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, index):
-        self.after[index] = self.state(trainer, module)
-
-    def state(self, trainer, module):
-        """A copy of all weights, and of the state of the optimizers as far as it is not zero."""
+    def record(self, trainer, module, *args):
+        """Copy all weights, and the state of the optimizers as far as it is not zero."""
         optimizers = getattr(trainer.optimizers[0], "optimizers", trainer.optimizers)
         states = [value for each in optimizers for state in each.state.values() for value in state.values()]
-        return [value.clone() for value in (*module.parameters(), *states) if value.any()]
+        self.states.append([value.clone() for value in (*module.parameters(), *states) if value.any()])
+
+    on_train_start = on_train_batch_end = record
 
     def changed(self):
         """The batches at which something changed."""
-        pairs = ((batch, self.before[batch], after) for batch, after in self.after.items())
-        return [batch for batch, before, after in pairs if not same(before, after)]
-
-
-def same(before, after):
-    return len(before) == len(after) and all(map(torch.equal, before, after))
+        pairs = enumerate(pairwise(self.states))
+        return [batch for batch, (old, new) in pairs if len(old) != len(new) or not all(map(torch.equal, old, new))]
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(), MuonWithAdamW(), plain_adam], ids=["adamw", "muon", "adam"])
@@ -312,7 +306,7 @@ def test_stop_applies_no_step_from_there_on_and_saves_nothing(how, bad, settings
     with pytest.raises(NonFiniteStep, match=said) as stop:
         fit(tmp_path, poison, FiniteCheck(), checkpoints, **settings)
     assert poison.changed() == list(range(bad))
-    assert (stop.value.step, max(poison.after)) == (bad + 1, read)
+    assert (stop.value.step, len(poison.states) - 2) == (bad + 1, read)
     saved = {path.name: load_checkpoint(path) for path in (tmp_path / "checkpoints").glob("*.ckpt")}
     assert all(weight.isfinite().all() for one in saved.values() for weight in one.weights.values())
     assert max((one.step for one in saved.values()), default=0) == (0 if read == 7 else bad // 3 * 3)
