@@ -68,6 +68,7 @@ def mistake_in(*overrides: str) -> str:
         ("+callbacks.attention.thresholds.sink=0.5", "callbacks.attention.thresholds=*: must be thresholds of *"),
         ("callbacks.attention.probe_text=''", "callbacks.attention.probe_text=*: must not be empty; *"),
         ("schedule=wsd schedule.decay_fraction=2", "schedule.decay_fraction=2*; schedule.decay_fraction=0.2 works."),
+        ("schedule.warmup_steps=-1", "schedule.warmup_steps=-1: must be at least 0; schedule.warmup_steps=100 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),

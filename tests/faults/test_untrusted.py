@@ -191,27 +191,20 @@ def test_matplotlib_reads_no_settings_of_the_current_folder(
     assert ended.returncode == 0, ended.stderr
 
 
-def git(*arguments: str) -> None:
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True, capture_output=True)
-
-
 @pytest.mark.slow
 def test_a_strangers_repository_and_settings_are_not_read(program: Program, book: Path, tmp_path: Path) -> None:
     """In a Git repository whose configuration names a command; resumed within the run, by a user who saves code."""
     assert program("train.py", SMALL, TEXT, "logger=wandb hydra.run.dir=run").code == 0
-    git("init")
-    git("add", "book.txt")
-    git("commit", "-m", "first")
-    git("config", "diff.external", f"touch {tmp_path / 'mark'}; true")
-    book.write_text(book.read_text() + "changed")
-    with pytest.raises(subprocess.CalledProcessError):
-        git("diff", "--exit-code", "HEAD")
+    commit = "git init && git add book.txt && git -c user.name=a -c user.email=a@b commit -m first"
+    configure = f"git config diff.external 'touch {tmp_path / 'mark'}; true'"
+    change = "echo changed >> book.txt && git diff"
+    subprocess.run(f"{commit} && {configure} && {change}", shell=True, check=True, capture_output=True)
     (tmp_path / "mark").unlink()  # which Git's own command makes
     Path("run/wandb/settings").write_text(
         "[default]\nbase_url = http://127.0.0.1:1\nproject = theirs\nsave_code = true\n"
     )
     Path("run/config-defaults.yaml").write_text("a: '")
-    Path("run/book.txt").write_text(book.read_text().removesuffix("changed"))
+    Path("run/book.txt").write_text(book.read_text().removesuffix("changed\n"))
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SAVE_CODE": "true", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "train.py"), "resume=.", "trainer.max_steps=6"]
     ended = subprocess.run(command, cwd="run", env=environment, capture_output=True, text=True, check=False)
