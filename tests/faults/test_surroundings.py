@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import pytest
 from commands import ROOT, SMALL, TEXT, Program, results_of
@@ -108,36 +107,35 @@ def test_ctrl_c_before_the_first_step_is_silent(tmp_path: Path, book: Path, seco
 # Weights & Biases without a network.
 
 
-@pytest.fixture
-def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-
-
-def test_an_api_key_is_found_in_netrc(no_key: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = f"machine {urlparse(loggers.wandb_url()).hostname} login user password secret\n"
-    other = "machine wandb.example.org login a password b\n"
-    netrc = tmp_path / "netrc"
-    assert not loggers.has_wandb_key()
-    for text, found in ((ours, True), ("machine", False), (other, False)):
-        netrc.write_text(text)
-        netrc.chmod(0o600)
-        assert loggers.has_wandb_key() is found
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8080")
-    assert loggers.has_wandb_key()
+OURS = "https://wandb.example.org:8080"
 
 
 @pytest.mark.parametrize(
-    ("mode", "key", "offline"),
-    [("", "", True), ("", "x" * 40, False), ("offline", "x" * 40, True), ("online", "", False)],
+    ("mode", "key", "server", "netrc", "offline"),
+    [
+        ("", "", "", "", True),
+        ("", "x" * 40, "", "", False),
+        ("offline", "x" * 40, "", "", True),
+        ("online", "", "", "", False),
+        ("", "", "", "machine api.wandb.ai login user password secret", False),
+        ("", "", OURS, "machine api.wandb.ai login user password secret", True),
+        ("", "", OURS, "machine wandb.example.org login user password secret", False),
+        ("", "", "", "machine", True),
+    ],
 )
 def test_online_only_with_a_key(
-    no_key: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, key: str, offline: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, key: str, server: str, netrc: str, offline: bool
 ) -> None:
+    """A key of the server in use, in the environment or in netrc."""
+    path = tmp_path / "netrc"
+    path.write_text(netrc)
+    path.chmod(0o600)
+    for name, value in (("MODE", mode), ("API_KEY", key), ("BASE_URL", server)):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+        if value:
+            monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("NETRC", str(path))
     monkeypatch.setattr(loggers, "unreachable", lambda url, seconds: None)
-    monkeypatch.setenv("WANDB_MODE", mode)
-    monkeypatch.setenv("WANDB_API_KEY", key)
     assert loggers.RunWandbLogger(tmp_path, "id").is_offline is offline
 
 
