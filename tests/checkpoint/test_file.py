@@ -91,20 +91,21 @@ def test_a_file_of_another_kind(tmp_path):
 WEIGHT = "network.encoder.layers.0.attention.q_proj.weight"
 
 
-class Cast:
-    """A few bytes that are a large tensor once it has another dtype."""
+class Call:
+    """Is pickled as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
 
     def __reduce__(self):
-        cast = torch._utils._rebuild_device_tensor_from_cpu_tensor
-        return cast, (torch.zeros(1).expand(10**6), torch.float64, "cpu", False)
+        return self.call
 
 
-class Encoded:
-    """Text that doubles each time it is encoded."""
-
-    def __reduce__(self):
-        return codecs.encode, ("61", "hex" + "-" * 50)
-
+# A few bytes that are a large tensor once it has another dtype, and text that doubles each time it is encoded.
+CAST = Call(
+    torch._utils._rebuild_device_tensor_from_cpu_tensor, torch.zeros(1).expand(10**6), torch.float64, "cpu", False
+)
+ENCODED = Call(codecs.encode, "61", "hex" + "-" * 50)
 
 NO_WEIGHTS = "text", torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.complex64)
 MALFORMED = [
@@ -116,8 +117,8 @@ MALFORMED = [
     ("its weights share memory", {"state_dict": dict.fromkeys(map("network.{}".format, "abcd"), torch.zeros(9))}, {}),
     ("its global_step is -1", {"global_step": -1}, {}),
     ("contains torch._utils _rebuild_meta_tensor", {"x": torch.zeros(2, device="meta")}, {}),
-    ("_rebuild_device_tensor_from_cpu_tensor, which no run writes", {"x": Cast()}, {}),
-    ("contains the codec hex-", {"x": Encoded()}, {}),
+    ("_rebuild_device_tensor_from_cpu_tensor, which no run writes", {"x": CAST}, {}),
+    ("contains the codec hex-", {"x": ENCODED}, {}),
     ("its fact precision is a list", {}, {"facts": {"precision": []}}),
     ("its fact precision is '${oc.env:HOME}'", {}, {"facts": {"precision": "${oc.env:HOME}"}}),
     ("its overrides is not a mapping from names", {}, {"overrides": {("x",): 3}}),
@@ -147,7 +148,7 @@ def test_what_python_and_torch_would_read_differently_is_refused(tmp_path):
     intact.write_bytes(b"compressed entries, and their list" + intact.read_bytes())
     with pytest.raises(ValueError, match="two lists"):  # torch takes the one at the place that the end names
         require_plain(intact)
-    cast = save(tmp_path / "cast.ckpt", x=Cast())
+    cast = save(tmp_path / "cast.ckpt", x=CAST)
     upper = repacked(tmp_path / "upper.ckpt", cast, lambda name: name.replace("data.pkl", "DATA.PKL"))
     assert "_rebuild_device_tensor_from_cpu_tensor" in error_of(upper)
 
@@ -156,19 +157,9 @@ def pickle_to(contents, path):
     path.write_bytes(pickle.dumps(contents))
 
 
-class Code:
-    """Makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
 def test_code_in_a_file_does_not_run(tmp_path):
     path, trace = tmp_path / "evil.ckpt", tmp_path / "it-ran"
-    contents = {KEY: Code(trace), "state_dict": {}, "global_step": 0}
+    contents = {KEY: Call(Path.touch, trace), "state_dict": {}, "global_step": 0}
     for write in (torch.save, partial(torch.save, _use_new_zipfile_serialization=False), pickle_to):
         write(contents, path)
         error_of(path)
