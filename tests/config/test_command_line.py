@@ -125,6 +125,12 @@ def test_saved_overrides_come_before_new_ones(here, saved, arguments, expanded):
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
 
 
+def test_the_path_of_a_run_is_quoted_as_hydra_reads_it(here):
+    make_run(here / "$x, it's {a}")
+    (run_dir,) = [word for word in expand_resume(["resume=$x, it's {a}"]) if word.startswith("hydra.run.dir=")]
+    assert override(run_dir).value() == "$x, it's {a}"
+
+
 def test_a_folder_without_a_run_is_refused(here):
     make_run(here / "outputs" / "2026-01-30" / "12-00-00")
     make_run(here / "outputs" / "2026-01-31" / "11-00-00")
