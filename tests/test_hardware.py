@@ -8,15 +8,6 @@ import torch
 
 from tinyformer import hardware
 from tinyformer.errors import ArgumentError
-from tinyformer.hardware import (
-    Peak,
-    compute_dtype,
-    known_flops,
-    matmul_peak,
-    measured_flops,
-    resolve_device,
-    resolve_precision,
-)
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CPU = torch.device("cpu")
@@ -26,54 +17,50 @@ CPU = torch.device("cpu")
     ("precision", "dtype"), {"bf16-mixed": BF16, "16-mixed": FP16, 16: FP16, "64-true": FP64, None: FP32}.items()
 )
 def test_the_dtype_of_a_precision(precision, dtype):
-    assert compute_dtype(precision) == dtype
+    assert hardware.compute_dtype(precision) == dtype
 
 
 @pytest.mark.parametrize(("native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_auto_precision_is_bf16_if_the_hardware_has_it(native_bf16, native, precision):
     native_bf16(native)
     given = [("auto", "cpu"), ("64-true", "cpu"), ("auto", "mps")]
-    assert [resolve_precision(*each) for each in given] == [precision, "64-true", "32-true"]
+    assert [hardware.resolve_precision(*each) for each in given] == [precision, "64-true", "32-true"]
 
 
 @pytest.mark.parametrize(("cuda", "mps", "device"), [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
 def test_auto_device_is_the_fastest_and_a_missing_one_is_refused(monkeypatch, cuda, mps, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert (resolve_device("auto"), resolve_device("cpu")) == (device, "cpu")
+    assert (hardware.resolve_device("auto"), hardware.resolve_device("cpu")) == (device, "cpu")
     if device != "cpu":
-        assert resolve_device("gpu") == device
+        assert hardware.resolve_device("gpu") == device
         return
     for accelerator in ("gpu", "mps"):
         with pytest.raises(ArgumentError, match=rf"^accelerator='{accelerator}': .*; accelerator='cpu' works\.$"):
-            resolve_device(accelerator)
+            hardware.resolve_device(accelerator)
 
 
-STEPS_AFTER_STEPS = """
+FAULTS_OF_STEPS = """
 import resource
 import torch
 from tinyformer.hardware import keep_freed_memory
 
-if {keep}:
-    keep_freed_memory()
-
-def steps():
+def faults():
     for _ in range(10):
         activations = [torch.ones(size) for size in (200_000, 10_000_000, 300_000, 1_000_000)]
         [2 * activation for activation in activations]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-steps()
-faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-steps()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+print(-faults() + faults())
+keep_freed_memory()
+print(-faults() + faults())
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
 def test_freed_memory_is_reused_without_page_faults():
-    programs = (STEPS_AFTER_STEPS.format(keep=keep) for keep in (False, True))
-    returned, kept = (int(subprocess.check_output([sys.executable, "-c", program])) for program in programs)
+    returned, kept = map(int, subprocess.check_output([sys.executable, "-c", FAULTS_OF_STEPS]).split())
     assert kept < returned / 5
 
 
@@ -93,18 +80,18 @@ def test_freed_memory_is_reused_without_page_faults():
     ],
 )
 def test_listed_gpus_are_found_by_their_names(name, dtype, has_tf32, tera):
-    assert known_flops(name, dtype, has_tf32) == (tera and 1e12 * tera)
+    assert hardware.known_flops(name, dtype, has_tf32) == (tera and 1e12 * tera)
 
 
 def test_a_peak_is_measured_once(monkeypatch):
     calls = []
     monkeypatch.setattr(hardware, "measured_flops", lambda *case: calls.append(case) or 4.3e11)
-    matmul_peak.cache_clear()
-    found = [matmul_peak(CPU, dtype) for dtype in (FP32, FP32, BF16)]
-    matmul_peak.cache_clear()
+    hardware.matmul_peak.cache_clear()
+    found = [hardware.matmul_peak(CPU, dtype) for dtype in (FP32, FP32, BF16)]
+    hardware.matmul_peak.cache_clear()
     assert calls == [(CPU, FP32), (CPU, BF16)]
     assert str(found[0]) == "a measured peak of 0.43 TFLOP/s"
-    assert str(Peak(9.895e14, "NVIDIA H200's peak of")) == "NVIDIA H200's peak of 990 TFLOP/s"
+    assert str(hardware.Peak(9.895e14, "NVIDIA H200's peak of")) == "NVIDIA H200's peak of 990 TFLOP/s"
 
 
 def test_measuring_takes_little_time_on_a_slow_machine(monkeypatch):
@@ -116,14 +103,14 @@ def test_measuring_takes_little_time_on_a_slow_machine(monkeypatch):
 
     monkeypatch.setattr(hardware, "_seconds_of_product", seconds)
     monkeypatch.setattr(hardware.time, "perf_counter", lambda: sum(durations))
-    assert measured_flops(CPU, FP32) == pytest.approx(1e9)
+    assert hardware.measured_flops(CPU, FP32) == pytest.approx(1e9)
     assert sum(durations) < 0.3
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_no_gpu_is_faster_than_its_datasheet():
-    known = known_flops(torch.cuda.get_device_name(), BF16, has_tf32=False)
-    measured = measured_flops(torch.device("cuda", 0), BF16)
+    known = hardware.known_flops(torch.cuda.get_device_name(), BF16, has_tf32=False)
+    measured = hardware.measured_flops(torch.device("cuda", 0), BF16)
     assert measured > 1e12
     assert known is None or 0.3 * known < measured < 1.1 * known

@@ -1,0 +1,137 @@
+"""What a run leaves beside its numbers: samples, the line above each picture, and a profile."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from analysis.subjects import TOKENIZER as LETTERS
+from analysis.subjects import make_subject
+from commands import SMALL, TEXT, ran, results_of
+from matplotlib.image import imread
+from nn.model_cases import make_transformer
+
+from tinyformer import analysis
+from tinyformer.analysis import Findings, HeadMaps, HeadRelations, head_maps
+from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
+from tinyformer.config.errors import printable
+from tinyformer.data import ByteTokenizer, CharTokenizer, SourceDataModule, TextFiles, WindowFormat
+from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.run import analysis_run
+from tinyformer.run.analysis_run import describe_subject, keep_findings
+from tinyformer.run.sample import Generation, describe_prompts, print_completion, print_samples
+from tinyformer.training.callbacks.telemetry import HeadLog
+
+TOKENIZER = ByteTokenizer().build([])
+PICTURE = head_maps([torch.eye(4)[None]], list("abcd"), "Attention maps")
+
+
+def network():
+    torch.manual_seed(0)
+    return make_transformer(vocab_size=257, max_seq_len=16, tied=False)
+
+
+def indented(text):
+    return "".join(f"  {printable(line)}\n" for line in text.splitlines()) or "\n"
+
+
+@pytest.mark.parametrize("prompt", [None, "", "👋🏽\n\nx\r\x1b[2J", "far longer than what fits", ["a", "b\n", "a"]])
+def test_samples_are_printed_and_given(capsys, prompt):
+    given = print_samples(Generation(prompt, num_tokens=12, temperature=1.5, seed=3), network(), TOKENIZER)
+    texts, prompts = (given, prompt) if isinstance(prompt, list) else ([given], [prompt or ""])
+    new = generate(network(), [[256, *text.encode()] for text in prompts], 12, Sampling(1.5), 3, stop_token=256)
+    assert texts == [text + TOKENIZER.decode(tokens) for text, tokens in zip(prompts, new, strict=True)]
+    headings = ["Sample 1 of 3", "Sample 2 of 3", "Sample 3 of 3"] if len(prompts) > 1 else ["A sample"]
+    out = capsys.readouterr().out
+    assert out == "".join(f"\n{heading}:\n{indented(text)}" for heading, text in zip(headings, texts, strict=True))
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)  # which a terminal would obey
+
+
+def test_a_completion_is_printed_beside_what_is_expected(capsys):
+    text = print_completion("ab=", "ab", Generation(temperature=0), network(), TOKENIZER)
+    [new] = generate(network(), [[256, *b"ab="]], 2, Sampling(0))
+    assert text == TOKENIZER.decode(new)
+    lines = f"prompt     ab=\nexpected   ab\ngenerated  {text}"
+    assert capsys.readouterr().out == f"\nA completion:\n{indented(lines)}"
+
+
+def test_a_sample_appears_as_it_is_drawn(capsys):
+    model, seen = network(), []
+    # What is on the screen when the model reads; bytes of ASCII alone, which come one at a time.
+    model.encoder.register_forward_pre_hook(lambda encoder, args: seen.append(capsys.readouterr().out))
+    model.readout.proj.weight.data[128:] = 0
+    model.readout.proj.weight.data[:128] += 1
+    text = print_samples(Generation("ab", num_tokens=12, temperature=0), model, TOKENIZER)
+    assert seen[0] == "\nA sample:\n  ab"
+    assert len(seen) == 12
+    assert "".join(seen[1:]) + capsys.readouterr().out == indented(text)[4:]
+    assert sum(map(bool, seen[1:])) >= 10
+
+
+def test_long_prompts_are_reported():
+    for prompt, told in (
+        ("x" * 16, None),
+        ("x" * 17, "only its last 16 tokens fit"),
+        (["x", "é" * 9], "prompt 2: only its last 16 tokens fit"),
+    ):
+        assert describe_prompts(Generation(prompt), TOKENIZER, 16) == told
+
+
+def by_analysis(folder):
+    keep_findings(Findings(figures={"maps": PICTURE}), folder, [], {"step": "7", "data": "text, validation split"})
+    return folder / "maps.png"
+
+
+def by_telemetry(folder):
+    return HeadLog(folder, [], "text, validation split").picture(7, "maps", "step", PICTURE)
+
+
+@pytest.mark.parametrize("save", [by_analysis, by_telemetry])
+def test_a_saved_picture_has_a_line_above_it(tmp_path, save):
+    image, plain = imread(save(tmp_path)), np.asarray(PICTURE.image().convert("RGB")) / 255
+    above, below = image[:CAPTION_HEIGHT], image[CAPTION_HEIGHT:, : plain.shape[1], :3]
+    assert below == pytest.approx(plain, abs=0.01)
+    assert (above[..., :3] < 0.5).any()
+
+
+def test_the_line_names_what_is_shown(tmp_path, monkeypatch):
+    """A text in place of the data, and the checkpoint of an evaluation in place of a run's folder."""
+    lines = []
+    for module in (analysis, analysis_run):
+        monkeypatch.setattr(module, "save_png", lambda picture, path, line: lines.append(line) or path)
+    monkeypatch.chdir(tmp_path)
+    facts = {"step": "7", "data": "text, test split"}
+    subject = replace(make_subject(make_transformer()), tokenizer=LETTERS, facts=facts)
+    given = HeadMaps("a\ncab " * 40, num_windows=1, importance=False)
+    for kind in (given, HeadMaps(num_windows=1, importance=False), HeadRelations("ab cd", [["cd", "ab"]])):
+        keep_findings(kind(subject, tmp_path), tmp_path, [], facts)
+    for path in (None, tmp_path / "run/last.ckpt"):
+        HeadLog(tmp_path / "folder", [], facts["data"], path).picture(7, "maps", "step", PICTURE)
+    assert lines == [
+        f'step 7 · text "{"a cab " * 9}a …"',
+        "step 7 · data text, test split",
+        'step 7 · text "ab cd"',
+        "run folder · step 7 · data text, test split",
+        "checkpoint run/last.ckpt · step 7 · data text, test split",
+    ]
+
+
+def test_the_line_names_the_files_of_the_data(tmp_path):
+    for files, shown in ((["a.txt"], "a.txt"), (["x/a.txt", "b.txt", "*.csv", "d"], "a.txt, b.txt and 2 more")):
+        data = SourceDataModule(TextFiles(files), CharTokenizer(), WindowFormat(8), 1)
+        facts = describe_subject(tmp_path / "last.ckpt", 1234, data, "test")
+        path = str(tmp_path / "last.ckpt")
+        assert facts == {"checkpoint": path, "step": "1,234", "data": f"text ({shown}), test split"}
+
+
+def test_a_torch_profile_traces_three_steps(program, book):
+    ran(program, "train.py", SMALL, TEXT, "trainer.profiler=torch hydra.run.dir=run trainer.max_steps=9")
+    names = Counter(event["name"] for event in json.loads(Path("run/trace.json").read_text())["traceEvents"])
+    assert names["aten::scaled_dot_product_attention"] >= 3 * 2  # in two layers
+    assert sum(count for name, count in names.items() if name.endswith(".training_step")) == 3
+    assert re.search(r"^ +aten::linear +[\d.]+%", Path("run/fit-profile.txt").read_text(), re.MULTILINE)
+    assert results_of("run")["steps"] == 9
