@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import pytest
 import yaml
-from commands import SMALL, TEXT, Program, table
+from commands import SMALL, TEXT, Program, results_of, table
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 from tinyformer.programs.compare.comparison import Comparison, notes_on
@@ -66,20 +66,28 @@ def means(comparison: Comparison) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-def test_a_real_sweep_is_averaged_over_its_seeds(program: Program, book: Path, call: Program) -> None:
-    """Heads 1 and 2 with two seeds each, and heads 3, which fail, as `train.py` leaves them."""
-    assert program("train.py", f"-m {SMALL} {TEXT} model.num_heads=1,2,3 seed=1,2 hydra.sweep.dir=sweep").code == 2
-    scores = [json.loads(Path(f"sweep/{job}/results.json").read_text())["val/accuracy"] for job in range(4)]
+def test_a_sweep_at_equal_parameters_is_averaged_over_its_seeds(program: Program, book: Path, call: Program) -> None:
+    """Each attention with two seeds, and as many jobs with heads that fail, as `train.py` leaves them."""
+    axes = "model.num_heads=2,3 attention=mha,mqa seed=1,2"
+    ended = program("train.py", f"-m {SMALL} {TEXT} match=parameters {axes} hydra.sweep.dir=sweep")
+    assert (ended.code, "model.d_ff=72: " in ended.out) == (2, True)
+    runs = [results_of(f"sweep/{job}") for job in range(4)]
+    assert [run["matched"]["size"] for run in runs] == [64, 64, 72, 72]  # mqa: 2 x 16 x 8 fewer, of d_ff 2 x 16
+    assert len({run["num_parameters"] for run in runs}) == 1
     ended = call("compare sweep --json --metric val/accuracy --out there/below")
     assert (ended.code, ended.err) == (0, "")
-    found = json.loads(ended.out)
-    assert [row["settings"] for row in found["rows"]] == [{"model.num_heads": "1"}, {"model.num_heads": "2"}]
-    assert [row["mean"] for row in found["rows"]] == pytest.approx([sum(scores[:2]) / 2, sum(scores[2:]) / 2])
-    assert found["rows"][0]["runs"][0] == {"path": "sweep/0", "seed": "1", "val/accuracy": scores[0]}
-    assert found["notes"] == ["2 of 6 runs have no results.json (failed, stopped or still running): sweep/4, sweep/5."]
-    files = {"csv": "there/below/compare_val_accuracy.csv", "picture": "there/below/compare_val_accuracy.png"}
-    assert found["files"] == files
-    assert matplotlib.image.imread(files["picture"]).shape[:2] == (720, 1125)
+    found, scores = json.loads(ended.out), [run["val/accuracy"] for run in runs]
+    means = {row["settings"]["attention"]: row["mean"] for row in found["rows"]}
+    assert means == pytest.approx({"mha": sum(scores[:2]) / 2, "mqa": sum(scores[2:]) / 2})
+    first = {"path": "sweep/0", "seed": "1", "val/accuracy": scores[0]}
+    assert first in [run for row in found["rows"] for run in row["runs"]]
+    missing, *matched = found["notes"]
+    assert missing.startswith("4 of 8 runs have no results.json (failed, stopped or still running): sweep/4, sweep/5, ")
+    assert any(note.startswith("attention=mqa: model.d_ff=72 was solved for ") for note in matched)
+    assert found["files"]["csv"] == "there/below/compare_val_accuracy.csv"
+    assert imread(found["files"]["picture"]).std() > 0.05  # something is drawn
+    again = program("evaluate.py", "checkpoint=sweep/2/checkpoints/last.ckpt data.files=book.txt hydra.run.dir=again")
+    assert (again.code, results_of("again")["val/loss"]) == (0, runs[2]["val/loss"]), again.err
 
 
 def test_table_csv_and_figure_are_in_the_order_of_the_numbers(call: Program, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +110,6 @@ def test_table_csv_and_figure_are_in_the_order_of_the_numbers(call: Program, mon
     (seeds,) = [dots for dots in axes.collections if dots.get_label() == "single runs"]
     assert sorted(map(tuple, seeds.get_offsets().tolist())) == [(2, 3), (2, 4), (9, 2), (9, 2), (10, 1), (10, 1.5)]
     assert axes.get_xscale() == "linear"
-
-
-def test_settings_without_a_number_come_last() -> None:
-    for name, loss in (("b", None), ("c", 2.0), ("a", 1.0)):
-        write_run(f"runs/{name}", loss, typed=f"name={name}")
-    assert means(grouped("runs")) == [("a", 1.0), ("c", 2.0), ("b", None)]
 
 
 def test_a_choice_is_one_column_without_the_values_that_it_brings() -> None:
@@ -141,12 +143,14 @@ def test_a_difference_that_nobody_typed_is_not_averaged_away() -> None:
     assert means(grouped("runs")) == [("0.1", 3.0), ("0.2", 1.5)]
 
 
-def test_runs_of_one_setting() -> None:
+def test_runs_of_one_setting_and_runs_without_a_number() -> None:
     write_run("resumed/a", 1.0, 1, config={"resume": None})
     write_run("resumed/b", 2.0, 2, typed="resume=runs/b")
     write_run("numbers/a", 1.0, 1, typed="clip=1")
     write_run("numbers/b", 2.0, 2, typed="clip=1.0")
+    write_run("none/a", None, typed="clip=null")
     assert means(grouped("resumed")) == means(grouped("numbers")) == [(1.5,)]
+    assert means(grouped("none", "numbers")) == [("1", 1.5), ("null", None)]
 
 
 def test_a_seed_that_occurs_twice_counts_twice_with_a_note() -> None:
@@ -158,25 +162,22 @@ def test_a_seed_that_occurs_twice_counts_twice_with_a_note() -> None:
 
 
 MATCHED = {"quantity": "num_parameters", "by": "model.d_ff", "size": 64, "target": 1001, "number": 1000}
+NOTES: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
+    ({}, {}, None),
+    ({"data_fingerprint": "x"}, {"data_fingerprint": "y"}, "different data (data_fingerprint)"),
+    ({"steps": 1000}, {"steps": 2000}, "different numbers of steps: 1,000 to 2,000."),
+    ({"steps": 10, "typed": "trainer.max_steps=10"}, {"steps": 20, "typed": "trainer.max_steps=20"}, None),
+    ({"matched": MATCHED}, {}, "n=1: model.d_ff=64 was solved for 1,000 parameters, to match 1,001."),
+    ({"matched": MATCHED | {"number": None}}, {"matched": [1]}, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "note"),
-    [
-        ({}, {}, None),
-        ({"data_fingerprint": "x"}, {"data_fingerprint": "y"}, "different data (data_fingerprint)"),
-        ({"steps": 1000}, {"steps": 2000}, "different numbers of steps: 1,000 to 2,000."),
-        ({"steps": 10, "typed": "trainer.max_steps=10"}, {"steps": 20, "typed": "trainer.max_steps=20"}, None),
-        ({"matched": MATCHED}, {}, "n=1: model.d_ff=64 was solved for 1,000 parameters, to match 1,001."),
-        ({"matched": MATCHED | {"number": None}}, {"matched": [1]}, None),
-    ],
-)
-def test_a_note_says_where_runs_are_not_comparable(first: Any, second: Any, note: str | None) -> None:
-    write_run("runs/a", **{"typed": "n=1"} | first)
-    write_run("runs/b", **{"typed": "n=2"} | second)
-    found = notes("runs")
-    assert len(found) == (note is not None)
-    assert note is None or note in found[0]
+def test_a_note_says_where_runs_are_not_comparable() -> None:
+    for index, (first, second, note) in enumerate(NOTES):
+        write_run(f"{index}/a", **{"typed": "n=1"} | first)
+        write_run(f"{index}/b", **{"typed": "n=2"} | second)
+        found = notes(str(index))
+        assert [note in told for told in found] == [True] * (note is not None)
 
 
 def test_evaluations_are_left_out_and_named() -> None:
@@ -192,14 +193,13 @@ MISTAKES = {
     "empty": "RUN=empty: has no finished run (which has a results.json); a sweep is in",
     "unfinished": "RUN=unfinished: has no finished run (which has a results.json), but 1 unfinished; a sweep",
     "run --metric val/los": "--metric=val/los: is not a key of results.json (numbers: val/loss, ",
-    "run --metric device": "--metric=device: is not a number in any run (numbers: val/loss, steps, ",
     "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
     "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
     "deep": "RUN=deep/results.json: cannot be read (maximum recursion depth",
     "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
     "alias": "RUN=alias/config.yaml: cannot be read (YAML aliases",
     "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
-    "huge": "--metric=val/loss: is not a number in any run",
+    "huge": "--metric=val/loss: is not a number in any run (numbers: steps, ",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 
@@ -213,7 +213,7 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
         "huge/results.json": f'{{"val/loss": {"9" * 400}}}',
     }
     for name in ("run", "unfinished", "yaml", "deep", "nested", "alias", "huge", "pipe"):
-        write_run(name, device="CPU")
+        write_run(name)
     for path, text in contents.items():
         Path(path).write_text(text)
     Path("empty").mkdir()
