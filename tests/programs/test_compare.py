@@ -199,7 +199,7 @@ MISTAKES = {
     "nested": "RUN=nested/config.yaml: cannot be read (more than 100 levels",
     "alias": "RUN=alias/config.yaml: cannot be read (YAML aliases",
     "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
-    "huge": "--metric=val/loss: is not a number in any run (numbers: steps, ",
+    "huge": "--metric=val/loss: is not a number in any run",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 

@@ -2,21 +2,17 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
-from commands import ROOT
 
 from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.programs.doctor import speed, verdict
-from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE
+from tinyformer.programs.doctor.cases import EXACT_SHAPE
 from tinyformer.programs.doctor.exactness import Errors, kernel_among
-from tinyformer.programs.doctor.variants import VARIANTS
 
 
 @pytest.fixture(autouse=True)
@@ -42,32 +38,24 @@ def examine(call):
     return run
 
 
-def test_cells_that_run(examine):
-    cells = examine("--variants=mha,alibi --masks=causal --backends=sdpa,flash")
-    assert list(cells) == ["sdpa mha causal", "flash mha causal", "sdpa alibi causal", "flash alibi causal"]
-    for name, cell in cells.items():
+def test_cells_run_forward_only_or_are_refused_with_the_reason(examine):
+    cells = examine("--variants=mha,alibi,dropout,t5 --masks=causal --backends=sdpa,flash,flex,fa3")
+    for name in ("sdpa mha causal", "flash mha causal", "sdpa alibi causal", "flash alibi causal"):
+        cell = cells[name]
         assert [cell[key] for key in ("status", "kernel", "reason", "failure")] == ["ran", "flash", None, None]
         assert all(0 < cell[key] < 1e-5 for key in ("output_error", "gradient_error"))
         assert 1e-4 < cell["seconds"] < 1
         assert cell["auto"] == (name == "sdpa mha causal")  # a bias is eager's, when short
-
-
-def test_what_a_backend_lacks_is_refused_with_the_reason(examine):
-    cells = examine("--variants=dropout --masks=full --backends=flash,fa3")
-    assert cells["flash dropout full"]["reason"] == "cannot compute attention dropout on CPU"
-    for cell in cells.values():
-        assert cell["status"] == "refused"
-        assert {cell[key] for key in ("kernel", "output_error", "gradient_error", "seconds")} == {None}
-
-
-def test_a_backend_without_a_backward_pass_runs_forward_only(examine):
-    cells = examine("--variants=t5 --masks=padded --backends=flash,flex")
-    for backend, kernel in {"flash": "flash", "flex": "math"}.items():
-        cell = cells[f"{backend} t5 padded"]
+    for name, kernel in {"flash t5 causal": "flash", "flex t5 causal": "math"}.items():
+        cell = cells[name]
         assert (cell["status"], cell["kernel"], cell["gradient_error"]) == ("ran", kernel, None)
         assert cell["reason"].startswith("forward only: cannot compute ")
         assert cell["output_error"] < 1e-5
         assert cell["seconds"] > 0
+    assert cells["flash dropout causal"]["reason"] == "cannot compute attention dropout on CPU"
+    for cell in (cells["flash dropout causal"], cells["fa3 mha causal"]):
+        assert cell["status"] == "refused"
+        assert {cell[key] for key in ("kernel", "output_error", "gradient_error", "seconds")} == {None}
 
 
 SDPA = BACKENDS["sdpa"].compute
@@ -159,22 +147,6 @@ OPERATORS = {
 
 def test_a_kernel_is_known_by_the_operators_that_ran():
     assert {names: kernel_among(names.split()) for names in OPERATORS} == OPERATORS
-
-
-@pytest.mark.nightly
-@pytest.mark.timed
-def test_this_machine_passes_in_less_than_two_minutes():
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "tinyformer", "doctor", "--json", "--device=cpu"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    seconds = time.perf_counter() - started
-    cells = json.loads(ended.stdout)["cells"]
-    assert [cell for cell in cells if cell["failure"]] == []
-    assert (ended.returncode, ended.stderr) == (0, "")
-    kinds = sum(len(variant.masks) for variant in VARIANTS.values())
-    assert len({(*map(cell.get, ("backend", "variant", "mask", "dtype")),) for cell in cells}) == len(cells)
-    assert len(cells) == len(BACKENDS) * kinds * len(DTYPES)
-    assert seconds < 120
 
 
 @pytest.mark.parametrize(("error", "of_eager", "fails"), [(1e-3, 1.0, True), (3e-5, 1e-5, False), (3e-5, 1e-7, True)])
