@@ -1,4 +1,7 @@
-"""The cost card on the command line; the figures themselves are tested in tests/analysis/test_costs.py."""
+"""The cost card on the command line, and what every program answers at once.
+
+The figures themselves are tested in tests/analysis/test_costs.py.
+"""
 
 import json
 from pathlib import Path
@@ -15,9 +18,10 @@ def rows(table: str) -> dict[str, list[str]]:
 
 
 def test_variants_stand_side_by_side_and_are_saved(call: Program) -> None:
-    ended = call("card attention=mha,gqa model=base attention.window=16 --save cards.json")
+    ended = call("card attention=mha,gqa model=base attention.window=[null,16] --save cards.json")
     assert (ended.code, ended.err) == (0, "")
-    assert "model=base" in ended.out.splitlines()[0]
+    assert "model=base attention.window=[null,16]" in ended.out.splitlines()[0]
+    assert ["attention", "mha", "gqa"] in map(str.split, ended.out.splitlines())
     assert "50,257" in ended.out
     assert ended.out.splitlines()[-1] == "Saved in cards.json."
     shown = rows(ended.out)
@@ -76,7 +80,22 @@ def test_the_largest_preset_takes_no_memory_and_waits_for_no_training_library(tm
     assert json.loads(ended.out)["cards"][0]["batch"]["training_bytes"] > 4e12
 
 
-def test_columns_are_headed_by_the_overrides_that_differ(call: Program) -> None:
-    shown = rows(call("card attention.window=[null,16],16 seed=1").out)
-    assert shown["attention.window"] == ["[null,16]", "16"]
-    assert "seed=1" in shown
+ANSWERS = {
+    "": (0, "usage: tinyformer PROGRAM"),
+    "doctr": (2, "Error: tinyformer doctr: there is no such program. Did you mean doctor?"),
+    "card --help": (0, "differential"),
+    "card atention=mha": (2, "Error: atention: "),
+    "compare nowhere": (2, "Error: RUN=nowhere: does not exist"),
+    "convert import gpt2 in.ckpt": (2, "invalid choice: 'import'"),
+    "doctor --help": (0, "differential"),
+    "doctor --masks=full,nonsense": (2, "nonsense: must be among full,causal,padded,causal+padded,documents"),
+    "findings --help": (0, "--launcher"),
+}
+
+
+def test_help_and_mistakes_do_not_wait_for_torch(tmp_path: Path) -> None:
+    """Which takes seconds."""
+    answers = spawned(list(ANSWERS), tmp_path, without("torch", "matplotlib", "lightning"))
+    for (code, words), ended in zip(ANSWERS.values(), answers, strict=True):
+        assert (ended.code, words in ended.out + ended.err) == (code, True), ended
+        assert not ended.err.startswith("Error: ") or len(ended.err.splitlines()) <= 4
