@@ -10,28 +10,23 @@ import pytest
 from commands import Program, spawned, without
 
 
-def rows(table: str) -> dict[str, list[str]]:
-    """The numbers of a table by label; the last row of a label that occurs twice."""
-    parts = [line.split("  ") for line in table.splitlines()]
-    cells = [[cell.strip() for cell in line if cell.strip()] for line in parts]
-    return {line[0]: line[1:] for line in cells if line}
-
-
 def test_variants_stand_side_by_side_and_are_saved(call: Program) -> None:
     ended = call("card attention=mha,gqa model=base attention.window=[null,16] --save cards.json")
     assert (ended.code, ended.err) == (0, "")
-    assert "model=base attention.window=[null,16]" in ended.out.splitlines()[0]
-    assert ["attention", "mha", "gqa"] in map(str.split, ended.out.splitlines())
-    assert "50,257" in ended.out
-    assert ended.out.splitlines()[-1] == "Saved in cards.json."
-    shown = rows(ended.out)
-    assert shown["weights of a layer"] == ["2,359,296", "1,769,472"]
-    assert shown["KV cache, bytes per token"] == ["36,864", "18,432"]
-    assert shown["reduction from multi-head"] == ["1.00x", "2.00x"]
-    assert shown["if masked pairs are skipped"] != shown["FLOPs per token, forward"]
-    assert "bytes of a training step" not in ended.out
+    title, *lines, last = [" ".join(line.split()) for line in ended.out.splitlines()]
+    assert (title, last) == ("model=base attention.window=[null,16]", "Saved in cards.json.")
     saved = json.loads(Path("cards.json").read_text())["cards"]
-    assert [f"{card['num_parameters']:,}" for card in saved] == shown["parameters"]
+    for label, *shown in (
+        ("attention", "mha", "gqa"),
+        ("weights of a layer", "2,359,296", "1,769,472"),
+        ("vocabulary, tokens", "50,257", "50,257"),
+        ("KV cache, bytes per token", "36,864", "18,432"),
+        ("reduction from multi-head", "1.00x", "2.00x"),
+        ("parameters", *(f"{card['num_parameters']:,}" for card in saved)),
+        ("if masked pairs are skipped", *(f"{card['attended_flops_per_token']:,}" for card in saved)),
+    ):
+        assert " ".join([label, *shown]) in lines
+    assert "bytes of a training step" not in ended.out
 
 
 MISTAKES = {
@@ -39,7 +34,6 @@ MISTAKES = {
     "model.num_heads=5": "model.num_heads=5",
     "dtype=fp8": "dtype=fp8: ",
     "batch=0": "batch=0: must be at least 1; batch=8 works.",
-    "batch=many": "batch=many: should be a valid integer",
     "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",
     "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
 }
@@ -60,15 +54,6 @@ def test_alternatives_are_combined(call: Program) -> None:
     assert last["overrides"] == ["dtype=fp32", "model.num_layers=2", "model.vocab_size=100"]
     assert [card["cache_bytes_per_token"] for card in cards] == [2 * 128 * size for size in (2, 4, 4, 8)]
     assert [card["flops_per_token_by_part"]["readout"] for card in cards] == [2 * 100 * 128] * 4
-
-
-def test_a_batch_has_flops_and_memory_of_its_own(call: Program) -> None:
-    shown = rows(call("card optimizer=adamw,muon model.vocab_size=100 batch=3").out)
-    assert (shown["batch, sequences"], shown["tokens"]) == (["3", "3"], ["768", "768"])
-    names = ("FLOPs per token, training", "FLOPs of a training step", "state of the optimizer")
-    per_token, of_step, state = ([int(cell.replace(",", "")) for cell in shown[name]] for name in names)
-    assert of_step == [768 * flops for flops in per_token]
-    assert state[0] - state[1] == pytest.approx(4 * 12 * 128 * 128 * 4, abs=100)  # one moment of each matrix; steps
 
 
 @pytest.mark.slow

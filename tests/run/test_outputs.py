@@ -16,7 +16,7 @@ from matplotlib.image import imread
 from nn.model_cases import make_transformer
 
 from tinyformer import analysis
-from tinyformer.analysis import Findings, HeadMaps, HeadRelations, head_maps
+from tinyformer.analysis import HeadMaps, HeadRelations, head_maps, save_png
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
 from tinyformer.config.errors import printable
 from tinyformer.data import ByteTokenizer, CharTokenizer, SourceDataModule, TextFiles, WindowFormat
@@ -81,18 +81,9 @@ def test_long_prompts_are_reported():
         assert describe_prompts(Generation(prompt), TOKENIZER, 16) == told
 
 
-def by_analysis(folder):
-    keep_findings(Findings(figures={"maps": PICTURE}), folder, [], {"step": "7", "data": "text, validation split"})
-    return folder / "maps.png"
-
-
-def by_telemetry(folder):
-    return HeadLog(folder, [], "text, validation split").picture(7, "maps", "step", PICTURE)
-
-
-@pytest.mark.parametrize("save", [by_analysis, by_telemetry])
-def test_a_saved_picture_has_a_line_above_it(tmp_path, save):
-    image, plain = imread(save(tmp_path)), np.asarray(PICTURE.image().convert("RGB")) / 255
+def test_a_saved_picture_has_a_line_above_it(tmp_path):
+    path = save_png(PICTURE, tmp_path / "maps.png", "step 7 · data text, validation split")
+    image, plain = imread(path), np.asarray(PICTURE.image().convert("RGB")) / 255
     above, below = image[:CAPTION_HEIGHT], image[CAPTION_HEIGHT:, : plain.shape[1], :3]
     assert below == pytest.approx(plain, abs=0.01)
     assert (above[..., :3] < 0.5).any()
