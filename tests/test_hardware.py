@@ -70,7 +70,6 @@ def test_freed_memory_is_reused_without_page_faults():
         ("NVIDIA H200", BF16, False, 989.5),
         ("NVIDIA A100-PCIE-40GB", FP32, True, 156),
         ("NVIDIA A100-PCIE-40GB", FP32, False, 19.5),
-        ("NVIDIA L40S", FP32, True, 183),
         ("NVIDIA GeForce RTX 4090", FP16, False, 165.2),
         ("Tesla V100-SXM2-16GB", FP32, True, 15.7),  # it has no TF32,
         ("Tesla T4", BF16, True, None),  # and no bf16

@@ -70,7 +70,7 @@ ANSWERS = {
     "doctr": (2, "Error: tinyformer doctr: there is no such program. Did you mean doctor?"),
     "card --help": (0, "differential"),
     "card atention=mha": (2, "Error: atention: "),
-    "compare nowhere": (2, "Error: RUN=nowhere: does not exist"),
+    "compare nowhere": (2, "Error: RUN=nowhere: does not exist; a sweep is in multirun/DATE/TIME."),
     "convert import gpt2 in.ckpt": (2, "invalid choice: 'import'"),
     "doctor --help": (0, "differential"),
     "doctor --masks=full,nonsense": (2, "nonsense: must be among full,causal,padded,causal+padded,documents"),

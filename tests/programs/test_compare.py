@@ -30,7 +30,6 @@ def write_run(
     loss: float | None = 1.0,
     seed: int = 1,
     typed: str = "",
-    choices: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     written: dict[str, Any] | None = None,
     **results: Any,
@@ -41,7 +40,7 @@ def write_run(
     (run / ".hydra").mkdir(parents=True)
     seeds = {"seed": seed, "datamodule": {"seed": seed}}
     unresolved = {"seed": seed, "datamodule": {"seed": "${seed}"}}
-    hydra = {"hydra": {"runtime": {"choices": {"attention": "mha"} | (choices or {})}}}
+    hydra = {"hydra": {"runtime": {"choices": {"attention": "gqa" if "attention=gqa" in typed else "mha"}}}}
     (run / "config.yaml").write_text(yaml.safe_dump(seeds | config))
     (run / ".hydra" / "config.yaml").write_text(yaml.safe_dump(unresolved | (written or config)))
     (run / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump([*typed.split(), f"seed={seed}"]))
@@ -117,7 +116,7 @@ def test_a_choice_is_one_column_without_the_values_that_it_brings() -> None:
         config = {"model": {"num_heads": heads}, "attention": {"num_heads": heads, "num_kv_heads": shared}}
         written = config | {"attention": {"num_heads": "${model.num_heads}", "num_kv_heads": f"${{of_{choice}:}}"}}
         typed = f"attention={choice} model.num_heads={heads}"
-        write_run(f"runs/{index}", index, 1, typed, {"attention": choice}, config, written)
+        write_run(f"runs/{index}", index, 1, typed, config, written)
     assert grouped("runs").columns == ["attention", "model.num_heads"]
     assert means(grouped("runs")) == [("mha", "4", 0), ("gqa", "4", 1), ("mha", "8", 2), ("gqa", "8", 3)]
     assert means(grouped("runs", by="model.num_heads")) == [("mha", 1.0), ("gqa", 2.0)]
@@ -125,8 +124,7 @@ def test_a_choice_is_one_column_without_the_values_that_it_brings() -> None:
 
 
 def test_a_key_that_a_run_did_not_type_has_its_configured_value() -> None:
-    three = {"model": {"size": 3}}
-    write_run("a/run", 1.0, typed="attention=gqa ++model.size=3", choices={"attention": "gqa"}, config=three)
+    write_run("a/run", 1.0, typed="attention=gqa ++model.size=3", config={"model": {"size": 3}})
     write_run("b/run", 2.0, config={"model": {"size": 5}, "other": 1})
     write_run("c/run", 3.0, typed="~model.size", config={})
     assert grouped("a", "b", "c/run").columns == ["attention", "model.size"]
@@ -189,7 +187,6 @@ def test_evaluations_are_left_out_and_named() -> None:
 
 
 MISTAKES = {
-    "nowhere": "RUN=nowhere: does not exist; a sweep is in multirun/DATE/TIME.",
     "empty": "RUN=empty: has no finished run (which has a results.json); a sweep is in",
     "unfinished": "RUN=unfinished: has no finished run (which has a results.json), but 1 unfinished; a sweep",
     "run --metric val/los": "--metric=val/los: is not a key of results.json (numbers: val/loss, ",

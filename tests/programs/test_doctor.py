@@ -136,9 +136,7 @@ def test_peak_memory_is_the_most_that_is_held_at_once():
 
 
 OPERATORS = {
-    "aten::scaled_dot_product_attention aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
     "aten::_scaled_dot_product_efficient_attention": "efficient",
-    "aten::scaled_dot_product_attention aten::_scaled_dot_product_attention_math aten::bmm": "math",
     "torch_attn::_varlen_attn aten::_flash_attention_forward": "varlen",
     "Torch-Compiled-Region:0/0 triton_tem_fused_flex_attention_0": "triton",
     "aten::_scaled_dot_product_flash_attention flash::FlashAttnFwdSm90<...>": "fa3",

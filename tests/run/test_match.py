@@ -25,7 +25,6 @@ SOLVED = {
     # Grouped queries on 2 of 4 key/value heads have 2 x 128 x 64 fewer parameters in each of 4 layers.
     "match=flops attention=gqa": (512 + 64, 0),
     "match=parameters attention=gqa": (512 + 64, 0),
-    "match=parameters attention=mqa": (512 + 96, 0),
     # 128 vectors of 128; a matrix product has none of them.
     "match=parameters position=learned": (512 - 16, 0),
     "match=flops position=learned": (512, 0),
