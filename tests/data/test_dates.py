@@ -46,11 +46,3 @@ def test_the_extra_package_is_asked_for(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", mock.Mock(side_effect=importlib.metadata.PackageNotFoundError))
     with pytest.raises(ArgumentError, match=r"pip install 'tinyformer\[dates\]'"):
         Dates()
-
-
-def test_the_share_of_held_out_forms_that_are_trained_on_is_told(splits):
-    forms = {name: [re.sub(r"\d", "", text) for text in rows["text"]] for name, rows in splits.items()}
-    held_out = [*forms["validation"], *forms["test"]]
-    share = sum(form in {*forms["train"]} for form in held_out) / len(held_out)
-    assert 0.3 < share < 0.7
-    assert f", but {share:.0%} are written as" in Dates(3000, 200).caveat(splits)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from commands import SMALL, column, ran, results_of, table
+from commands import SMALL, column, ran, results_of
 
 import tinyformer
 from tinyformer.batch import IGNORED
@@ -176,15 +176,12 @@ def test_the_fingerprint_covers_everything_that_changes_the_tokens(kind):
 MISTAKES = [
     ("induction", {"num_symbols": 11}, "max_period=12: must be at most num_symbols=11, .*; max_period=11 works"),
     ("induction", {"seq_len": 14}, "seq_len=14: must be at least 15, for a block of max_period=12 .*; seq_len=15 wo"),
-    ("induction", {"num_sequences": 2**22}, "num_sequences=4194304: must be at most 1677721; num_sequences=1677721 w"),
-    ("recall", {"num_keys": 390, "num_values": 9}, "num_values=9: must be from 1 to 8"),
     ("recall", {"num_keys": 3}, "num_pairs=4: must be at most num_keys=3, .*; num_pairs=3 works"),
     ("recall", {"seq_len": 16}, "seq_len=16: must be at least 17, .*; seq_len=17 works"),
     ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a causal language model"),
     ("recall", {"tokenizer": CharTokenizer().build(["abc"])}, "num_keys=15: .* no token for the symbols d e f"),
     ("copy", {"max_test_length": 7}, "max_test_length=7: must be above max_length=7, .*; max_test_length=14 works"),
     ("copy", {"max_test_length": 20}, "max_test_length=20: makes 42 tokens, .*; max_seq_len=42 works"),
-    ("copy", {"num_symbols": 1, "num_sequences": 500}, "num_sequences=500: they include all 6 different sequences"),
     ("modular_addition", {"train_fraction": 0.001}, "train_fraction=0.001: .*; train_fraction=0.5 works"),
     ("modular_addition", {"max_seq_len": 5}, "seq_len=6: must be at most max_seq_len=5"),
 ]
@@ -214,27 +211,3 @@ def test_a_run_its_training_accuracy_and_what_an_evaluation_may_change(program):
         ended = program("evaluate.py", evaluate, change)
         assert ended.err.startswith(f"Error: {change}: would make other splits, with sequences that the checkpoint may")
     assert "not the data and splits of the run" not in ran(program, "evaluate.py", evaluate, "seed=5")
-
-
-@pytest.mark.nightly
-def test_the_induction_heads_are_found_and_ablated(program):
-    # ALiBi's slopes differ between heads, so that some become induction heads and others do not.
-    sizes = "data.seq_len=48 data.num_symbols=48 data.min_period=8 data.max_period=16 data.batch_size=32 "
-    sizes += "data.num_validation_sequences=128 model.max_seq_len=48 model.num_layers=2 position=alibi"
-    steps = "trainer.max_steps=400 trainer.val_check_interval=400 generate.num_tokens=1 hydra.run.dir=run"
-    ran(program, "train.py", SMALL, "data=induction", sizes, steps, "callbacks.attention=null")
-
-    def accuracy(*overrides):
-        checkpoint = "checkpoint=run/checkpoints/last.ckpt callbacks.attention=null hydra.run.dir=evaluated"
-        ran(program, "evaluate.py", checkpoint, *overrides)
-        return results_of("evaluated")["val/accuracy"]
-
-    assert accuracy("analysis=maps analysis.importance=false score=true") > 0.8
-    rows = table("evaluated/maps.csv")
-    scores = {(int(row["layer"]), int(row["head"])): float(row["induction"]) for row in rows}
-    induction = [head for head, score in scores.items() if score > 0.4]
-    others = [head for head in scores if head[0] == 1 and head not in induction][: len(induction)]
-    assert {layer for layer, _ in induction} == {1}
-    assert len(others) == len(induction)
-    assert accuracy(f"attention.ablated_heads={[[*head] for head in induction]}".replace(" ", "")) <= 0.3
-    assert accuracy(f"attention.ablated_heads={[[*head] for head in others]}".replace(" ", "")) >= 0.8

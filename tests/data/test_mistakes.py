@@ -45,13 +45,11 @@ def module(**changes):
 
 
 ARGUMENTS = [
-    (module, {"batch_size": 0}, r"batch_size=0: must be at least 1; batch_size=16 works\.$"),
     (module, {"validation_fraction": 1.0}, "validation_fraction=1.0: must be .* than 1; validation_fraction=0.05 w"),
     (module, {"validation_fraction": 0.5, "test_fraction": 0.5}, "test_fraction=0.5: leaves no text to train on, with"),
     (module, {"row_format": ExampleFormat(8), "source": Pydoc()}, "source='pydoc': its texts have no class labels; "),
     (module, {"row_format": PairFormat(8), "source": Docstrings()}, "source='docstrings': has no pairs of a source"),
     (module, {"row_format": QuestionFormat(8), "source": Docstrings()}, "source='docstrings': has no questions about"),
-    (QuestionFormat, {"seq_len": 3}, "seq_len=3: must be at least 4"),
     (QuestionFormat, {"seq_len": 32, "stride": 29}, "stride=29: must be less than 29, or no two windows of seq_len=32"),
     (WindowFormat, {"seq_len": 8, "pack": "tight"}, r"pack='tight': must be one of concat, document\.$"),
     (WindowFormat, {"seq_len": 8, "device": "cuda", "masking": Masking()}, "device='cuda': .*; device='auto' works"),
@@ -59,7 +57,6 @@ ARGUMENTS = [
     (ExampleFormat, {"seq_len": 8, "labels": ["a"]}, r"labels=\['a'\]: must be at least two different names; .*'yes'"),
     (Masking, {"mask_share": 0.8, "random_share": 0.3}, "random_share=0.3: must be at most 1 - mask_share, .*=0.8; ma"),
     (BPETokenizer, {"vocab_size": 256}, "vocab_size=256: must be at least 257, for the 256 .*; vocab_size=2048 works"),
-    (Docstrings, {"num_packages": 1}, "num_packages=1: must be at least 2; num_packages=20 works"),
 ]
 
 
@@ -87,13 +84,10 @@ FILES = [
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
     ("a.jsonl", b'{"text": 3}\n', {}, "text_column='text': .*a.jsonl holds 3 there, not text"),
     ("a.json", b"[1, 2]", {}, "files='.*a.json': row 1 is 1; must be an object with a key 'text'"),
-    ("a.json", b"[" * 99_999, {}, "files='.*a.json': not JSON"),
-    ("a.jsonl", b'{"text": ' + b"1" * 5000 + b"}", {}, "files='.*a.jsonl': not JSON"),
     ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
     ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", REPEATED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.csv", b"text\nx\n", {"text_column": ["text", "b"]}, "text_column='b': .*no such column; it has text"),
-    ("a.csv", b"a,b,c\nx,y,z\n", {"text_column": ["a", "b", "c"]}, r"text_column=\[.*\]: must be one column"),
     ("a.csv", b"text^label\nx^1\n", {}, r"text_column='text': .* is text\^label; .* write one of , ; \| or a tab"),
     ("a.csv", b"x^1\n", TWO, r"files=.*: its first row is one field, x\^1, but there are 2 .*; write one of , ; \|"),
 ]

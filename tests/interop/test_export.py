@@ -116,22 +116,6 @@ def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
         assert ours == [their_tokenizer.decode(made, skip_special_tokens=True)]
 
 
-@slow
-def test_a_translator_of_ours_answers_a_text_with_the_same_text(tmp_path: Path) -> None:
-    tokenizer = BPETokenizer(280).build([TEXT])
-    our_checkpoint(tmp_path / "ours.ckpt", *AS_BART, "model.init_std=0.5", tokenizer=tokenizer)
-    theirs = exported(tmp_path / "ours.ckpt", tmp_path / "theirs")
-    their_tokenizer = tokenizer_of(tmp_path / "theirs")
-    ours, texts = load(tmp_path / "ours.ckpt"), set()
-    for prompt in ("the cat sees", "mice and birds", "the birds"):
-        encoded = their_tokenizer(prompt, return_tensors="pt")
-        assert encoded["input_ids"].tolist() == [[*tokenizer.encode(prompt), tokenizer.eos_id]]
-        target = theirs.generate(**encoded, num_beams=2, max_length=ours.network.max_seq_len + 1)[0]
-        assert [their_tokenizer.decode(target, skip_special_tokens=True)] == ours.generate(prompt, beams=2)
-        texts |= set(ours.generate(prompt, beams=2))
-    assert max(map(len, texts)) > 3
-
-
 def test_the_mask_token_and_pairs_of_texts(tmp_path: Path) -> None:
     tokenizer = CharTokenizer().build([TEXT]).with_mask()
     our_checkpoint(tmp_path / "ours.ckpt", *AS_BERT, tokenizer=tokenizer)
@@ -269,13 +253,6 @@ def test_without_a_tokenizer_the_end_of_a_text_has_to_be_known(tmp_path: Path) -
     for use in (load, lambda path: export_model(path, tmp_path / "theirs")):
         with pytest.raises(ValueError, match="has no tokenizer, and does not say which token ends a text"):
             use(tmp_path / "ours.ckpt")
-
-
-def test_a_network_of_one_stack_is_compared_with_its_own_kind(tmp_path: Path) -> None:
-    keys = ("softcap=3.0", "sink=true", "gate=true", "qk_norm=true")
-    our_checkpoint(tmp_path / "ours.ckpt", *(f"attention.{key}" for key in keys))
-    with pytest.raises(ValueError, match=r"^attention\..* has no counterpart in GPT-NeoX, the nearest of GPT-2, "):
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
 
 
 def test_a_class_that_only_the_checkpoint_names_is_not_imported(tmp_path: Path) -> None:

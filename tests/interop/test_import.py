@@ -31,7 +31,6 @@ from interop.models import (
 )
 from interop.test_vocabulary import their_tokenizer
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.config.admission import admit_config
 
 
 @pytest.fixture
@@ -96,14 +95,6 @@ def test_a_text_means_what_it_means_in_transformers(
                 continued = text + ours.tokenizer.continuation(new, ids[0].tolist())
                 assert ours.generate(text, 9, temperature=0) == [continued]
             torch.testing.assert_close(ours.loss(text)[0], loss, atol=1e-5, rtol=0)
-
-
-def test_fields_for_training_are_imported(tmp_path: Path, out: Path) -> None:
-    dropouts = {"embd_pdrop": 0.2, "resid_pdrop": 0.3, "attn_pdrop": 0.4}
-    theirs("GPT2", **GPT2, **dropouts, initializer_range=0.5).save_pretrained(tmp_path / "model")
-    config = admit_config(checkpoint_of(tmp_path / "model", out))
-    assert (config["model"]["embedding_dropout"], config["model"]["dropout"]) == (0.2, 0.3)
-    assert (config["attention"]["dropout"], config["model"]["init_std"]) == (0.4, 0.5)
 
 
 def test_sharded_weights(tmp_path: Path, out: Path) -> None:

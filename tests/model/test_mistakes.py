@@ -1,8 +1,5 @@
 """What a hand at a notebook gets wrong: a sentence with the argument, its value and, where there is one, a cure."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 
@@ -98,10 +95,3 @@ def test_a_mistake_is_reported_in_a_sentence(call, message):
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value).startswith(message)
-
-
-def test_what_looks_like_a_mistake_and_is_none(tmp_path):
-    assert MAPS.save(tmp_path / "new" / "atlas.html") == Path(tmp_path, "new", "atlas.html")
-    assert list(answerer().run("q", "logits", capture="logits").activations) == ["logits"]  # a context after all
-    assert len(model().generate("a", num_tokens=np.int64(2), temperature=np.float32(1), top_k=np.int64(3))) == 1
-    assert MAPS[np.unravel_index(6, (2, 4))] is not None

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 import tinyformer
 from model.models import causal, classifier, masked, model, translator
 from tinyformer.checkpoint.file import KEY
-from tinyformer.data import CharTokenizer, TextTokenizer
+from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling
 from tinyformer.model.model import Model
@@ -95,15 +95,6 @@ def test_loading_and_generating_leave_random_numbers_alone(trained: Trained):
     assert torch.equal(torch.get_rng_state(), state)
     assert not loaded.network.training
     assert "run/last.ckpt, step 30" in repr(loaded)
-
-
-def test_unknown_characters_stay_in_the_prompt():
-    some = model(tokenizer=CharTokenizer().build(["abc "]))
-    assert some.tokenize(["a👋b"])[0].tolist() == [[1, 3, 0, 4]]
-    first, second = some.generate(["a👋b", "a👋b"], num_tokens=20)
-    assert first.startswith("a👋b")
-    assert first != second  # each has a seed of its own
-    assert some.generate([], num_tokens=8) == []
 
 
 def test_a_text_ends_where_its_document_ends():

@@ -1,6 +1,5 @@
 """Maps as charts, tables and pages of a notebook."""
 
-import html
 import io
 import re
 
@@ -8,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 from browser import quiet_page
-from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import expect
 
 from model.models import model, translator
-from tinyformer.analysis import Picture
 from tinyformer.model import Table, showing
 
 READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
@@ -31,13 +28,6 @@ def test_a_chart_shows_the_weights_of_a_head_with_their_tokens():
     numbers = {tuple(map(round, text.get_position()[::-1])): text.get_text() for text in axes.texts}
     assert numbers == {(row, key): f"{maps[1, 2][row, key]:.2f}" for row in range(5) for key in range(row + 1)}
     assert Image.open(io.BytesIO(figure._repr_png_())).size[0] > 200
-
-
-def test_numbers_are_left_out_and_labels_thinned_where_they_do_not_fit():
-    maps, figure = model().attention("a" * 31), Figure(figsize=(2, 2))
-    assert not maps.plot(0, 0).axes[0].texts
-    assert maps.plot(0, 0, axes=figure.subplots()) is figure
-    assert len(figure.axes[0].get_xticks()) < 20
 
 
 def test_negative_weights_of_differential_attention_have_colours_around_0():
@@ -73,12 +63,6 @@ def test_a_table_prints_and_shows_as_a_table(monkeypatch):
     assert 'title="in &quot;nats&quot;"' in shown
 
 
-def test_a_picture_shows_in_a_notebook():
-    picture = Picture(30, 20)
-    assert Image.open(io.BytesIO(picture._repr_png_())).size == (30, 20)
-    assert repr(picture) == "<Picture of 30 × 20 pixels>"
-
-
 @pytest.mark.parametrize(
     ("notebook_theme", "scheme", "is_dark"),
     [
@@ -107,8 +91,3 @@ def test_a_notebook_holds_the_atlas_in_its_theme_and_in_a_sandbox(browser, tmp_p
         box = page.locator("iframe").bounding_box()
         assert (box["height"], box["width"] > 1200) == (showing.PAGE_HEIGHT, True)
         assert page.evaluate("history.length") <= 2
-
-
-def test_a_page_that_is_too_large_is_not_put_into_a_notebook(monkeypatch):
-    monkeypatch.setattr(showing, "LARGEST_PAGE", 1000)
-    assert html.unescape(model().attention("a")._repr_html_()).startswith("<p>The page has ")

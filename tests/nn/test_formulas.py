@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nn.variants import CAUSAL, differential, error, gqa, make, mla, prepared, projected, rotary, tokens
+from nn.variants import CAUSAL, differential, error, make, mla, prepared, projected, rotary, tokens
 from tinyformer.nn import (
     ALiBi,
     AttentionMask,
@@ -142,15 +142,6 @@ def test_the_local_gaussian_is_the_papers(causal, before, after):
     assert error(layer(X, AttentionMask(causal)), projected(heads, layer)) <= 1e-12
 
 
-def test_a_pattern_of_windows_repeats_over_the_layers():
-    layers = [gqa(window=[2, 3, None], local_gaussian=True, layer_index=i, num_layers=7) for i in range(7)]
-    assert [layer.window for layer in layers] == [2, 3, None, 2, 3, None, 2]
-    assert [layer.gaussian is None for layer in layers] == [False, False, True] * 2 + [False]
-    assert [gqa(window=4, layer_index=i).window for i in range(3)] == [4, 4, 4]
-    weights = layers[1].weights(tokens(), CAUSAL)
-    assert ((weights > 0) == torch.ones(11, 11).tril().triu(-2).bool()).all()
-
-
 # Positions.
 
 
@@ -234,14 +225,6 @@ def test_evaluation_on_the_latents_drops_no_weights():
     attention(x[:, :-1], CAUSAL, cache=cache)
     again = cache.copy()
     assert torch.equal(attention(x[:, -1:], CAUSAL, cache=cache), attention(x[:, -1:], CAUSAL, cache=again))
-
-
-@torch.no_grad()
-def test_under_autocast_the_cache_is_in_lower_precision():
-    attention, cache = mla().eval(), LayerCache()
-    with torch.autocast("cpu", torch.bfloat16):
-        attention(tokens(1, 20), CAUSAL, cache=cache)
-    assert cache.tensors[0].dtype == torch.bfloat16
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from torch import nn
 
 from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, token_ids
 from nn.variants import CAUSAL, NAMES, error, factory, tokens
-from tinyformer.analysis import capture_attention
 from tinyformer.nn import (
     Attention,
     AttentionMask,
@@ -71,17 +70,6 @@ def made(network: Transformer | EncoderDecoder, shared: bool = True, **options: 
     return EncoderDecoder(network.encoder, network.decoder, TokenReadout, shared_embedding=shared, **options)
 
 
-class TwoArguments(PreNormBlock):
-    """A user's block, which knows of no other sequence."""
-
-    def forward(self, x, mask, cache=None):
-        return super().forward(x, mask, cache)
-
-
-def test_blocks_without_cross_attention_need_not_know_of_it():
-    assert make_encoder(kind=TwoArguments).eval()(token_ids()).isfinite().all()
-
-
 # One stack.
 
 
@@ -135,19 +123,6 @@ def test_gradients_do_not_depend_on_whether_activations_are_kept(kind, dropout):
     assert torch.equal(*states)
 
 
-def test_layers_are_computed_again_in_training_only_and_maps_are_captured_once():
-    model, calls, captured = make_transformer(checkpoint_activations=True), [], []
-    model.encoder.layers[0].attention_norm.register_forward_hook(lambda *args: calls.append(args))
-    for train, num_calls in ((True, 2), (False, 1)):
-        calls.clear()
-        model.train(train)(token_ids(), CAUSAL).sum().backward()
-        assert len(calls) == num_calls
-        with capture_attention(model) as maps:
-            model(token_ids(), CAUSAL).sum().backward()
-        captured.append(maps)
-    assert all(torch.equal(*pair) for pair in zip(*captured, strict=True))
-
-
 @BLOCKS
 @pytest.mark.parametrize(("low", "autocast"), [(True, True), (True, False), (False, True)])
 def test_the_residual_stream_has_autocasts_dtype_by_choice(kind, low, autocast):
@@ -163,14 +138,6 @@ def test_the_residual_stream_has_autocasts_dtype_by_choice(kind, low, autocast):
 
 
 # Sizes, initial weights, the state, and backends of a network.
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_gpt2_has_its_published_number_of_parameters(tied):
-    sizes = {"vocab_size": 50_257, "num_layers": 12, "d_model": 768, "num_heads": 12, "max_seq_len": 1024}
-    with torch.device("meta"):
-        model = make_transformer(tied=tied, bias=True, **sizes)
-    assert model.num_parameters() == 124_439_808 + (0 if tied else 50_257 * 768)
 
 
 @pytest.mark.parametrize("init_std", [0.02, 0.1])

@@ -122,28 +122,6 @@ def test_pruned_twice_equals_pruned_at_once(sharing):
         assert all(map(torch.equal, twice.state_dict().values(), once.state_dict().values()))
 
 
-@torch.no_grad()
-def test_frozen_weights_copies_and_dtypes_survive_pruning():
-    whole = make("gqa", "t5")
-    whole.q_proj.requires_grad_(False)
-    whole.sink.requires_grad_(False)
-    smaller = pruned(whole, [0, 1, 4])
-    frozen = {name for name, parameter in smaller.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"q_proj.weight", "q_proj.bias", "sink"}
-    expected = smaller(X, CAUSAL)
-    assert error(copy.deepcopy(smaller).float()(X.float(), CAUSAL), expected) <= 1e-5
-    assert torch.equal(smaller(X, CAUSAL), expected)
-
-
-@torch.no_grad()
-def test_gate_factors_of_each_sequence_are_pruned_with_their_heads():
-    whole = make("gqa")
-    whole.head_gate.factors = torch.tensor([[1.0, 0.0, 2.0, 1.0, 0.5, 3.0], [1.0, 0.0, -1.0, 0.0, 4.0, 1.0]])
-    smaller = pruned(whole, [1])
-    assert smaller.head_gate.factors.tolist() == [[1, 2, 1, 0.5, 3], [1, -1, 0, 4, 1]]
-    assert error(smaller(X, CAUSAL), whole(X, CAUSAL)) <= 1e-10
-
-
 # Whole models: two layers with 4 heads of 8 dimensions, in fp32.
 
 PAIRS = [[0, 3], [1, 0], [1, 2], [1, 3], [0, 3]]

@@ -177,12 +177,6 @@ def test_the_features_of_a_mask(mask, q_seq, expected):
     assert more == expected | {Feature.DROPOUT, Feature.GRADIENT}
 
 
-def test_layers_with_values_of_another_size_say_so():
-    for name, has in (("gqa", False), ("mla", True), ("differential", True)):
-        # For short sequences in fp32, eager is faster where values or keys would have to be padded with zeros.
-        assert (resolve_backend(make(name, "auto"), "cpu", FP32, CAUSAL, 64).name == "eager") == has
-
-
 # The backend of a layer, and its kernel.
 
 
