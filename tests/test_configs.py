@@ -1,6 +1,6 @@
 """Every choice of every axis composes, and builds what it says."""
 
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_types
-from tinyformer.config.conf import register_resolvers
+from tinyformer.config.conf import AXES, choices_of, read, register_resolvers
 from tinyformer.nn import Transformer
 
 CONF = ROOT / "conf"
@@ -66,6 +66,17 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return all(is_same(one[key], other[key]) for key in one.keys() & other.keys())
     return one == other or (isinstance(one, float) and isinstance(other, float))
+
+
+def test_no_two_choices_of_an_axis_are_the_same() -> None:
+    base: Any = OmegaConf.to_container(composed("task=seq2seq"), resolve=False)
+    for axis in (*AXES, "optimizer", "schedule"):
+        nodes = {}
+        for choice in choices_of(axis):
+            config = OmegaConf.create(base | {axis: read(choice, axis)})
+            config.merge_with_dotlist([word for word in NEEDED.get(choice, []) if word.startswith(axis)])
+            nodes[choice] = OmegaConf.to_container(config[axis], resolve=True)
+        assert not [pair for pair in combinations(nodes, 2) if is_same(*map(nodes.get, pair))], axis
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from commands import BOOK, ROOT, SMALL, TEXT, Program, Trained, column, ran, results_of, weights_of
+from commands import BOOK, ROOT, SMALL, TEXT, Program, Trained, column, ran, results_of, table, weights_of
 
 RESULT_KEYS = {
     *("val/loss", "val/perplexity", "val/bits_per_byte", "val/num_tokens", "val/num_bytes", "train/num_tokens"),
@@ -203,6 +203,26 @@ def test_offline_wandb_holds_every_head_and_the_figures(program: Program, book: 
     assert columns == ["layer", "head", *MEASURED, "label"]
     assert [row[:2] for row in rows] == [[layer, head] for layer in range(2) for head in heads]
     assert rows[-1][2] == last[f"attention/layer_01/head_{heads[-1]}/entropy"]
+
+
+@pytest.mark.slow
+def test_events_are_reported_everywhere(program: Program, book: Path) -> None:
+    """A head's share on the first token crosses a threshold that is put where it will."""
+    settings = "trainer.max_steps=20 optimizer.lr=3e-2 callbacks.attention.every_n_steps=5"
+    train(program, "first", settings)
+    series = {step: float(value) for step, value in column("first", "attention/layer_01/head_01/first_token").items()}
+    sink = (series[0] + series[20]) / 2
+    found = f"callbacks.attention.thresholds.first_token={sink} callbacks.attention.hysteresis=0"
+    out = ran(program, "train.py", SMALL, TEXT, settings, found, "logger=wandb hydra.run.dir=run")
+    rows = table("run/events.csv")
+    at = next(step for step, value in series.items() if (value >= sink) != (series[0] >= sink))
+    (row,) = [row for row in rows if (row["layer"], row["head"], row["step"]) == ("1", "01", str(at))]
+    assert float(row["value"]) == pytest.approx(series[at], abs=1e-6)
+    sentence = f"layer {rows[0]['layer']} head {int(rows[0]['head'])} {rows[0]['event']} at step {rows[0]['step']}"
+    assert re.search(rf"^events +{sentence}$", out, re.MULTILINE)
+    last, files = wandb_of("run")
+    _, stored = stored_table(last, "attention/events", files)
+    assert [[str(value) for value in row[:5]] for row in stored] == [list(row.values())[:5] for row in rows]
 
 
 REFUSED = {

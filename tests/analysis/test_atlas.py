@@ -506,6 +506,14 @@ def test_the_alignment_works_by_keyboard(pair):
     expect(pair.get_by_role("button", name="layer 0 head 1")).to_be_focused()
 
 
+@pytest.mark.parametrize(("tokens", "gap"), [(["En", "el", "principio"], True), (["En", "␣el", "␣principio"], False)])
+def test_words_are_apart_where_tokens_hold_no_spaces(open_atlas, tokens, gap):
+    kinds = dict.fromkeys(["encoder", "cross"], Axes(tokens, tokens))
+    page = open_atlas([PAIR_MAPS[0][:, :3, :3] / 2] * 2, kinds, measures={}, addresses=ENDS)
+    boxes = [page.locator("#texts bdi").nth(index).bounding_box() for index in (0, 1)]
+    assert (boxes[1]["x"] - boxes[0]["x"] - boxes[0]["width"] > 3) is gap
+
+
 def test_an_address_opens_its_kind_and_other_kinds_have_no_alignment(open_atlas):
     page = open_atlas(**PAIR, fragment="#encoder-layer-1-head-0")
     expect(page.locator("#head-title")).to_have_text("Encoder layer 1 head 0")
@@ -515,7 +523,39 @@ def test_an_address_opens_its_kind_and_other_kinds_have_no_alignment(open_atlas)
     expect(page.get_by_role("radio", name="encoder")).to_be_checked()
 
 
+def test_an_even_head_shows_all_of_its_lines_faintly(open_atlas):
+    kinds = {"encoder": PAIR_KINDS["encoder"], "cross": PAIR_KINDS["cross"]}
+    even = torch.full((1, len(TARGET), len(SOURCE)), 1 / len(SOURCE))
+    page = open_atlas([PAIR_MAPS[0], even], kinds, measures={}, addresses=ENDS)
+    open_cross_head(page, 0)
+    assert list(drawn_lines(page).values()) == pytest.approx([len(SOURCE) ** -0.5] * even.numel(), abs=1e-4)
+    expect(page.locator("#alignment")).to_contain_text(f"at least 1 / {len(SOURCE)}, an even spread")
+
+
+def test_a_chosen_token_scrolls_to_its_strongest_partner_and_stays_selected(open_atlas):
+    sides = [[f"{letter}{number}" for number in range(100)] for letter in "st"]
+    backwards = torch.eye(100).flip(0).unsqueeze(0)  # the first target token attends to the last source token
+    kinds = {"encoder": Axes(sides[0], sides[0]), "cross": Axes(sides[1], sides[0])}
+    page = open_atlas([backwards, backwards], kinds, measures={}, addresses=ENDS)
+    open_cross_head(page, 0)
+    token_5, partner = page.locator("#target button").nth(5), page.locator("#source button").nth(94)
+    token_5.hover()
+    expect(partner).not_to_be_in_viewport()
+    page.keyboard.press("Tab")
+    token_5.click()
+    expect(partner).to_be_in_viewport()
+    for x in (300, 320):  # over another token
+        page.mouse.move(x, page.locator("#target").bounding_box()["y"] + 8)
+    expect(page.locator("#token-title")).to_have_text(f"Target token {token(5, sides[1])} attends to")
+
+
 # The file.
+
+
+def test_a_kind_of_attention_without_heads_is_left_out(tmp_path):
+    kinds = dict.fromkeys(["encoder", "cross"], Axes(TOKENS, TOKENS))
+    path = write_atlas(tmp_path / "atlas.html", [MAPS[0], MAPS[1][:0]], kinds, {}, addresses=ENDS)
+    assert [kind["name"] for kind in stored(path)["kinds"]] == ["encoder"]
 
 
 def test_invisible_characters_of_tokens_are_made_visible(tmp_path):

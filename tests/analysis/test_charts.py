@@ -67,6 +67,19 @@ def test_each_head_has_its_layer_and_column():
     assert (bar.get_ylabel(), bar.get_ylim()) == ("nats per token", (-1, 1))  # the limits of the others
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.0201, -0.0000342], ["0.0201", "0.0000"]),
+        ([12345.6, float("nan")], ["12346", "nan"]),
+        ([1.25e-7, -1e-9], ["1.2e-07", "-1.0e-09"]),
+    ],
+)
+def test_numbers_have_the_precision_of_the_largest(values, shown):
+    figure = head_grid([values], names_of(2), "title", diverging=True)
+    assert [text for text, _ in cells(figure).values()] == shown
+
+
 @pytest.mark.parametrize(("heads", "scale"), [(1, 1.0), (4, 1e4), (8, 2e-3), (4, 1e-9)])
 def test_a_grid_is_legible(heads, scale):
     values = [[scale * (-1) ** head * (0.9 + layer / 7) for head in range(heads)] for layer in range(heads)]

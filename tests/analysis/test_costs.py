@@ -255,3 +255,13 @@ def test_the_state_is_that_of_an_optimizer_after_a_step(choice: str) -> None:
     assert found.optimizer_bytes == sum(value.numel() * value.element_size() for value in state)
     assert found.weight_bytes == found.gradient_bytes == 4 * model.num_parameters()
     assert found.training_bytes == 8 * model.num_parameters() + found.optimizer_bytes + found.activation_bytes
+
+
+def test_frozen_weights_have_no_gradients() -> None:
+    def make() -> nn.Module:
+        model = tiny("model.tied_readout=false")
+        model.encoder.requires_grad_(False)
+        return model
+
+    found = count_batch(make, AdamW(), BATCH)
+    assert found.gradient_bytes == 4 * make().readout.proj.weight.numel() < found.weight_bytes

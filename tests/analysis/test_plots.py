@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from tinyformer.analysis import head_maps, measure_maps, save_png
+from tinyformer.analysis import ALL_MEASURES, head_maps, measure_maps, save_png
 from tinyformer.analysis.pictures.picture import COLOURS, HATCH, WHITE
 
 
@@ -116,3 +116,8 @@ def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_c
         colours = {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")}
         assert max(colours) - min(colours) <= 1
         assert (min(colours) == 0) == (limits is None)
+
+
+def test_all_measures_are_legible():
+    require_readable(measure_maps({name: [[0.5, 0.5]] * 2 for name in ALL_MEASURES}, [["0", "1"]] * 2, "title"))
+    assert all(low < high for low, high in (measure.limits(2) for measure in ALL_MEASURES.values()))
