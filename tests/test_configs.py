@@ -1,6 +1,6 @@
 """Every choice of every axis composes, and builds what it says."""
 
-from itertools import combinations, zip_longest
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -39,24 +39,13 @@ def network(*overrides: str) -> Transformer:
         return instantiate(composed(*overrides).network, _convert_="all")
 
 
-def together() -> list[list[str]]:
-    """Every choice once; those of independent groups side by side, since composing takes most of the time."""
-    dependent = ("experiment", "analysis", "task", "network", "cross_attention")
-    columns = [[f"{group}={choice}" for of, choice in CHOICES if of == group] for group in {of for of, _ in CHOICES}]
-    rows = zip_longest(*sorted(column for column in columns if column[0].partition("=")[0] not in dependent))
-    alone = [[f"{group}={choice}"] for group, choice in CHOICES if group in dependent]
-    return [[override for override in row if override] for row in rows] + alone
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", together(), ids=" ".join)
-def test_every_choice_composes_and_fits_its_classes(overrides: list[str]) -> None:
-    group = overrides[0].partition("=")[0]
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> None:
     if group == "analysis":  # which is chosen for a run that is stored
-        config = OmegaConf.create({group: composed(*overrides, program="evaluate")[group]})
+        config = OmegaConf.create({group: composed(f"analysis={choice}", program="evaluate")[group]})
     else:
-        needed = [word for override in overrides for word in NEEDED.get(override.partition("=")[2], [])]
-        config = composed(*overrides, *needed)
+        config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
     check_types(config)
     assert OmegaConf.to_container(config, resolve=True)
 
@@ -140,16 +129,3 @@ def test_the_original_is_that_of_the_paper() -> None:
     assert whole.readout.proj.weight is whole.encoder.token_embedding.weight is whole.decoder.token_embedding.weight
     assert (whole.encoder.position.scale, whole.decoder.position.scale) == (512**0.5, 512**0.5)  # §3.4
     assert composed("experiment=original", "model.d_model=128", "schedule.warmup_steps=200").optimizer.lr == 0.00625
-
-
-def test_the_command_line_wins_over_an_experiment() -> None:
-    config = composed("experiment=shakespeare_cpu", "data=text", "data.files=book.txt", "optimizer=adamw")
-    assert config.data.source._target_ == "tinyformer.data.TextFiles"
-    assert config.data.validation_fraction == 0.1
-    assert config.optimizer._target_ == "tinyformer.training.AdamW"
-
-
-def test_layers_are_distinct() -> None:
-    model = network("model.vocab_size=10", "position=rotary", "attention.qk_norm=true")
-    modules = [module for layer in model.encoder.layers for module in layer.modules()]
-    assert len({id(module) for module in modules}) == len(modules)
