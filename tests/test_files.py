@@ -1,23 +1,8 @@
-"""Files and folders are written whole or not at all."""
+"""A folder is written whole or not at all; files are tested where they are written."""
 
-import contextlib
 from pathlib import Path
 
 from tinyformer.files import atomic_write
-
-
-def test_a_file_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text("old")
-    with contextlib.suppress(KeyError), atomic_write(path) as temporary:
-        temporary.write_text("half")
-        assert temporary.parent == tmp_path  # on the same file system, where renaming is atomic
-        assert path.read_text() == "old"
-        raise KeyError
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("table.csv", "old")]
-    with atomic_write(path) as temporary:
-        temporary.write_text("new")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("table.csv", "new")]
 
 
 def test_a_folder_appears_whole(tmp_path: Path) -> None:
