@@ -80,10 +80,11 @@ def column(run: str | Path, name: str) -> dict[int, str]:
 
 
 SEVERAL = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from tinyformer.__main__ import main
 ended = []
 for line in json.loads(sys.argv[1]):
+    os.environ.pop("HYDRA_FULL_ERROR", None)  # which train and evaluate leave behind
     sys.argv, out, err = ["tinyformer", *line.split()], io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -1,11 +1,20 @@
-"""Masked language modelling and classification as users run them."""
+"""The tasks beside causal language modelling, as users run them: runs, their files, checkpoints and analyses."""
 
+import itertools
+import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from commands import SMALL, Program, ran, results_of, table, weights_of
+from commands import SMALL, Program, Trained, ran, results_of, table, weights_of
+from model.models import answerer
+
+import tinyformer
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.errors import ArgumentError
+from tinyformer.run import pipeline
 
 TINY = f"{SMALL} model.num_layers=1 callbacks.attention=null trainer.val_check_interval=2"
 MASKED = "task=masked_lm data=text data.files=book.txt tokenizer=byte"
@@ -93,3 +102,217 @@ def test_a_classifier_starts_from_any_checkpoint(program: Program, reviews: None
             assert torch.equal(new[name][:rows], old[name]), name
         assert len(encoder) > 5
         assert new["network.readout.proj.weight"].abs().sum() > 0
+
+
+# Encoder–decoders.
+
+PAIRS = "task=seq2seq data=text data.files=pairs.tsv tokenizer=byte hydra.run.dir=run"
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> None:
+    rows = [(f"{n} {n * 7 % 10}", f"{n * 7 % 10}-{n}") for n in range(80)]
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\n" + "".join(f"{one}\t{two}\n" for one, two in rows))
+
+
+def evaluate(program: Program, *overrides: str, checkpoint: str = "run/checkpoints/last.ckpt") -> tuple[str, dict]:
+    """What an evaluation of pairs prints, and its results."""
+    own = f"checkpoint={checkpoint} data.files=pairs.tsv callbacks.attention=null hydra.run.dir=evaluated"
+    return ran(program, "evaluate.py", own, *overrides), results_of("evaluated")
+
+
+@pytest.mark.slow
+def test_a_translator_its_continuation_and_its_evaluation(program: Program, pairs: None) -> None:
+    overrides = "cross_attention=gqa cross_attention.score=additive model.num_encoder_layers=1"
+    out = ran(program, "train.py", SMALL, PAIRS, overrides)
+    results = results_of("run")
+    names = ("loss", "accuracy", "bleu", "chrf", "rouge1", "rougeL", "exact_match")
+    assert {f"{split}/{name}" for split in ("val", "test") for name in names} <= results.keys()
+    outputs = table("run/translations.csv")
+    assert len(outputs) == 4
+    assert results["sample"] == [row["output"] for row in outputs[:3]]
+    assert f"source     {outputs[0]['source']}" in out
+    heads = table("run/attention/heads.csv")
+    kinds = [(row["kind"], row["layer"]) for row in heads[::2]]
+    assert kinds == [("encoder", "0"), ("decoder", "0"), ("decoder", "1"), ("cross", "0"), ("cross", "1")]
+    assert all(heads[-1][name] for name in ("monotonicity", "coverage", "source_end", "diagonal_distance"))
+    assert not heads[0]["coverage"]
+    assert "attention/cross/layer_01/head_01/coverage" in Path("run/metrics.csv").read_text().splitlines()[0]
+    for name in ("encoder", "decoder", "cross", "measures"):
+        assert Path(f"run/attention/{name}_000004.png").exists()
+    ran(program, "train.py", "resume=run trainer.max_steps=6")
+    assert results_of("run")["steps"] == 6
+    out, evaluated = evaluate(program)
+    assert re.search(r"\nvalidation +held out, 4 pairs, \d+ tokens\n", out)
+    for name in ("loss", "bleu", "chrf", "num_decoded"):
+        assert evaluated[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-4)
+    for limit, number in (("2", 6), ("0.5", 36)):  # batches, or a fraction of those of the 72 training pairs
+        _, few = evaluate(program, f"split=train data.batch_size=3 trainer.limit_val_batches={limit}")
+        assert few["train/num_decoded"] == len(table("evaluated/translations.csv")) == number
+    _, prompted = evaluate(program, "'generate.prompt=[3 1,4 8]' generate.beams=2")
+    assert prompted["sample"] == tinyformer.load("run/checkpoints/last.ckpt").generate(["3 1", "4 8"], beams=2)
+
+
+ANALYSES = {
+    "heads": ["ablation.csv", "ablation.png"],
+    "importance": ["importance.csv", "importance.png"],
+    "residual": ["residual.csv", "rank.csv", "encoder_rank.png", "decoder_token_cosine.png"],
+    "gradients": ["gradients.csv", "saturation.csv", "encoder_gradients.png", "decoder_gradients.png"],
+    "maps analysis.text='4 8'": ["maps.csv", "atlas.html", "encoder_maps.png", "decoder_maps.png", "cross_maps.png"],
+    "prune": ["prune.csv", "pruned.ckpt"],
+}
+
+
+@pytest.mark.slow
+def test_analyses_and_a_pruned_checkpoint_which_is_one_like_any_other(program: Program, pairs: None) -> None:
+    sizes = "model.num_heads=4 model.d_model=32 optimizer.lr=1e-2"
+    out = ran(program, "train.py", SMALL, PAIRS, sizes, "model.max_seq_len=4")
+    assert "72 pairs, 288 tokens, 64 pairs truncated\n" in out
+    for analysis, files in ANALYSES.items():
+        out, results = evaluate(program, f"analysis={analysis} analysis.num_windows=100 score=true")
+        assert all((Path("evaluated") / name).exists() for name in files)
+        assert results.get("analysis/loss", results["val/loss"]) == pytest.approx(results["val/loss"], abs=1e-5)
+        assert analysis == "prune" or table(f"evaluated/{files[0]}")[0]["kind"] == "encoder"
+    # 70 of the 80 pairs have more than three characters on a side.
+    assert re.search(r"\nvalidation +held out, 4 pairs, \d+ tokens, \d pairs truncated\n", out), out
+    Path("evaluated/pruned.ckpt").rename("pruned.ckpt")
+    pruned = tinyformer.load("pruned.ckpt", backend="eager")
+    assert {layer.backend for layer in pruned.network.attentions()} == {"eager"}
+    heads = load_checkpoint("pruned.ckpt").overrides["model.pruned_heads"]
+    assert len(heads) == results["analysis/num_pruned"] == 10
+    assert pruned.network.pruned_heads() == heads
+    again = "analysis=heads analysis.num_windows=100 score=true"
+    _, smaller = evaluate(program, again, checkpoint="pruned.ckpt")
+    assert smaller["val/loss"] == pytest.approx(results["analysis/pruned_loss"], abs=1e-5)
+    left = [[row["kind"], int(row["layer"]), int(row["head"])] for row in table("evaluated/ablation.csv")]
+    assert len(left) == 14
+    assert not any(head in heads for head in left)
+    rows = table("evaluated/translations.csv")
+    assert pruned.generate([row["source"] for row in rows]) == [row["output"] for row in rows]
+    from_pruned = "init_from=pruned.ckpt model.max_seq_len=4"
+    ran(program, "train.py", SMALL, PAIRS.replace("=run", "=next"), sizes, from_pruned)
+    Path("pruned.ckpt").unlink()  # the run does not need it any more
+    ran(program, "train.py", "resume=next trainer.max_steps=6")
+    assert load_checkpoint("next/checkpoints/last.ckpt").overrides["model.pruned_heads"] == heads
+    measured = table("next/attention/heads.csv")
+    assert not any([row["kind"], int(row["layer"]), int(row["head"])] in heads for row in measured)
+
+
+def test_a_checkpoint_of_another_task(program: Program, pairs: None, trained: Trained) -> None:
+    ended = program("train.py", PAIRS.replace("tokenizer=byte", ""), f"init_from={trained.last}")
+    assert ended.code == 2
+    assert "is of class Transformer, and this run trains EncoderDecoder" in ended.err
+
+
+# Questions about contexts.
+
+SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
+CITIES = ["Rome", "Oslo", "Bonn", "Lima", "Kyiv", "Doha"]
+
+
+def paragraph(number: int, has_answer: bool) -> dict:
+    """A paragraph with two questions; with 20 to 60 letters, some of them take several windows."""
+    home, work = CITIES[number % 6], CITIES[(number + 1 + number // 6) % 6]
+    context = f"{'So it is. ' * (number % 4)}She lives in {home}, and works in {work}."
+    answers = [[{"text": text, "answer_start": context.index(text)}] for text in (home, work)]
+    lives = {"question": "Where does she live?", "answers": answers[0]}
+    works = {"question": "Where does she work?", "answers": answers[1] if has_answer else []}
+    return {"context": context, "qas": [lives, works]}
+
+
+def write_squad(train: int = 20, dev: int = 6, test: int = 4, has_answer: bool = True) -> None:
+    Path("squad").mkdir()
+    numbers = itertools.count()
+    for split, size in (("train", train), ("dev", dev), ("test", test)):
+        paragraphs = [paragraph(next(numbers), has_answer) for _ in range(size)]
+        Path("squad", f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+
+
+def test_an_answer_is_read_in_windows_of_the_given_stride() -> None:
+    model, context = answerer(), "the cat sat in the tree and looked at the birds of the garden"
+    usual, overlapping = model.answer("who", context), model.answer("who", context, stride=1)
+    model.task.stride = 1
+    assert model.answer("who", context) == overlapping != usual
+
+
+@pytest.mark.slow
+def test_a_reader_its_continuation_its_evaluation_and_its_analyses(
+    program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_squad()
+    longest = []
+    monkeypatch.setattr(pipeline, "find_memory_shortage", lambda *facts: longest.append(facts[-1]))
+    out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10 data.max_question_length=8")
+    assert longest == [48]  # tokens of a window, not of a whole context
+    assert ", 40 questions truncated" in out
+    assert "without question  F1 50.0%, exact match 50.0% at most" in out
+    results = results_of("run")
+    names = ("loss", "accuracy", "exact_match", "f1", "f1_without_question")
+    assert {f"{split}/{name}" for split in ("val", "test") for name in names} <= results.keys()
+    worst = table("run/worst_examples.csv")
+    assert len(worst) == 8  # questions of the test split
+    scores = [float(row["f1"]) for row in worst]
+    assert scores == sorted(scores)
+    assert sum(scores) / 8 == pytest.approx(results["test/f1"])
+    assert all(row["prediction"] in row["context"] and row["answer"] in CITIES for row in worst)
+    assert table("run/attention/heads.csv")[-1]["induction"]
+    assert Path("run/attention/step_000004.png").exists()
+    ran(program, "train.py", "resume=run trainer.max_steps=6")
+    assert results_of("run")["steps"] == 6
+    checkpoint = "run/checkpoints/last.ckpt"
+    ran(program, "evaluate.py", f"checkpoint={checkpoint} data.files=squad hydra.run.dir=evaluated")
+    for name in names:
+        assert results_of("evaluated")[f"val/{name}"] == pytest.approx(results_of("run")[f"val/{name}"], abs=1e-5)
+    for analysis in ("heads", "importance", "prune", "residual", "gradients", "maps"):
+        number = "" if analysis == "prune" else "analysis.num_windows=8"
+        evaluated = f"checkpoint={checkpoint} data.files=squad analysis={analysis} callbacks.attention=null {number}"
+        ran(program, "evaluate.py", evaluated, f"hydra.run.dir={analysis}")
+        assert Path(f"{analysis}/{'ablation' if analysis == 'heads' else analysis}.csv").exists()
+    ended = program("evaluate.py", f"checkpoint={checkpoint} data=text data.files=book.txt")
+    assert (ended.code, ended.out, "text: has no questions about contexts" in ended.err) == (2, "", True), ended.err
+    objective = "task.objective._target_", "tinyformer.tasks.SpanExtraction"
+    refuse_changed(trained.last, *objective, "Transformer and a SpanExtraction, which do not belong together")
+    model = tinyformer.load(checkpoint)
+    predicted = table("evaluated/worst_examples.csv")
+    found = model.answer([row["question"] for row in predicted], [row["context"] for row in predicted])
+    assert [one.text for one in found] == [row["prediction"] for row in predicted]
+    assert model.logits("a text").shape == (1, 7, 2)
+    for arguments in (("", "c"), ("q", ["a", "b"]), (["q", "r"], ["a", " "]), ("q", "c", 0)):
+        with pytest.raises(ArgumentError, match=r"^(questions|contexts|stride)="):
+            model.answer(*arguments)
+    for key, value in (("stride", "x"), ("max_question_length", -1), ("max_question_length", True)):
+        refuse_changed(checkpoint, f"data.{key}", value, f"data.{key}={value!r} is no positive integer")
+
+
+def refuse_changed(checkpoint: str | Path, key: str, value: object, message: str) -> None:
+    """A checkpoint with another override is not loaded."""
+    raw = torch.load(checkpoint, weights_only=True)
+    raw["tinyformer"]["overrides"][key] = value
+    torch.save(raw, "other.ckpt")
+    with pytest.raises(ArgumentError) as caught:
+        tinyformer.load("other.ckpt")
+    assert message in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_read_the_question(program: Program) -> None:
+    write_squad(100, 10, 20)
+    settings = "model.max_seq_len=96 model.d_model=32 trainer.max_steps=300 trainer.val_check_interval=100"
+    ran(program, "train.py", SMALL, SQUAD, settings, "data.batch_size=20 callbacks.attention=null")
+    results = results_of("run")
+    assert results["test/f1"] >= results["test/f1_without_question"] + 0.3
+
+
+@pytest.mark.slow
+def test_no_answer(program: Program) -> None:
+    write_squad(has_answer=False)
+    ended = program("train.py", SMALL, SQUAD)
+    assert (ended.code, ended.out) == (2, "")
+    assert "task.objective.no_answer_threshold=null: 20 of 40 questions of the train split have no answer" in ended.err
+    assert not Path("run").exists()
+    out = ran(program, "train.py", SMALL, SQUAD, "task.objective.no_answer_threshold=-1000")
+    assert "no answer              F1 100.0% of questions without an answer, 0.0% of the others" in out
+    checkpoint = "checkpoint=run/checkpoints/last.ckpt data.files=squad task.objective.no_answer_threshold=1000"
+    ran(program, "evaluate.py", checkpoint, "hydra.run.dir=evaluated")
+    assert results_of("run")["val/f1_unanswerable"] == 1.0
+    assert results_of("evaluated")["val/f1_unanswerable"] == 0.0
