@@ -1,14 +1,24 @@
-"""`python evaluate.py`, as its users run it."""
+"""`python evaluate.py` as its users run it: scores, samples, analyses and longer contexts."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import BOOK, Program, Trained, ran, results_of, table
+import torch.nn.functional as F
+from commands import BOOK, SMALL, TEXT, Program, Trained, ran, results_of, table, weights_of
+from hydra.utils import instantiate
+from matplotlib.image import imread
+from wandb_file import read_history
 
 import tinyformer
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.config.compose import compose_run
+from tinyformer.nn import AttentionMask
+
+QUICK = "callbacks.attention=null generate.num_tokens=2"
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +26,9 @@ def _text(book: Path) -> None:
     """The text of the run, where an evaluation looks for it."""
 
 
-def evaluate(program: Program, trained: Trained, *overrides: str) -> dict[str, Any]:
-    asked = f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=evaluated"
-    ran(program, "evaluate.py", asked, *overrides)
+def evaluate(program: Program, checkpoint: Path | str, *overrides: str) -> dict[str, Any]:
+    """The results of an evaluation, whose files are left in a folder."""
+    ran(program, "evaluate.py", f"checkpoint={checkpoint} data.files=book.txt hydra.run.dir=evaluated", *overrides)
     return results_of("evaluated")
 
 
@@ -31,7 +41,7 @@ def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **overrides
 
 
 def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> None:
-    results = evaluate(program, trained)
+    results = evaluate(program, trained.last)
     for key in ("val/loss", "val/bits_per_byte", "val/accuracy"):
         assert results[key] == pytest.approx(trained.results[key], abs=1e-5)
     for key in ("val/num_tokens", "val/num_bytes", "train/num_tokens", "num_parameters", "steps", "device"):
@@ -51,40 +61,34 @@ def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> Non
     assert "attention/layer_01/head_01/entropy" in Path("evaluated/metrics.csv").read_text().splitlines()[0]
 
 
-def test_weights_heads_and_backend_are_those_that_are_asked_for(program: Program, trained: Trained) -> None:
-    eager = evaluate(program, trained, "attention.backend=eager data.batch_size=7 data.pack=document")
+def test_weights_and_backend_are_those_that_are_asked_for(program: Program, trained: Trained) -> None:
+    eager = evaluate(program, trained.last, "attention.backend=eager data.batch_size=7 data.pack=document")
     assert (eager["attention_kernel"], eager["val/num_tokens"]) == ("eager", trained.results["val/num_tokens"])
     assert eager["val/loss"] == pytest.approx(trained.results["val/loss"], abs=1e-5)
     # The file alone is needed, wherever it is.
     edit_checkpoint(trained, "scaled.ckpt", scale=1.5)
-    scaled = evaluate(program, trained, "checkpoint=scaled.ckpt")
-    assert abs(scaled["val/loss"] - trained.results["val/loss"]) > 1e-4
-    ablated = evaluate(program, trained, "'attention.ablated_heads=[[0,0],[1,1]]'")
-    assert abs(ablated["val/loss"] - trained.results["val/loss"]) > 1e-6
+    assert abs(evaluate(program, "scaled.ckpt")["val/loss"] - trained.results["val/loss"]) > 1e-4
 
 
 def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     Path("other.txt").write_text("The cat sees 3 birds.\n" * 5)
-    results = evaluate(program, trained, "data=text data.files=other.txt")
+    results = evaluate(program, trained.last, "data=text data.files=other.txt")
     assert results["val/num_bytes"] == 22 * 5
     assert results["val/num_unknown"] == 5  # the T of The
     Path("folder").mkdir()
     Path("folder/train.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
     Path("folder/valid.txt").write_text("In line 2 the cat sees 4 birds.\n")
-    assert evaluate(program, trained, "data.files=folder")["val/num_bytes"] == 32
+    assert evaluate(program, trained.last, "data.files=folder")["val/num_bytes"] == 32
 
 
 def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program, trained: Trained) -> None:
-    """Whatever the path and the order of the data, what is added to them, and how they are divided."""
+    """Whatever the path of the data, what is added to them, and how they are divided."""
     Path("there").mkdir()
     Path("there/moved.txt").write_text(BOOK)
-    Path("there/.moved.txt").write_text(BOOK)
-    moved = evaluate(program, trained, f"data.files={Path('there').resolve()}")
+    moved = evaluate(program, trained.last, f"data.files={Path('there').resolve()}")
     assert (moved["split"], moved["val/loss"]) == ("validation", pytest.approx(trained.results["val/loss"], abs=1e-5))
-    facts = {"files": 1, "documents": 1, "tokens": trained.results["val/num_tokens"], "left_out": {}}
-    assert trained.results["data"]["validation"] == facts | {"files": 0}  # held out of the training file
-    assert trained.results["data"]["train"]["files"] == 1
-    assert "\ntrain           1 file (book.txt), 1 document, 4,262 tokens\n" in trained.out
+    facts = {"files": 0, "documents": 1, "tokens": trained.results["val/num_tokens"], "left_out": {}}
+    assert trained.results["data"]["validation"] == facts  # held out of the training file
     unseen = BOOK[int(len(BOOK) * 0.8) :]  # beside the training text, 127 characters may belong to it
     new = "The mice do not see this line.\n" * 9
     Path("there/appended.txt").write_text(BOOK + new)
@@ -92,31 +96,23 @@ def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program
         "data.files=there/appended.txt": len(unseen) + len(new) - 127,
         "data.test_fraction=0.5 data.validation_fraction=0 split=test": len(unseen) - 127,
     }.items():
-        results = evaluate(program, trained, overrides)
+        results = evaluate(program, trained.last, overrides)
         assert results["test/num_bytes" if results["split"] == "test" else "val/num_bytes"] == size, overrides
         assert results["data"][results["split"]]["left_out"].keys() == {"characters of the run's training split"}
 
 
 def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
-    Path("prompt.txt").write_text("In line 3")
-    greedy = "generate.temperature=0 generate.num_tokens=12"
-    prompts = ["In line 3", "the cat sees 1 of the birds"]
+    prompts, greedy = ["In line 3", "the cat sees 1 of the birds"], "generate.temperature=0 generate.num_tokens=12"
     asked = f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=run 'generate.prompt=[{', '.join(prompts)}]'"
     out = ran(program, "evaluate.py", asked, greedy)
-    assert "prompt 2: only its last 16 tokens fit\n" in out
     first, second = results_of("run")["sample"]
     assert out.replace("\n  ", "\n").endswith(f"\nSample 1 of 2:\n{first}\n\nSample 2 of 2:\n{second}\n")
     assert first.startswith("In line 3")
     assert len(first) == len("In line 3") + 12
-    likeliest = "generate.top_k=1 generate.num_tokens=12"
-    assert evaluate(program, trained, likeliest, "generate.prompt_file=prompt.txt")["sample"] == first
-    # In Python the same.
-    model = tinyformer.load(trained.last)
-    assert model.generate(prompts, num_tokens=12, temperature=0) == [first, second]
-    Path("line.txt").write_text("In line 3")
-    nats, [ids] = -model.logits("In line 3").log_softmax(-1)[0], model.tokenize("In line 3")[0].tolist()
-    scored = evaluate(program, trained, "data=text data.files=line.txt")
-    assert scored["val/loss"] == pytest.approx(float(nats[range(len(ids) - 1), ids[1:]].mean()), abs=1e-5)
+    Path("prompt.txt").write_text("In line 3")
+    likeliest = "generate.top_k=1 generate.num_tokens=12 generate.prompt_file=prompt.txt"
+    assert evaluate(program, trained.last, likeliest)["sample"] == first
+    assert tinyformer.load(trained.last).generate(prompts, num_tokens=12, temperature=0) == [first, second]
 
 
 MISTAKES = {
@@ -125,16 +121,24 @@ MISTAKES = {
     "model.num_layers=3": "checkpoint=",
     "split=dev": "split=dev: should be 'train', ",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "split=validation: the run was trained on",
+    "score=false": "score=false: leaves nothing to do without an analysis; score=true works.",
+    "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
+    "analysis=prune analysis.fraction=0.9": "analysis.fraction=0.9: is ",
+    "analysis=importance attention.backend=flex": "attention.backend=",
 }
 
 
-def test_mistakes_are_reported_in_a_few_lines(program: Program, trained: Trained) -> None:
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_reported_in_a_few_lines_and_leaves_no_results(
+    words: str, program: Program, trained: Trained
+) -> None:
     edit_checkpoint(trained, "foreign.ckpt", **{"norm._target_": "posix.system"})
-    for override, said in MISTAKES.items():
-        ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt", override)
-        assert ended.code == 2, ended.err
-        assert ended.err.startswith(f"Error: {said}"), ended.err
-        assert len(ended.err.strip().splitlines()) <= 4
+    ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=evaluated", words)
+    assert ended.code == 2, ended.err
+    assert ended.err.startswith(f"Error: {MISTAKES[words]}"), ended.err
+    assert len(ended.err.strip().splitlines()) <= 4
+    files = {path for path in Path("evaluated").rglob("*") if path.is_file() and ".hydra" not in path.parts}
+    assert {path.name: path.read_text().split() for path in files} in ({}, {"metrics.csv": ["step"]})
 
 
 @pytest.mark.slow
@@ -143,3 +147,154 @@ def test_no_number_of_tokens_is_claimed_where_a_part_is_scored(program: Program,
     assert "over a part of the text (trainer.limit_val_batches=1)" in ran(program, "evaluate.py", asked)
     results = results_of("part")
     assert results["val/num_tokens"] is results["val/num_bytes"] is results["throughput/tokens_per_second"] is None
+
+
+# Analyses.
+
+EVERY_HEAD = [[layer, head] for layer in range(2) for head in range(2)]
+ALL = "analysis.num_windows=100"  # more than the split has
+RELATIONS = "analysis=relations analysis.text='cat sees 3 mice' analysis.pairs=[[mice,cat],[3,sees]]"
+WRITTEN = {
+    f"analysis=heads {ALL}": ({"ablation": 4, "kv_groups": 2}, ["ablation"]),
+    f"analysis=importance {ALL}": ({"importance": 4}, ["importance"]),
+    f"analysis=prune {ALL}": ({"prune": 3}, ["prune"]),
+    f"analysis=residual {ALL}": ({"residual": 8, "rank": 12}, ["residual", "rank", "token_cosine"]),
+    f"analysis=gradients {ALL}": ({"gradients": 12, "saturation": 4, "logits": 4, "sublayers": 8}, ["saturation"]),
+    f"analysis=maps {ALL}": ({"maps": 4}, ["maps"]),
+    RELATIONS: ({"relations": 8}, ["relations"]),
+}
+"""By analysis, its tables with their number of rows, and its pictures."""
+
+
+@pytest.mark.parametrize("analysis", WRITTEN)
+def test_an_analysis_writes_its_tables_and_pictures(program: Program, trained: Trained, analysis: str) -> None:
+    results = evaluate(program, trained.last, QUICK, f"{analysis} score=true")
+    tables, pictures = WRITTEN[analysis]
+    assert {name: len(table(f"evaluated/{name}.csv")) for name in tables} == tables
+    assert all(min(imread(f"evaluated/{name}.png").shape[:2]) > 100 for name in pictures)
+    if "analysis/loss" in results:
+        assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
+    if "=maps" in analysis:
+        assert 'id="atlas-data"' in Path("evaluated/atlas.html").read_text(encoding="utf-8")
+    if "=heads" in analysis:  # the worst head, ablated by the config
+        losses = [float(row["loss"]) for row in table("evaluated/ablation.csv")]
+        worst = EVERY_HEAD[losses.index(max(losses))]
+        without = evaluate(program, trained.last, QUICK, f"attention.ablated_heads={[worst]}".replace(" ", ""))
+        assert max(losses) == pytest.approx(without["val/loss"], abs=1e-5)
+    if "=prune" in analysis:  # the checkpoint is evaluated and analysed like any other
+        path = Path("evaluated/pruned.ckpt").rename("pruned.ckpt")
+        left = [pair for pair in EVERY_HEAD if pair not in load_checkpoint(path).overrides["model.pruned_heads"]]
+        assert len(left) == 4 - results["analysis/num_pruned"] == 2
+        smaller = evaluate(program, path, QUICK, f"analysis=heads score=true {ALL}")
+        assert [[int(row["layer"]), int(row["head"])] for row in table("evaluated/ablation.csv")] == left
+        assert smaller["num_parameters"] == results["analysis/pruned_num_parameters"] < results["num_parameters"]
+        assert len(smaller["sample"]) == 2
+        for loss in (smaller["analysis/loss"], results["analysis/pruned_loss"]):
+            assert smaller["val/loss"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_an_analysis_alone_neither_scores_nor_draws_nor_samples(program: Program, trained: Trained) -> None:
+    own = f"checkpoint={trained.last} data.files=book.txt"
+    out = ran(program, "evaluate.py", own, "hydra.run.dir=run analysis=importance")
+    assert not [word for word in ("val loss", "attention maps", "A sample") if word in out]
+    results = results_of("run")
+    assert results["sample"] is None
+    assert not [key for key in results if key.startswith(("val/", "throughput/"))]
+    assert not Path("run/attention").exists()
+    assert Path("run/importance.csv").exists()
+
+
+@pytest.mark.slow
+def test_python_finds_what_the_command_line_writes_and_wandb_has_it(program: Program, trained: Trained) -> None:
+    evaluate(program, trained.last, QUICK, "analysis=maps logger=wandb")
+    written = {path.name: path.read_bytes() for path in Path("evaluated").glob("*.[ph][nt][gm]*")}
+    state = torch.get_rng_state()
+    found = tinyformer.load(trained.last).analyse("maps", ["data.files=book.txt"], folder="python")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert written == {name: Path("python", name).read_bytes() for name in written}
+    (file,) = Path("evaluated").glob("wandb/offline-run-*/run-*.wandb")
+    (logged,) = [row for row in read_history(file) if any(key.startswith("analysis/") for key in row)]
+    paths = {name: file.parent / "files" / logged[f"analysis/{name}"]["path"] for name in ("maps", "atlas")}
+    assert 'id="atlas-data"' in paths["atlas"].read_text(encoding="utf-8")
+    assert logged["analysis/maps_figure"]["width"] > 100
+    stored = json.loads(paths["maps"].read_text())
+    columns, rows = found.tables["maps"]
+    assert stored["columns"] == columns == [*table("evaluated/maps.csv")[0]]
+    shown = [["" if value is None else str(value) for value in values] for values in stored["data"]]
+    assert shown == [[*row.values()] for row in table("evaluated/maps.csv")] == [list(map(str, row)) for row in rows]
+
+
+MEAN = """
+import torch
+from torch import nn
+
+class Mean(nn.Module):
+    def __init__(self, **layer):
+        super().__init__()
+        self.proj = nn.Linear(16, 16)
+
+    def forward(self, x, mask=None, context=None, context_mask=None):
+        return self.proj(x if context is None else x + context.mean(1, keepdim=True))
+"""
+
+
+@pytest.mark.slow
+def test_any_module_can_be_the_attention(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("plain_mean.py").write_text(MEAN)
+    Path("pairs.tsv").write_text("source\ttarget\n" + "".join(f"{n} mice\tmice {n}\n" for n in range(80)))
+    mean = "{_target_: plain_mean.Mean, _partial_: true}"
+    out = ran(program, "train.py", SMALL, TEXT, f"'attention={mean}' hydra.run.dir=causal")
+    assert "telemetry left out: attention='Mean': is no BaseAttention" in " ".join(out.split())
+    own = f"task=seq2seq tokenizer=byte 'cross_attention={mean}'"
+    out = ran(program, "train.py", SMALL, f"data=text data.files=pairs.tsv {own} hydra.run.dir=run")
+    assert "attention/heads.csv" in out  # of the other layers
+    trusted = f"{QUICK} data.files=pairs.tsv cross_attention._target_=plain_mean.Mean"
+    related = "analysis=relations 'analysis.text=7 mice' 'analysis.pairs=[[7,mice]]'"
+    ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt", trusted, related)
+    assert (ended.code, "cross_attention=Mean: is no BaseAttention, so it has no heads" in ended.err) == (2, True), (
+        ended
+    )
+    for analysis, name in (("heads", "ablation"), ("maps analysis.importance=false", "maps")):
+        evaluate(program, "run/checkpoints/last.ckpt", trusted, f"score=true analysis={analysis}")
+        assert {row["kind"] for row in table(f"evaluated/{name}.csv")} == {"encoder", "decoder"}
+
+
+# Longer contexts: the loss of a model that was built for them with the weights of the run.
+
+LONGER = 40  # trained at 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "alibi", "t5", "relative", "none"])
+def test_a_longer_context_is_that_of_a_model_built_for_it(position: str, program: Program) -> None:
+    run = f"{SMALL} {TEXT} callbacks.attention=null position={position}"
+    ran(program, "train.py", run, "hydra.run.dir=run")
+    results = evaluate(program, "run/checkpoints/last.ckpt", QUICK, f"model.max_seq_len={LONGER}")
+    config, _ = compose_run("train", [*run.split(), f"model.max_seq_len={LONGER}"])
+    data = instantiate(config.datamodule, _convert_="all")
+    data.prepare()
+    config.model.vocab_size = data.tokenizer.vocab_size
+    built = instantiate(config.network, _convert_="all").eval()
+    built.load_state_dict({name.removeprefix("network."): weight for name, weight in weights_of("run").items()})
+    nats, number = 0.0, 0
+    with torch.no_grad():
+        for batch in data.val_dataloader():
+            assert batch["inputs"].shape[1] == LONGER
+            logits = built(batch["inputs"], AttentionMask(causal=True))
+            nats += float(F.cross_entropy(logits.mT, batch["targets"], ignore_index=-100, reduction="sum"))
+            number += int((batch["targets"] != -100).sum())
+    assert results["val/num_tokens"] == number
+    assert results["val/loss"] == pytest.approx(nats / number, rel=1e-5)
+    assert results["val/loss"] != results_of("run")["val/loss"]  # windows of 16
+
+
+@pytest.mark.slow
+def test_learned_positions_are_refused_in_a_sentence(program: Program) -> None:
+    ran(program, "train.py", SMALL, TEXT, "callbacks.attention=null position=learned hydra.run.dir=run")
+    for tokens in (8, LONGER):
+        evaluated = f"checkpoint=run/checkpoints/last.ckpt data.files=book.txt model.max_seq_len={tokens}"
+        ended = program("evaluate.py", evaluated, "hydra.run.dir=evaluated")
+        sentence = f"model.max_seq_len={tokens}: the run has learned vectors for 16 positions, and for no others; "
+        assert (ended.code, sentence + "model.max_seq_len=16 works." in ended.err) == (2, True), ended.err
+        assert not Path("evaluated").exists()

@@ -158,7 +158,7 @@ EVIDENCE: dict[str, Evidence] = {
     "mine.WorstWindow": lambda out, results: results["worst_window"] > 0,
     "ablated_heads": lambda out, results: results["val/loss"] != results_of("outputs/run")["val/loss"],
 }
-"""What shows that a part of an evaluation's command acted; what analyses write is tested in test_analyses.py."""
+"""What shows that a part of an evaluation's command acted; what analyses write is tested in test_evaluate.py."""
 
 
 def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
