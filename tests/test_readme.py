@@ -74,11 +74,10 @@ def test_every_fence_is_a_command_a_python_block_or_plain_text() -> None:
     assert {kind for kind, _ in BLOCKS} == {"bash", "python", "text"}
     assert sum(page.count("```") + page.count("~~~") for page in PAGES.values()) == 2 * len(BLOCKS)
     assert {*INSTALL, *RUNS, *MODULES} == SHELL
-    assert [line for line in PAGES["README.md"].splitlines() if line in INSTALL] == [
+    assert {
         "pip install -c constraints.txt -e . && python train.py",
         "pip install -c constraints.txt -e '.[test]' && pytest",
-    ]
-    assert len(INSTALL) == 2
+    } == INSTALL
 
 
 def adapted(line: str, full_size: bool = False) -> str:
@@ -137,32 +136,8 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     return Path.cwd()
 
 
-Evidence = Callable[[str, dict[str, Any]], bool]
-
-
-def prints(text: str) -> Evidence:
-    return lambda out, results: text in out
-
-
-EVIDENCE: dict[str, Evidence] = {
-    "split=test": lambda out, results: results["split"] == "test",
-    "backend=eager": lambda out, results: results["attention_kernel"] == "eager",
-    "data.files=other.txt": lambda out, results: results["split"] == "all",
-    'prompt="The"': prints("The"),
-    "One, two, ": prints("One, two, "),
-    "[The cat,A dog]": prints("A dog"),
-    "prompt_file": prints("Once there was a cat."),
-    "score=true": lambda out, results: results["val/loss"] > 0,
-    "mode=resample": prints("resample"),
-    "analysis.pairs=": prints("→"),
-    "mine.WorstWindow": lambda out, results: results["worst_window"] > 0,
-    "ablated_heads": lambda out, results: results["val/loss"] != results_of("outputs/run")["val/loss"],
-}
-"""What shows that a part of an evaluation's command acted; what analyses write is tested in test_evaluate.py."""
-
-
-def test_every_adaptation_and_every_piece_of_evidence_is_of_a_command() -> None:
-    assert [part for part in (*ADAPTED, *EVIDENCE) if not any(part in line for line in RUNS + MODULES)] == []
+def test_every_adaptation_is_of_a_command() -> None:
+    assert [part for part in ADAPTED if not any(part in line for line in RUNS + MODULES)] == []
     assert set(RUNS) >= FAST
 
 
@@ -196,8 +171,8 @@ def test_command(line: str, program: Program, place: Path) -> None:
         translates = "outputs/translate" in line
         data = ["data.files=verses_es_en" if translates else "data.files=book.txt"] * ("data=" not in line)
         words = [*arguments, *data, "generate.num_tokens=3", "hydra.run.dir=evaluation"]
-        out, results = ran(program, script, *words, split=False), results_of("evaluation")
-        assert [part for part, holds in EVIDENCE.items() if part in line and not holds(out, results)] == []
+        ran(program, script, *words, split=False)  # what it scores, writes and prints: test_evaluate.py
+        assert "mine.WorstWindow" not in line or results_of("evaluation")["worst_window"] > 0
         return
     if "resume=" in line:
         out = ran(program, script, *arguments, split=False)
@@ -289,11 +264,6 @@ def test_the_table_of_axes_lists_every_choice() -> None:
     asked_first = axes("README.md")
     assert len(asked_first) <= 14
     assert [axis for axis, choices in asked_first.items() if not choices <= listed[axis]] == []
-
-
-def test_what_is_read_first_is_short() -> None:
-    assert len(PAGES["README.md"].encode()) <= 10_240
-    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 4_096
 
 
 def test_the_table_of_backends_is_that_of_the_code() -> None:
