@@ -50,17 +50,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def do_POST(self) -> None:  # .../paths-info/{revision}
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer(json.loads(body)["paths"] if body.startswith(b"{") else None)
-
     def log_message(self, *_: object) -> None:
         pass
 
-    def _answer(self, paths: list[str] | None = None) -> None:
+    def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path).strip("/")
-        api = re.fullmatch(r"api/((?:datasets|models)/[^/]+/[^/]+)(?:/(revision|tree|paths-info)/(.+))?", path)
+        api = re.fullmatch(r"api/((?:datasets|models)/[^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path)
         file = re.fullmatch(r"((?:datasets/)?[^/]+/[^/]+)/resolve/(refs/\w+/\w+|[^/]+)/(.+)", path)
         name = api[1] if api else file and (file[1] if file[1].startswith("datasets/") else f"models/{file[1]}")
         files = self.hub.repositories.get(name or "")
@@ -71,8 +67,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif api[2] == "tree":
             folder = re.sub(r"^(refs/\w+/\w+|[^/]+)/?", "", api[3])
             self._send_json(_tree(files, folder, recursive="recursive=true" in url.query.lower()))
-        elif api[2] == "paths-info":
-            self._send_json([entry for entry in _tree(files, "", recursive=True) if entry["path"] in (paths or [])])
         else:
             siblings = [{"rfilename": path} for path in files]
             self._send_json({"id": name.split("/", 1)[1], "sha": _commit(files), "siblings": siblings, "tags": []})

@@ -1,7 +1,7 @@
-"""Every choice of every axis composes, and builds what it says."""
+"""The config files: every choice composes and builds what it says, and the docs show the losses of the variants."""
 
-from itertools import combinations
-from typing import Any
+import json
+import runpy
 
 import pytest
 import torch
@@ -13,8 +13,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_types
-from tinyformer.config.conf import AXES, choices_of, read, register_resolvers
-from tinyformer.nn import Transformer
+from tinyformer.config.conf import register_resolvers
+from tinyformer.nn import AttentionMask, BaseAttention, Transformer
+from tinyformer.programs.doctor.cases import TIMED_SHAPE, make_module
+from tinyformer.programs.doctor.variants import VARIANTS
 
 CONF = ROOT / "conf"
 CHOICES = [(f.parent.name, f.stem) for f in sorted(CONF.glob("*/[!_]*.yaml")) if f.parent.name != "finding"]
@@ -48,24 +50,6 @@ def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> 
         config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
     check_types(config)
     assert OmegaConf.to_container(config, resolve=True)
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether two nodes agree in all that both set, but for fractions: another `eps` makes no other norm."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(is_same(one[key], other[key]) for key in one.keys() & other.keys())
-    return one == other or (isinstance(one, float) and isinstance(other, float))
-
-
-def test_no_two_choices_of_an_axis_are_the_same() -> None:
-    base: Any = OmegaConf.to_container(composed("task=seq2seq"), resolve=False)
-    for axis in (*AXES, "optimizer", "schedule"):
-        nodes = {}
-        for choice in choices_of(axis):
-            config = OmegaConf.create(base | {axis: read(choice, axis)})
-            config.merge_with_dotlist([word for word in NEEDED.get(choice, []) if word.startswith(axis)])
-            nodes[choice] = OmegaConf.to_container(config[axis], resolve=True)
-        assert not [pair for pair in combinations(nodes, 2) if is_same(*map(nodes.get, pair))], axis
 
 
 @pytest.mark.parametrize(
@@ -129,3 +113,31 @@ def test_the_original_is_that_of_the_paper() -> None:
     assert whole.readout.proj.weight is whole.encoder.token_embedding.weight is whole.decoder.token_embedding.weight
     assert (whole.encoder.position.scale, whole.decoder.position.scale) == (512**0.5, 512**0.5)  # §3.4
     assert composed("experiment=original", "model.d_model=128", "schedule.warmup_steps=200").optimizer.lr == 0.00625
+
+
+def kind_of(attention: BaseAttention) -> tuple[object, ...]:
+    """The class, the parameters and the features that an attention needs of a backend."""
+    features = attention.planned_case("cpu", torch.float32, AttentionMask(), 8, True).features
+    names = {name: tuple(parameter.shape) for name, parameter in attention.named_parameters()}
+    return type(attention), type(attention.position), attention.window, names, features
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "cross"])
+def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(name: str) -> None:
+    sizes = ["experiment=gpt2", "model=nano", "model.num_layers=1", "model.vocab_size=9"]
+    made = network(*sizes, *VARIANTS[name].overrides).attentions()[0]
+    assert kind_of(made) == kind_of(make_module(VARIANTS[name], TIMED_SHAPE))
+
+
+def test_each_documented_variant_was_brought_below_the_unigram_entropy() -> None:
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "variants.py"))
+    record = json.loads((ROOT / "benchmarks" / "results" / "variants.json").read_text())
+    rows = record["variants"]
+    assert {name: row["overrides"] for name, row in rows.items()} == benchmark["VARIANTS"]
+    assert record["unigram_entropy"] == pytest.approx(3.3128, abs=1e-4)  # of tiny Shakespeare
+    assert all(row["val/loss"] < record["unigram_entropy"] and row["steps"] == 200 for row in rows.values())
+    assert len({row["val/loss"] for row in rows.values()}) == len(rows)
+    assert benchmark["table"](rows) in (ROOT / "docs" / "pages" / "variants.md").read_text()
+    # One unit of d_ff is 1,024 parameters in 4 layers of 128.
+    assert all(abs(row["num_parameters"] - rows["multi-head"]["num_parameters"]) <= 512 for row in rows.values())

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import BOOK
+from commands import BOOK, TEXT
 
 from .conftest import Run
 
@@ -12,7 +12,6 @@ SMALL = (
     "trainer=gpu model.num_layers=2 model.num_heads=2 model.d_model=32 model.max_seq_len=32 data.batch_size=4 "
     "generate.num_tokens=3 callbacks.attention.num_tokens=6 trainer.max_steps=4 hydra.run.dir=run"
 )
-TEXT = "data=text data.files=book.txt tokenizer=char data.validation_fraction=0.1"
 TASKS = {
     "causal": TEXT,
     "documents": f"{TEXT} data.document_mask=true",
