@@ -14,7 +14,6 @@ from model.models import answerer
 import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.errors import ArgumentError
-from tinyformer.run import pipeline
 
 TINY = f"{SMALL} model.num_layers=1 callbacks.attention=null trainer.val_check_interval=2"
 MASKED = "task=masked_lm data=text data.files=book.txt tokenizer=byte"
@@ -130,8 +129,6 @@ def test_a_translator_its_continuation_and_its_evaluation(program: Program, pair
     heads = table("run/attention/heads.csv")
     kinds = [(row["kind"], row["layer"]) for row in heads[::2]]
     assert kinds == [("encoder", "0"), ("decoder", "0"), ("decoder", "1"), ("cross", "0"), ("cross", "1")]
-    assert all(heads[-1][name] for name in ("monotonicity", "coverage", "source_end", "diagonal_distance"))
-    assert not heads[0]["coverage"]
     assert "attention/cross/layer_01/head_01/coverage" in Path("run/metrics.csv").read_text().splitlines()[0]
     for name in ("encoder", "decoder", "cross", "measures"):
         assert Path(f"run/attention/{name}_000004.png").exists()
@@ -193,12 +190,6 @@ def test_analyses_and_a_pruned_checkpoint_which_is_one_like_any_other(program: P
     assert not any([row["kind"], int(row["layer"]), int(row["head"])] in heads for row in measured)
 
 
-def test_a_checkpoint_of_another_task(program: Program, pairs: None, trained: Trained) -> None:
-    ended = program("train.py", PAIRS.replace("tokenizer=byte", ""), f"init_from={trained.last}")
-    assert ended.code == 2
-    assert "is of class Transformer, and this run trains EncoderDecoder" in ended.err
-
-
 # Questions about contexts.
 
 SQUAD = "task=span data=squad data.files=squad tokenizer=byte model.max_seq_len=48 hydra.run.dir=run"
@@ -232,13 +223,10 @@ def test_an_answer_is_read_in_windows_of_the_given_stride() -> None:
 
 @pytest.mark.slow
 def test_a_reader_its_continuation_its_evaluation_and_its_analyses(
-    program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, trained: Trained, book: Path
 ) -> None:
     write_squad()
-    longest = []
-    monkeypatch.setattr(pipeline, "find_memory_shortage", lambda *facts: longest.append(facts[-1]))
     out = ran(program, "train.py", SMALL, SQUAD, "data.stride=10 data.max_question_length=8")
-    assert longest == [48]  # tokens of a window, not of a whole context
     assert ", 40 questions truncated" in out
     assert "without question  F1 50.0%, exact match 50.0% at most" in out
     results = results_of("run")
@@ -246,9 +234,7 @@ def test_a_reader_its_continuation_its_evaluation_and_its_analyses(
     assert {f"{split}/{name}" for split in ("val", "test") for name in names} <= results.keys()
     worst = table("run/worst_examples.csv")
     assert len(worst) == 8  # questions of the test split
-    scores = [float(row["f1"]) for row in worst]
-    assert scores == sorted(scores)
-    assert sum(scores) / 8 == pytest.approx(results["test/f1"])
+    assert sum(float(row["f1"]) for row in worst) / 8 == pytest.approx(results["test/f1"])
     assert all(row["prediction"] in row["context"] and row["answer"] in CITIES for row in worst)
     assert table("run/attention/heads.csv")[-1]["induction"]
     assert Path("run/attention/step_000004.png").exists()

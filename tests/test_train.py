@@ -209,6 +209,7 @@ REFUSED = {
     "cross_attention=gqa": "cross_attention: only an encoder–decoder has it",
     "network=encoder_decoder": "network: its decoder has no cross_attention",
     "network=encoder_decoder cross_attention=mha": "network: CausalLM needs",
+    "task=seq2seq data=text data.files=pairs.tsv init_from=causal.ckpt": "init_from=causal.ckpt: is of class Trans",
     f"{TRANSLATES} network=transformer": "network: Seq2Seq needs EncoderDecoder",
     f"{TRANSLATES} generate.beams=1000000": "generate.beams=1000000: ",
     f"{TRANSLATES} cross_attention.window=4": "cross_attention.window=4: ",
@@ -217,7 +218,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_refused_run_leaves_no_folder(words: str, program: Program, book: Path) -> None:
+def test_a_refused_run_leaves_no_folder(words: str, program: Program, book: Path, trained: Trained) -> None:
+    Path("causal.ckpt").symlink_to(trained.last)
     Path("short.txt").write_text("short")
     Path("pairs.tsv").write_text("source\ttarget\n" + "".join(f"{n}\t{n} mice\n" for n in range(80)))
     ended = program("train.py", SMALL, "" if "data=" in words else TEXT, words)
