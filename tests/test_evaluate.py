@@ -164,10 +164,15 @@ WRITTEN = {
 
 @pytest.mark.parametrize("analysis", WRITTEN)
 def test_an_analysis_writes_its_tables_and_pictures(program: Program, trained: Trained, analysis: str) -> None:
-    results = evaluate(program, trained.last, QUICK, f"{analysis} score=true")
+    is_alone = analysis == RELATIONS
+    results = evaluate(program, trained.last, "" if is_alone else f"{QUICK} score=true", analysis)
     tables, pictures = WRITTEN[analysis]
     assert {name: len(table(f"evaluated/{name}.csv")) for name in tables} == tables
     assert all(min(imread(f"evaluated/{name}.png").shape[:2]) > 100 for name in pictures)
+    if is_alone:  # nothing is scored, sampled or drawn besides
+        assert results["sample"] is None
+        assert not [key for key in results if key.startswith(("val/", "throughput/"))]
+        assert not Path("evaluated/attention").exists()
     if "analysis/loss" in results:
         assert results["analysis/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
     if "=maps" in analysis:
@@ -187,17 +192,6 @@ def test_an_analysis_writes_its_tables_and_pictures(program: Program, trained: T
         assert len(smaller["sample"]) == 2
         for loss in (smaller["analysis/loss"], results["analysis/pruned_loss"]):
             assert smaller["val/loss"] == pytest.approx(loss, abs=1e-5)
-
-
-def test_an_analysis_alone_neither_scores_nor_draws_nor_samples(program: Program, trained: Trained) -> None:
-    own = f"checkpoint={trained.last} data.files=book.txt"
-    out = ran(program, "evaluate.py", own, "hydra.run.dir=run analysis=importance")
-    assert not [word for word in ("val loss", "attention maps", "A sample") if word in out]
-    results = results_of("run")
-    assert results["sample"] is None
-    assert not [key for key in results if key.startswith(("val/", "throughput/"))]
-    assert not Path("run/attention").exists()
-    assert Path("run/importance.csv").exists()
 
 
 @pytest.mark.slow
