@@ -6,20 +6,17 @@ import runpy
 import pytest
 import torch
 from commands import ROOT
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.checks import check_types
-from tinyformer.config.conf import register_resolvers
+from tinyformer.config.compose import compose_run
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer
 from tinyformer.programs.doctor.cases import TIMED_SHAPE, make_module
 from tinyformer.programs.doctor.variants import VARIANTS
 
-CONF = ROOT / "conf"
-CHOICES = [(f.parent.name, f.stem) for f in sorted(CONF.glob("*/[!_]*.yaml")) if f.parent.name != "finding"]
+OTHERS = ("finding", "analysis")  # which are chosen by other programs, and run in their tests
+CHOICES = [(f.parent.name, f.stem) for f in sorted((ROOT / "conf").glob("*/[!_]*.yaml")) if f.parent.name not in OTHERS]
 NEEDED = {
     **{choice: ["data.files=book.txt"] for choice in ("text", "translate_cpu", "translate_lm_cpu")},
     "hub": ["data.path=owner/name"],
@@ -28,12 +25,8 @@ NEEDED = {
 }
 
 
-def composed(*overrides: str, program: str = "train"):
-    register_resolvers()
-    GlobalHydra.instance().clear()
-    ConfigStore.instance().store(name="stored_run", node={"seed": 0}, package="_global_")
-    with initialize_config_dir(str(CONF), version_base=None):
-        return compose(program, [*overrides])
+def composed(*overrides: str) -> DictConfig:
+    return compose_run("train", [*overrides])[0]
 
 
 def network(*overrides: str) -> Transformer:
@@ -44,10 +37,7 @@ def network(*overrides: str) -> Transformer:
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> None:
-    if group == "analysis":  # which is chosen for a run that is stored
-        config = OmegaConf.create({group: composed(f"analysis={choice}", program="evaluate")[group]})
-    else:
-        config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
+    config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
     check_types(config)
     assert OmegaConf.to_container(config, resolve=True)
 
