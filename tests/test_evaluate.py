@@ -119,6 +119,7 @@ MISTAKES = {
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "split=validation: the run was trained on",
     "score=false": "score=false: leaves nothing to do without an analysis; score=true works.",
     "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
+    "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
     "analysis=prune analysis.fraction=0.9": "analysis.fraction=0.9: is ",
     "analysis=importance attention.backend=flex": "attention.backend=",
 }
