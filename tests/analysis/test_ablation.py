@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_subject
-from analysis.subjects import SHARINGS, all_rows, columns_of, loud_transformer, make_subject
+from analysis.subjects import (
+    ADDRESSES,
+    SHARINGS,
+    all_rows,
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_subject,
+    pair_subject,
+)
 from tinyformer.analysis import HeadAblation, HeadCircuit, HeadImportance, HeadPruning
 from tinyformer.analysis.ablation import head_changes, head_importance, losses_without, rank_correlation
 from tinyformer.analysis.subject import Losses

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from analysis.pair_subjects import batch_of, loud_encoder_decoder, pair_subject
-from analysis.subjects import columns_of, loud_transformer, make_subject
+from analysis.subjects import batch_of, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from tinyformer.analysis import CrossAlignment, TokenPair, capture_pair
 from tinyformer.analysis.alignment import copied_tokens
 from tinyformer.data import CharTokenizer, PairTokens

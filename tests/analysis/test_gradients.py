@@ -9,8 +9,16 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_subject
-from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, make_subject
+from analysis.subjects import (
+    ADDRESSES,
+    CAUSAL,
+    all_rows,
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_subject,
+    pair_subject,
+)
 from tinyformer.analysis import GradientFlow
 from tinyformer.analysis.gradients import gradient_norms, sublayer_gradients
 from tinyformer.analysis.measures.capture import attention_calls

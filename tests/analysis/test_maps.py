@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.pair_subjects import ADDRESSES, EOS, SPECIAL, loud_encoder_decoder, pair_subject
-from analysis.subjects import CAUSAL, TOKENIZER, columns_of, loud_transformer, make_subject, stored
+from analysis.subjects import (
+    ADDRESSES,
+    CAUSAL,
+    EOS,
+    SPECIAL,
+    TOKENIZER,
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_subject,
+    pair_subject,
+    stored,
+)
 from tinyformer.analysis import (
     MEASURES,
     PATTERNS,

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from analysis.pair_subjects import ADDRESSES, loud_encoder_decoder, pair_batch, pair_subject
+from analysis.subjects import ADDRESSES, loud_encoder_decoder, pair_batch, pair_subject
 from tinyformer.analysis import (
     CROSS_MEASURES,
     MEASURES,

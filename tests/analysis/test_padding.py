@@ -9,8 +9,7 @@ import torch
 from data.streams import split_of
 from nn.model_cases import make_encoder
 
-from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, rows_of, stored
+from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, loud_encoder_decoder, pair_subject, rows_of, stored
 from tinyformer.analysis import MEASURES, HeadMaps, Subject, capture_weights, measure_layers
 from tinyformer.analysis.ablation import MODES, losses_without, resampled_positions
 from tinyformer.analysis.measures.inputs import of_one_length, without_padding

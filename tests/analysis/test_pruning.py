@@ -7,8 +7,7 @@ import torch
 from nn.variants import D_MODEL, network
 from torch import nn
 
-from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import SHARINGS, columns_of, loud_transformer, make_subject
+from analysis.subjects import SHARINGS, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from tinyformer.analysis import HeadPruning
 from tinyformer.analysis.ablation import gated
 from tinyformer.analysis.pruning import ORDERS, pruning_order

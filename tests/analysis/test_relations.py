@@ -7,8 +7,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import columns_of, make_subject
+from analysis.subjects import columns_of, loud_encoder_decoder, make_subject, pair_subject
 from tinyformer.analysis import HeadRelations, TokenPair, capture_pair, decoded_pair
 from tinyformer.analysis.relations import relate
 from tinyformer.analysis.words import Words, merge_words, words_of

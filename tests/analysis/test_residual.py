@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.pair_subjects import loud_encoder_decoder, pair_subject
-from analysis.subjects import CAUSAL, all_rows, columns_of, loud_transformer, make_subject
+from analysis.subjects import (
+    CAUSAL,
+    all_rows,
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_subject,
+    pair_subject,
+)
 from tinyformer.analysis import ResidualSurgery
 from tinyformer.analysis.residual import (
     SUBLAYER_NAMES,

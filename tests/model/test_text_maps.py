@@ -4,8 +4,7 @@ import re
 
 import pytest
 import torch
-from analysis.pair_subjects import EOS
-from analysis.subjects import TOKENIZER, loud_transformer
+from analysis.subjects import EOS, TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
 
 from model.models import BYTES, answerer, model, transformer, translator

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from analysis.pair_subjects import loud_encoder_decoder
+from analysis.subjects import loud_encoder_decoder
 from data.test_pairs import prepared, write
 from nn.model_cases import make_transformer, token_ids
 

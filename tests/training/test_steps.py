@@ -9,7 +9,7 @@ from functools import partial
 import lightning as L
 import pytest
 import torch
-from analysis.pair_subjects import loud_encoder_decoder
+from analysis.subjects import loud_encoder_decoder
 from nn.model_cases import make_encoder, make_transformer
 
 from tinyformer.batch import IGNORED
