@@ -467,18 +467,6 @@ def test_an_even_head_shows_all_of_its_lines_faintly(open_atlas):
     assert list(drawn_lines(page).values()) == pytest.approx([len(SOURCE) ** -0.5] * even.numel(), abs=1e-4)
 
 
-def test_a_chosen_token_scrolls_to_its_strongest_partner(open_atlas):
-    sides = [[f"{letter}{number}" for number in range(100)] for letter in "st"]
-    backwards = torch.eye(100).flip(0).unsqueeze(0)  # the first target token attends to the last source token
-    kinds = {"encoder": Axes(sides[0], sides[0]), "cross": Axes(sides[1], sides[0])}
-    page = open_atlas([backwards, backwards], kinds, measures={}, addresses=ENDS)
-    open_cross_head(page, 0)
-    partner = page.locator("#source button").nth(94)
-    expect(partner).not_to_be_in_viewport()
-    page.locator("#target button").nth(5).click()
-    expect(partner).to_be_in_viewport()
-
-
 # The file.
 
 

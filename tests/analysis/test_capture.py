@@ -140,10 +140,9 @@ def test_probes_are_windows_and_repeated_tokens_within_the_context(max_seq_len, 
     windows = {"inputs": token_ids(3, 8)}
     probe, *patterns = make_probes(MaskedLM(), [windows], 50, max_seq_len, num_sequences=4, period=12).each
     assert probe.tokens is windows["inputs"]
+    assert (probe.mask, probe.measures) == (AttentionMask(), MEASURES)
     assert [pattern.tokens.tolist() for pattern in patterns] == [repeated_tokens(50, 4, period).tolist()] * (period > 0)
-    assert [(part.mask, part.measures) for part in (probe, *patterns)] == [
-        (AttentionMask(), measures) for measures in (MEASURES, PATTERNS)[: 1 + len(patterns)]
-    ]
+    assert all((pattern.mask, pattern.measures) == (AttentionMask(), PATTERNS) for pattern in patterns)
 
 
 @pytest.mark.parametrize("training", [True, False])

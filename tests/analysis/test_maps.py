@@ -62,60 +62,48 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     assert [head["name"] for head in stored(tmp_path / "atlas.html")["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
 
 
-def test_page_and_picture_show_the_checkpoint_and_the_ablated_heads(tmp_path):
-    network = loud_transformer(ablated_heads=[[1, 2]])
+def test_both_maps_of_a_differential_head_and_an_ablated_head(tmp_path):
+    network = loud_transformer(ablated_heads=[[0, 1]])
+    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
     subject = replace(make_subject(network), facts={"checkpoint": "a/last.ckpt", "step": "7"})
     found = HeadMaps(num_windows=2)(subject, tmp_path)
-    data = stored(tmp_path / "atlas.html")
-    assert [head["ablated"] for head in data["heads"]] == [False] * 6 + [True, False]
-    loss = f"{subject.losses().mean:.4f} nats per token, over 6 windows"
-    assert data["facts"] == {"checkpoint": "a/last.ckpt", "step": "7", "loss": loss}
-    captions = [label.text for label in found.figures["maps"].labels]
-    assert [text for text in captions if "ablated" in text] == ["layer 1 head 2 ablated"]
-
-
-def test_both_maps_of_a_differential_head_have_its_importance(tmp_path):
-    network = loud_transformer()
-    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
-    subject = make_subject(network)
-    table = columns_of(HeadMaps()(subject, tmp_path).tables["maps"])
+    table = columns_of(found.tables["maps"])
     assert table["head"][4:] == ("00a", "00b", "01a", "01b")
     first, second = head_importance(subject)[4:]
     assert table["importance"][4:] == (first, first, second, second)
-    assert "importance" not in columns_of(HeadMaps(importance=False)(subject, tmp_path).tables["maps"])
+    data = stored(tmp_path / "atlas.html")
+    assert [head["ablated"] for head in data["heads"]] == [False, True] + [False] * 6
+    loss = f"{subject.losses().mean:.4f} nats per token, over 6 windows"
+    assert data["facts"] == {"checkpoint": "a/last.ckpt", "step": "7", "loss": loss}
+    captions = [label.text for label in found.figures["maps"].labels]
+    assert [text for text in captions if "ablated" in text] == ["layer 0 head 1 ablated"]
 
 
 @pytest.mark.parametrize(
     ("settings", "shown", "line"),
     [
         ({"num_tokens": 3}, None, "8 maps of 3 tokens;"),
-        ({"text": "abc"}, "abc", "8 maps of 4 tokens;"),
         ({"text": "abc" * 9}, "abc" * 5, "8 maps of 16 of the text's 28 tokens;"),
     ],
 )
 def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
     subject = make_subject(loud_transformer())
     found = HeadMaps(**settings)(subject, tmp_path)
-    ids = subject.batches[0]["inputs"][0, : settings.get("num_tokens")].tolist()
-    if shown:
-        ids = [TOKENIZER.eos_id, *TOKENIZER.encode(shown)]
+    ids = [TOKENIZER.eos_id, *TOKENIZER.encode(shown)] if shown else subject.batches[0]["inputs"][0, :3].tolist()
     assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
     assert found.lines["atlas"].startswith(line)
 
 
 def test_the_measures_of_a_text_are_its_own(tmp_path):
-    network, text = loud_transformer(max_seq_len=40), "abcabcab"
+    network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 10
     found = HeadMaps(text=text)(make_subject(network), tmp_path)
     table, own = columns_of(found.tables["maps"]), Model(network, TOKENIZER, CausalLM()).attention(text).measures()
     for name in MEASURES | PATTERNS:
         assert table[name] == pytest.approx([row[name] for row in own], rel=1e-4), name
     assert "importance" not in table
-    assert stored(tmp_path / "atlas.html")["facts"] == {"text": '"abcabcab"'}
-
-
-def test_the_picture_shows_the_first_tokens(tmp_path):
-    text = "x" + "abc" * 20
-    picture = HeadMaps(text=text)(make_subject(loud_transformer(max_seq_len=40)), tmp_path).figures["maps"]
+    assert stored(tmp_path / "atlas.html")["facts"] == {"text": f'"{text}"'}
+    # The picture shows the first tokens.
+    picture = found.figures["maps"]
     below = max(label.bottom for label in picture.labels if label.text.startswith("layer 1"))
     across = [label.text for label in picture.labels if label.top > below and label.text != "Keys"]
     assert across[-96:] == ["<eos>", *text[:23]] * 4
@@ -155,25 +143,24 @@ def test_the_maps_of_a_pair(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "source", "target", "line"),
+    ("settings", "target", "line"),
     [
-        ({"text": "abc", "target": "xy"}, "abc", "xy", "16 maps of 4 source and 3 target tokens;"),
-        ({"text": "abc"}, "abc", None, "16 maps of 4 source and"),
-        ({"text": "abc" * 9, "target": "xy" * 9, "num_tokens": 4}, "abc", "xyxy", "16 maps of 4 of the text's 28"),
+        ({"text": "abc"}, None, "16 maps of 4 source and"),
+        ({"text": "abc" * 9, "target": "xy" * 9, "num_tokens": 4}, "xyxy", "16 maps of 4 of the text's 28"),
     ],
-    ids=["both", "decoded", "cut"],
+    ids=["decoded", "cut"],
 )
-def test_the_pair_that_is_shown(tmp_path, settings, source, target, line):
+def test_the_pair_that_is_shown(tmp_path, settings, target, line):
     subject = pair_subject(loud_encoder_decoder())
     found = HeadMaps(**settings, importance=False)(subject, tmp_path)
     cross = stored(tmp_path / "atlas.html")["kinds"][2]
-    assert cross["keys"] == [*source, "<eos>"]
+    assert cross["keys"] == [*"abc", "<eos>"]
     if target is None:
-        ids = torch.tensor([[*TOKENIZER.encode(source), EOS]])
+        ids = torch.tensor([[*TOKENIZER.encode("abc"), EOS]])
         (decoded,) = beam_search(subject.network, ids, torch.tensor([4]), SPECIAL, subject.task.beam)
         assert cross["queries"] == TOKENIZER.token_strings([*decoded, EOS])[:16]
     else:
-        assert cross["queries"] == [*target, "<eos>"][: settings.get("num_tokens")]
+        assert cross["queries"] == [*target]
     assert found.lines["atlas"].startswith(line)
     assert "importance" not in found.tables["maps"][0]
 
@@ -181,11 +168,9 @@ def test_the_pair_that_is_shown(tmp_path, settings, source, target, line):
 @pytest.mark.parametrize(
     ("is_pair", "settings", "message"),
     [
-        (False, {"num_tokens": 17}, "num_tokens=17: must be at most 16, the context length"),
         (False, {"text": "a", "target": "b"}, "target='b': a model of one text has no target"),
         (True, {"text": "a\ud800"}, "text=.*: holds half of a surrogate pair"),
         (True, {"target": "x"}, "target='x': needs text, .*; target=None works"),
-        (True, {"text": "a", "target": ""}, "target='': must not be empty"),
         (True, {"num_tokens": 17}, "num_tokens=17: must be at most 16"),
     ],
 )
