@@ -582,14 +582,14 @@ BREAKS = (
         "analysis/circuit.py",
         "order[: sum(at == layer for at, _ in found)]",
         "order[: len(found)]",
-        ("tests/analysis/test_circuit.py",),
+        ("tests/analysis/test_ablation.py",),
     ),
     Break(
         "smaller_of_two_softmaxes",
         "analysis/circuit.py",
         "name: max(of[index]",
         "name: min(of[index]",
-        ("tests/analysis/test_circuit.py",),
+        ("tests/analysis/test_ablation.py",),
     ),
     Break(
         "same_pairs_choose_and_test",

@@ -1,4 +1,4 @@
-"""Ablated heads: what replaces their output, the change of the loss, its interval, and its estimate by gradients."""
+"""Ablated heads: the change of the loss, its interval and its estimate by gradients, and circuits kept alone."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import torch
 
 from analysis.subjects import (
     ADDRESSES,
+    CAUSAL,
     SHARINGS,
     all_rows,
     columns_of,
@@ -16,12 +17,21 @@ from analysis.subjects import (
     make_subject,
     pair_subject,
 )
-from tinyformer.analysis import HeadAblation, HeadCircuit, HeadImportance, HeadPruning
-from tinyformer.analysis.ablation import head_changes, head_importance, losses_without, rank_correlation
+from tinyformer.analysis import (
+    MEASURES,
+    PATTERNS,
+    HeadAblation,
+    HeadCircuit,
+    HeadImportance,
+    HeadPruning,
+    capture_weights,
+    measure_layers,
+    repeated_tokens,
+)
+from tinyformer.analysis.ablation import MODES, gated, head_changes, head_importance, losses_without, rank_correlation
 from tinyformer.analysis.subject import Losses
-from tinyformer.nn import prune_heads
-
-HEADS = [(*address, head) for address in ADDRESSES for head in range(4)]
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import DifferentialAttention, prune_heads
 
 
 def test_ablated_heads_are_named_and_neither_ranked_nor_pruned(tmp_path):
@@ -69,16 +79,18 @@ def test_findings_of_heads_and_groups(num_kv_heads, mode):
 def test_heads_of_an_encoder_decoder_have_a_kind():
     subject = pair_subject(loud_encoder_decoder(num_kv_heads=2))
     found, importance = HeadAblation(num_resamples=10)(subject, Path()), HeadImportance()(subject, Path())
-    table = columns_of(found.tables["ablation"])
+    table, heads = (
+        columns_of(found.tables["ablation"]),
+        [(*address, head) for address in ADDRESSES for head in range(4)],
+    )
     for columns in (table, columns_of(importance.tables["importance"])):
-        assert list(zip(columns["kind"], columns["layer"], columns["head"], strict=True)) == HEADS
+        assert list(zip(columns["kind"], columns["layer"], columns["head"], strict=True)) == heads
     worst = max(range(16), key=table["change"].__getitem__)
-    assert list(found.lines)[1] == "  {} layer {} head {}".format(*HEADS[worst])
-    assert found.lines["ablation"].startswith("zero; 5 pairs with a loss of")
+    assert list(found.lines)[1] == "  {} layer {} head {}".format(*heads[worst])
     groups = columns_of(found.tables["kv_groups"])
     assert (groups["kind"][-1], groups["layer"][-1], groups["heads"][-2:]) == ("cross", 0, ("0 1", "2 3"))
     # The same head, ablated by its address.
-    addressed = loud_encoder_decoder(num_kv_heads=2, ablated_heads=[HEADS[worst]])
+    addressed = loud_encoder_decoder(num_kv_heads=2, ablated_heads=[heads[worst]])
     assert pair_subject(addressed).losses().mean == pytest.approx(table["loss"][worst])
 
 
@@ -108,13 +120,12 @@ def test_findings_of_importance():
     assert table["importance"][6] == 0
     assert table["change"] == pytest.approx(head_changes(subject))
     ranked = [[*column[:6], *column[7:]] for column in (table["importance"], table["change"])]
-    rho = rank_correlation(*ranked)
-    assert found.scalars == {"analysis/rank_correlation": rho}
+    assert found.scalars == {"analysis/rank_correlation": rank_correlation(*ranked)}
+    # An ablated head counts like a pruned one.
     prune_heads(network.attentions()[1], [2])
     pruned = HeadImportance(compare=False)(make_subject(network), Path())
-    assert (pruned.tables["importance"][0], pruned.scalars) == (["layer", "head", "importance"], {})
-    # An ablated head counts like a pruned one.
     assert columns_of(pruned.tables["importance"])["importance"] == pytest.approx(ranked[0], rel=1e-4)
+    assert pruned.scalars == {}
 
 
 def test_rank_correlation():
@@ -125,22 +136,85 @@ def test_rank_correlation():
 
 
 def test_the_interval_is_the_bootstrap_of_numpy():
+    """Each resample is a mean over its own targets."""
     rng = np.random.default_rng(0)
     targets = torch.tensor(rng.integers(4, 12, 40).astype(float))
     before = Losses(torch.tensor(rng.normal(3, 1, 40)) * targets, targets)
     after = Losses(before.nats + torch.tensor(rng.normal(0.2, 0.5, 40)) * targets, targets)
-    assert before.mean == pytest.approx(float(before.nats.sum() / targets.sum()))
     change = after.change_from(before, 20_000)
     draws = np.random.default_rng(2).integers(40, size=(20_000, 40))
     means = (after.nats - before.nats).numpy()[draws].sum(1) / targets.numpy()[draws].sum(1)
     expected = np.quantile(means, [0.025, 0.975])
     assert [change.low, change.high] == pytest.approx(expected, abs=0.04 * np.ptp(expected))
-    assert change.mean == pytest.approx(after.mean - before.mean)
+    assert change.mean == pytest.approx(float((after.nats - before.nats).sum() / targets.sum()))
     assert after.change_from(before, 50) == after.change_from(before, 50) != after.change_from(before, 50, seed=1)
-
-
-def test_each_resample_is_a_mean_over_its_own_targets():
-    """A change of a tenth of a nat at every target is one in every resample, however long its windows are."""
-    targets = torch.tensor([1.0, 10.0, 100.0])
-    change = Losses(0.1 * targets, targets).change_from(Losses(0 * targets, targets), 50)
+    # A change of a tenth of a nat at every target is one in every resample, however long its windows are.
+    change = Losses(0.1 * targets**3, targets**3).change_from(Losses(0 * targets, targets**3), 50)
     assert (change.mean, change.low, change.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+# Circuits: heads that are found by their measures.
+
+
+def scores(subject, heads):
+    """Loss and accuracy with the gates of some heads at 0, by the definition."""
+    inputs, targets = (torch.cat([batch[name] for batch in subject.batches]) for name in ("inputs", "targets"))
+    with torch.no_grad(), gated(subject.network, heads):
+        logits = subject.network(inputs, CAUSAL)
+    loss = -logits.log_softmax(dim=-1).gather(-1, targets.unsqueeze(-1)).mean()
+    return pytest.approx([loss.item(), (logits.argmax(dim=-1) == targets).float().mean().item()], rel=1e-5)
+
+
+def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
+    subject = make_subject(loud_transformer(num_kv_heads=2))
+    tokens = repeated_tokens(50, 5, 4, seed=3)
+    measures = {name: (MEASURES | PATTERNS)[name] for name in ("induction", "self")}
+    expected = measure_layers(measures, capture_weights(subject.network, tokens, CAUSAL), tokens)
+    values = {name: [value for layer in layers for value in layer] for name, layers in expected.items()}
+    least = {name: sorted(of_heads)[-2] - 1e-6 for name, of_heads in values.items()}  # two heads by each measure
+    found = [head for i, head in enumerate(subject.heads) if any(values[name][i] >= least[name] for name in least)]
+    others = [head for head in subject.heads if head not in found]
+    assert 2 <= len(found) <= 4
+
+    # The period is 4, half of a window.
+    result = HeadCircuit(least, num_sequences=5, period=9, num_draws=3, seed=3)(subject, tmp_path)
+    heads = columns_of(result.tables["circuit_heads"])
+    assert [head for head, is_found in zip(subject.heads, heads["found"], strict=True) if is_found] == found
+    assert heads["induction"] == pytest.approx(values["induction"], rel=1e-5)
+    rows = {tuple(row[:2]): row[2:] for row in result.tables["circuit"][1]}
+    for name, removed in (("all heads", []), ("circuit alone", others), ("without circuit", found)):
+        assert rows[name, None][1:] == scores(subject, removed)
+    assert len({tuple(rows["random heads alone", draw]) for draw in range(3)}) > 1
+    for draw in range(3):
+        assert rows["random heads alone", draw][0] == len(found)
+        assert rows["without random heads", draw][0] == len(others)
+
+
+def test_a_head_of_two_softmaxes_has_the_larger_measure(tmp_path):
+    network = loud_transformer()
+    network.encoder.layers[1].attention = DifferentialAttention(32, 4, layer_index=1)
+    tokens = repeated_tokens(50, 16, 4, seed=0)
+    maps = measure_layers({"self": MEASURES["self"]}, capture_weights(network, tokens, CAUSAL), tokens)["self"]
+    larger = maps[0] + [max(maps[1][2 * head : 2 * head + 2]) for head in range(4)]
+    heads = columns_of(HeadCircuit({"self": 1e-6})(make_subject(network), tmp_path).tables["circuit_heads"])
+    assert heads["self"] == pytest.approx(larger, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_circuit_is_replaced_as_in_an_ablation(tmp_path, mode):
+    subject = make_subject(loud_transformer())
+    of_heads = columns_of(HeadCircuit({"self": 1e-6})(subject, tmp_path).tables["circuit_heads"])["self"]
+    best = max(range(8), key=of_heads.__getitem__)
+    found = HeadCircuit({"self": of_heads[best]}, mode=mode)(subject, tmp_path)
+    (expected,) = losses_without(subject, [[(best // 4, best % 4)]], mode)
+    assert found.scalars["analysis/without_circuit/loss"] == pytest.approx(expected.mean, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["self", "induction"])
+def test_the_suggested_threshold_finds_a_head(tmp_path, name):
+    subject = make_subject(loud_transformer())
+    with pytest.raises(ArgumentError, match="none of the model's 8 heads reaches a threshold") as caught:
+        HeadCircuit({name: 1.5})(subject, tmp_path)
+    assert HeadCircuit(**caught.value.works)(subject, tmp_path).scalars["analysis/num_found"] >= 1
+    with pytest.raises(ArgumentError, match="inductoin"):
+        HeadCircuit({name: 0.4, "inductoin": 0.4})
