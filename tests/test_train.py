@@ -211,6 +211,7 @@ REFUSED = {
     "network=encoder_decoder cross_attention=mha": "network: CausalLM needs",
     "task=seq2seq data=text data.files=pairs.tsv init_from=causal.ckpt": "init_from=causal.ckpt: is of class Trans",
     f"{TRANSLATES} network=transformer": "network: Seq2Seq needs EncoderDecoder",
+    f"{TRANSLATES} freeze_encoder=true": "freeze_encoder=true: trains the readout alone, ",
     f"{TRANSLATES} generate.beams=1000000": "generate.beams=1000000: ",
     f"{TRANSLATES} cross_attention.window=4": "cross_attention.window=4: ",
     f"{TRANSLATES} cross_attention.score=additive cross_attention.backend=flash": "cross_attention.backend=flash: ",
