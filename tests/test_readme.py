@@ -1,4 +1,4 @@
-"""Every command and every Python block of README.md and docs/pages does what it says.
+"""Every command and every Python block of README.md and docs/pages runs, and tables of the docs are those of the code.
 
 Commands run on a small model and a small text (`SMALL_RUN`, `ADAPTED`), as they stand otherwise; with `-m nightly` they
 run at full size, for two steps. `outputs/…` and `multirun/…` are runs that the test makes.
