@@ -41,18 +41,6 @@ def test_only_passes_inside_the_block_are_captured():
     assert sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in network.modules()) == 0
 
 
-def test_weights_have_no_dropout_and_checkpointing_captures_each_layer_once():
-    network = make(backend="eager")
-    for attention in network.attentions():
-        attention.dropout = 0.9
-    network.encoder.checkpoint_activations = True
-    with capture_attention(network) as maps:
-        network.train()(token_ids(), CAUSAL).sum().backward()
-    assert len(maps) == 2
-    assert network.encoder.checkpoint_activations
-    torch.testing.assert_close(maps[0].sum(-1), torch.ones(2, 4, 8))
-
-
 MASKS = {
     "causal": CAUSAL,
     "full": AttentionMask(),

@@ -13,9 +13,9 @@ from analysis.subjects import TOKENIZER, all_rows, columns_of, loud, loud_encode
 from tinyformer.analysis import MEASURES, HeadMaps, Subject, capture_weights, measure_layers
 from tinyformer.analysis.ablation import MODES, losses_without, resampled_positions
 from tinyformer.analysis.measures.inputs import of_one_length
-from tinyformer.data import Examples, LabelledSplit, Question, Questions, Windows, tokenise_questions
-from tinyformer.nn import AttentionMask, ClassReadout, SpanReadout, TokenReadout, Transformer
-from tinyformer.tasks import CausalLM, Classification, SpanExtraction
+from tinyformer.data import Examples, LabelledSplit, Windows
+from tinyformer.nn import AttentionMask, ClassReadout, TokenReadout, Transformer
+from tinyformer.tasks import CausalLM, Classification
 
 
 def subject_of(rows, task, readout, **options):
@@ -41,13 +41,6 @@ def examples(lengths=(3, 7, 12, 1, 5)):
     return subject_of(Examples(split), Classification(["a", "b"]), partial(ClassReadout, labels=["a", "b"]))
 
 
-def spans():
-    texts = [("abc", "defghijklmnop", "fg"), ("a", "bcde", "c"), ("abcd", "efg", "g")]
-    questions = [Question(question, context, [a], [context.index(a)]) for question, context, a in texts]
-    rows = Questions(tokenise_questions(questions, TOKENIZER).cut(12))
-    return subject_of(rows, SpanExtraction(), SpanReadout)
-
-
 @torch.no_grad()
 def outputs_of(subject, row):
     """The outputs of the heads of each layer for a row, `heads seq v_head_dim`."""
@@ -60,7 +53,7 @@ def outputs_of(subject, row):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("make", [windows, examples, spans, lambda: pair_subject(loud_encoder_decoder())])
+@pytest.mark.parametrize("make", [windows, examples, lambda: pair_subject(loud_encoder_decoder())])
 @torch.no_grad()
 def test_what_replaces_a_head_of_rows_without_padding(make, mode):
     subject = make()
