@@ -272,21 +272,21 @@ BREAKS = (
         "analysis/ablation.py",
         "heads.roll(1, dims=0)",
         "heads.roll(1, dims=1)",
-        ("tests/analysis/test_padding.py",),
+        ("tests/analysis/test_ablation.py",),
     ),
     Break(
         "resampled_from_padding",
         "analysis/ablation.py",
         "torch.where(place < ends, place,",
         "torch.where(place >= 0, place,",
-        ("tests/analysis/test_padding.py",),
+        ("tests/analysis/test_ablation.py",),
     ),
     Break(
         "padding_in_mean_outputs",
         "analysis/measures/inputs.py",
         "device=tokens.device) < lengths.unsqueeze(1)",
         "device=tokens.device) <= lengths.unsqueeze(1)",
-        ("tests/analysis/test_padding.py",),
+        ("tests/analysis/test_ablation.py",),
     ),
     Break(
         "importance_of_long_windows",
@@ -307,7 +307,7 @@ BREAKS = (
         "analysis/measures/events.py",
         "(1 - sign * slack)",
         "(1 - slack)",
-        ("tests/analysis/test_events.py",),
+        ("tests/analysis/test_measures.py",),
     ),
     Break(
         "bootstrap_divided_by_all_targets",

@@ -1,14 +1,17 @@
-"""Removed residual connections and sublayers, and the rank of the residual stream by depth."""
+"""Removed residual connections and sublayers, and the rank, gradients and softmax rows by depth."""
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from nn.model_cases import make_transformer
 
 from analysis.subjects import (
+    ADDRESSES,
     CAUSAL,
     all_rows,
     columns_of,
@@ -17,7 +20,9 @@ from analysis.subjects import (
     make_subject,
     pair_subject,
 )
-from tinyformer.analysis import ResidualSurgery
+from tinyformer.analysis import GradientFlow, ResidualSurgery
+from tinyformer.analysis.gradients import gradient_norms, sublayer_gradients
+from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.analysis.residual import (
     SUBLAYER_NAMES,
     distance_to_rank_one,
@@ -26,7 +31,10 @@ from tinyformer.analysis.residual import (
     token_cosine,
     without_skips,
 )
-from tinyformer.nn import PostNormBlock, Residual
+from tinyformer.batch import IGNORED
+from tinyformer.nn import PostNormBlock, PreNormBlock, Residual
+from tinyformer.nn.kernels.eager import attention_weights
+from tinyformer.nn.score import Scoring
 
 SAME = torch.tensor([3.0, 4.0]).expand(1, 5, 2)
 SIGNS = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
@@ -107,3 +115,112 @@ def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, su
             torch.testing.assert_close(torch.tensor([row[-2:] for row in of_model]), expected)
     last = "/".join(["analysis", *kind, "untrained_without_skips/rank_distance"])
     assert found.scalars[last] == rows[-1][-2]
+
+
+# Gradients by depth, logits, and saturated softmax rows.
+
+
+def norms_by_hand(network, tokens, targets):
+    """The gradient norms of one window without padding, layer after layer."""
+    streams = [network.encoder.position(network.encoder.token_embedding(tokens), 0).detach().requires_grad_()]
+    for layer in network.encoder.layers:
+        streams.append(layer(streams[-1], CAUSAL))
+    logits = network.readout(network.encoder.final_norm(streams[-1]))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return [float(gradient.norm()) for gradient in torch.autograd.grad(loss, streams)]
+
+
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
+def test_norms_by_hand_with_and_without_skips(kind):
+    network = loud_transformer(3, kind=kind).requires_grad_(False)  # as if it were frozen
+    subject = make_subject(network, padded=True, untrained=partial(loud_transformer, 3, 5, kind=kind))
+    found = GradientFlow()(subject, Path())
+    table = columns_of(found.tables["gradients"])
+    bare = {name: partial(Residual, skip=0.0) for name in ("attention_residual", "feed_forward_residual")}
+    without = make_transformer(num_layers=3, kind=kind, **bare).eval()
+    without.load_state_dict(network.state_dict())
+    for first, model in ((0, network), (4, without), (8, subject.untrained())):
+        expected = [norms_by_hand(model, row["inputs"], row["targets"]) for row in all_rows(subject)]
+        mean = torch.tensor(expected).mean(dim=0).tolist()
+        assert table["gradient_norm"][first : first + 4] == pytest.approx(mean, rel=1e-4)
+    assert table["depth"] == (0, 1, 2, 3) * 4
+    models = [f"{model}, {skips} skips" for model in ("trained", "untrained") for skips in ("with", "without")]
+    assert list(table["model"][::4]) == models
+    of_sublayers = sublayer_gradients(subject, subject.untrained())
+    rows = [["untrained", *at, *norms] for (_, *at), norms in of_sublayers.items()]
+    assert found.tables["sublayers"][1][6:] == rows
+
+
+def test_both_stacks_of_an_encoder_decoder():
+    """Padded pairs have the gradients that each has alone."""
+    subject = pair_subject(loud_encoder_decoder())
+    found = GradientFlow()(subject, Path())
+    table = columns_of(found.tables["gradients"])
+    assert table["kind"] == ("encoder",) * 12 + ("decoder",) * 8
+    alone = [gradient_norms(replace(subject, batches=[row]), subject.network) for row in all_rows(subject)]
+    for stack, first in enumerate((0, 12)):
+        mean = torch.tensor([norms[stack] for norms in alone]).mean(dim=0).flatten().tolist()
+        assert table["gradient_norm"][first : first + len(mean)] == pytest.approx(mean, rel=1e-4)
+    heads = columns_of(found.tables["saturation"])
+    assert list(zip(heads["kind"], heads["layer"], strict=True))[::4] == ADDRESSES
+
+
+@pytest.mark.parametrize("is_pair", [False, True], ids=["windows", "pairs"])
+def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(is_pair):
+    """Of their mean loss, and of the loss of the last target of each, averaged."""
+    subject = pair_subject(loud_encoder_decoder()) if is_pair else make_subject(loud_transformer(2), padded=True)
+    network = subject.network.requires_grad_(False)  # as if it were frozen
+    found = sublayer_gradients(subject, network)
+    assert not any(weight.requires_grad for weight in network.parameters())
+    network.requires_grad_()
+    losses, last = [], []
+    for row in all_rows(subject):
+        nats, targets = subject.task.nats(network, row)
+        losses.append(nats[0] / targets[0])
+        one = row["targets"].clone()
+        one[:, :-1] = IGNORED
+        last.append(subject.task.nats(network, row | {"targets": one})[0][0])
+
+    def norm(loss, weights):
+        gradients = torch.autograd.grad(loss, weights, retain_graph=True)
+        return float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+
+    expected = {}
+    for kind, stack in stacks_of(network).items():
+        names = ["attention", "cross_attention", "feed_forward"][:: 1 if kind == ("decoder",) else 2]
+        for (depth, layer), name in itertools.product(enumerate(stack.layers), names):
+            weights = list(getattr(layer, name).parameters())
+            of_last = sum(norm(loss, weights) for loss in last) / len(last)
+            expected[kind, depth, name] = pytest.approx((norm(torch.stack(losses).mean(), weights), of_last), rel=1e-4)
+    assert list(found) == list(expected)
+    assert found == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"score": "dot"}, {"num_kv_heads": 2}, {"score": "general"}], ids=str)
+def test_rows_of_all_windows_with_and_without_the_scale(options):
+    """Means over the rows of windows without padding; without the scale, queries and keys stay."""
+    network = loud_transformer(2, **options)
+    subject = make_subject(network, padded=True)
+    found = GradientFlow(saturated=0.9)(subject, Path())
+    rows = {name: [[] for _ in subject.layers] for name in ("variance", "jacobian", "saturated", "unscaled")}
+    for window in all_rows(subject):
+        for index, (layer, call) in enumerate(attention_calls(network, window["inputs"], CAUSAL)):
+            q, k, _ = call.qkv
+            weights, logits = (part[0, :, 1:].double() for part in layer.maps_of_call(call))  # the first sees one key
+            visible = logits.masked_fill(logits == -torch.inf, torch.nan)
+            squares = (visible - visible.nanmean(dim=-1, keepdim=True)).square()
+            rows["variance"][index].append(squares.nanmean(dim=-1))
+            rows["jacobian"][index].append((weights * (1 - weights)).sum(dim=-1))
+            unscaled = weights if "score" in options else attention_weights(q, k, CAUSAL, Scoring(1.0))[0, :, 1:]
+            for name, these in (("saturated", weights), ("unscaled", unscaled)):
+                rows[name][index].append((these.amax(dim=-1) >= 0.9).double())
+    expected = {
+        name: [value for of_layer in layers for value in torch.cat(of_layer, dim=1).mean(dim=1).tolist()]
+        for name, layers in rows.items()
+    }
+    logits, shares = columns_of(found.tables["logits"]), columns_of(found.tables["saturation"])
+    assert logits["logit_variance"] == pytest.approx(expected["variance"], rel=1e-4)
+    assert logits["softmax_jacobian"] == pytest.approx(expected["jacobian"], rel=1e-3)
+    assert shares["saturated"] == pytest.approx(expected["saturated"])
+    assert shares["saturated_without_scale"] == pytest.approx(expected["unscaled"])
+    assert (sum(expected["unscaled"]) > sum(expected["saturated"])) is ("score" not in options)
