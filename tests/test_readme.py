@@ -250,6 +250,11 @@ def test_the_table_of_axes_lists_every_choice() -> None:
     assert [axis for axis, choices in asked_first.items() if not choices <= listed[axis]] == []
 
 
+def test_what_is_read_first_is_short() -> None:
+    assert len(PAGES["README.md"].encode()) <= 10_240
+    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 4_096
+
+
 def test_the_table_of_backends_is_that_of_the_code() -> None:
     def where(backend: str, feature: Feature) -> str:
         devices = [device.upper() for device in ("cpu", "cuda") if feature not in LACKS[backend, device]]

@@ -6,8 +6,10 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +290,22 @@ def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
         measures.append([float(value) for values in columns for value in values.values()])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert measures[0] == pytest.approx(measures[1], abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: Path) -> None:
+    settings = f"{SMALL} {TEXT} schedule=wsd schedule.decay_fraction=0 model.dropout=0.1"
+    settings += " trainer.accumulate_grad_batches=3 trainer.val_check_interval=10"  # a part of a step is not saved
+    arguments = f"{settings} trainer.max_steps=100000 hydra.run.dir=stopped".split()
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not (tmp_path / "stopped" / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT, out
+    assert "python train.py resume=stopped" in out
+    step = torch.load("stopped/checkpoints/last.ckpt", weights_only=True)["global_step"]
+    ran(program, "train.py", f"resume=stopped trainer.max_steps={step + 7}")
+    ran(program, "train.py", settings, f"trainer.max_steps={step + 7} hydra.run.dir=unbroken")
+    assert_same_weights("unbroken", "stopped")
