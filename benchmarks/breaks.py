@@ -596,7 +596,7 @@ BREAKS = (
         "analysis/alignment.py",
         "halves = pairs[::2], pairs[1::2]",
         "halves = pairs, pairs",
-        ("tests/analysis/test_alignment.py",),
+        ("tests/analysis/test_words.py",),
     ),
     Break(
         "validation_sequences_are_trained_on",

@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import ALL_MEASURES, head_maps, measure_maps, save_png, seeds_by_number, seeds_by_setting
-from tinyformer.analysis.pictures.charts import confusion_grid, head_grid, lines
+from tinyformer.analysis.pictures.charts import confusion_grid, head_grid
 from tinyformer.analysis.pictures.picture import COLOURS, HATCH, WHITE
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
@@ -71,14 +71,6 @@ def test_a_confusion_matrix_has_the_true_class_down():
     numbers = {tuple(map(int, text.get_position())): text.get_text() for text in axes.texts}
     assert numbers == {(0, 0): "12345", (1, 0): "7", (0, 1): "0", (1, 1): "1"}  # x is the predicted class
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
-
-
-def test_lines_have_the_values_and_names():
-    series = {"one": ([0, 1, 2], [3e-4, 2.0, 4.0]), "two": ([0, 2], [1.0, 5.0])}
-    axes = lines(series, TITLE, "depth", "nats", "log").axes[0]
-    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines] == list(series.values())
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "two"]
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_yscale()) == ("depth", "nats", "log")
 
 
 # Of settings over seeds.

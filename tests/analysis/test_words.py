@@ -1,34 +1,43 @@
-"""The words of tokens, and attention maps of words."""
+"""The words of tokens, attention from word to word, and the tokens that a target copies."""
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nn.model_cases import make_transformer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tinyformer.analysis import Words, merge_words, words_of
-from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer
+from analysis.subjects import batch_of, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
+from tinyformer.analysis import CrossAlignment, HeadRelations, TokenPair, Words, capture_pair, merge_words, words_of
+from tinyformer.analysis.alignment import copied_tokens
+from tinyformer.analysis.relations import relate
+from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer, PairTokens, TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
+from tinyformer.tasks import MaskedLM
 
-TEXT = "The animal didn't cross (it was  tired).\n\nNaïve e\u0301 👋🏽 👨‍👩‍👧 中文 हिन्दी 3.5 \n"
+PARAGRAPH = "The animal didn't cross (it was  tired).\n\nNaïve e\u0301 👋🏽 👨‍👩‍👧 中文 हिन्दी 3.5 \n"
 NAMES = "The animal didn't cross ( it was tired ) . Naïve e\u0301 👋🏽 👨‍👩‍👧 中 文 हिन्दी 3 . 5"
 
 
 def learned(model, trainer, special, pre_tokenizer, decoder, normalizer=None):
-    """A tokenizer of another kind, learned on `TEXT`."""
+    """A tokenizer of another kind, learned on `PARAGRAPH`."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
     if normalizer:
         tokenizer.normalizer = normalizer
-    tokenizer.train_from_iterator([TEXT] * 3, trainer(vocab_size=90, special_tokens=special, show_progress=False))
+    tokenizer.train_from_iterator([PARAGRAPH] * 3, trainer(vocab_size=90, special_tokens=special, show_progress=False))
     return TextTokenizer(tokenizer, special[-1])
 
 
 TOKENIZERS = {
-    "char": CharTokenizer().build([TEXT]),
+    "char": CharTokenizer().build([PARAGRAPH]),
     "byte": ByteTokenizer().build([]),
-    "bpe": BPETokenizer(300).build([TEXT * 3]),
+    "bpe": BPETokenizer(300).build([PARAGRAPH * 3]),
     "unigram": learned(
         models.Unigram(),
         partial(trainers.UnigramTrainer, unk_token="<unk>"),
@@ -47,10 +56,10 @@ TOKENIZERS = {
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("char", TEXT, NAMES),
-        ("byte", TEXT, NAMES),
-        ("unigram", TEXT, NAMES),
-        ("bpe", TEXT, NAMES.replace(") .", ").")),  # a token that holds several words makes them one
+        ("char", PARAGRAPH, NAMES),
+        ("byte", PARAGRAPH, NAMES),
+        ("unigram", PARAGRAPH, NAMES),
+        ("bpe", PARAGRAPH, NAMES.replace(") .", ").")),  # a token that holds several words makes them one
         ("wordpiece", "The ANIMAL didn't", "the animal didn ' t"),
     ],
 )
@@ -77,7 +86,7 @@ def test_words_of_bytes(ids, words):
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
-@given(text=st.text(alphabet=sorted({*TEXT, "\ufffd", "\x00"}), max_size=40))
+@given(text=st.text(alphabet=sorted({*PARAGRAPH, "\ufffd", "\x00"}), max_size=40))
 @settings(max_examples=30, deadline=None)
 def test_words_hold_every_token_once_and_all_of_the_text(tokenizer, text):
     ids = tokenizer.encode(text)
@@ -92,3 +101,185 @@ def test_weights_to_a_word_are_summed_and_weights_from_a_word_are_averaged():
     merged = merge_words(torch.stack([weights, weights.flip(0)]), queries, keys)
     expected = torch.tensor([[[0.3, 0.7], [0.6, 0.4]], [[0.6, 0.4], [0.45, 0.55]]])
     torch.testing.assert_close(merged, expected)
+
+
+# Attention from word to word, in models whose weights link two words.
+
+
+TEXT = "bb aa aa cc"
+TOKENIZER = CharTokenizer().build([TEXT + "defghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU"])
+HEAD = 2
+"""Of layer 0: each c attends to every a, and to nothing else."""
+
+
+def linked_transformer(**options):
+    """Attention is even in all heads but one."""
+    torch.manual_seed(0)
+    network = make_transformer(position=False, **options).eval()
+    with torch.no_grad():
+        for layer in network.encoder.layers:
+            layer.attention.q_proj.weight.zero_()
+        first = network.encoder.layers[0]
+        torch.nn.init.eye_(network.encoder.token_embedding.weight)
+        row = HEAD * first.attention.head_dim
+        first.attention.k_proj.weight.zero_()
+        for projection, letter in ((first.attention.q_proj, "c"), (first.attention.k_proj, "a")):
+            # Zero for other letters, whose vectors have equal entries here after the norm.
+            projection.weight[row, TOKENIZER.encode(letter + "A")] = torch.tensor([100.0, -100.0])
+    return network
+
+
+def subject_of(network, **parts):
+    return replace(make_subject(network), tokenizer=TOKENIZER, **parts)
+
+
+def related(subject, *pairs, **options):
+    found = HeadRelations(options.pop("text", TEXT), pairs, **options)(subject, Path())
+    return found, columns_of(found.tables["relations"])
+
+
+def test_one_head_links_two_words():
+    found, table = related(subject_of(linked_transformer()), ["cc", "aa:2"], ["aa:2", "bb"])
+    assert (table["layer"], table["head"]) == (((0,) * 4 + (1,) * 4) * 2, ("00", "01", "02", "03") * 4)
+    assert table["query"] == ("cc",) * 8 + ("aa:2",) * 8
+    # "cc", with the space before it, sees <eos> and 9, 10 and 11 of the 11 characters, 3 of which are " aa".
+    even = sum(3 / n for n in (10, 11, 12)) / 3
+    weights = [even] * 8
+    # The space attends evenly; both c attend to four a, of which two are here.
+    weights[HEAD] = (3 / 10 + 2 / 4 + 2 / 4) / 3
+    assert table["weight"][:8] == pytest.approx(weights, abs=1e-4)
+    assert table["uniform"][:8] == pytest.approx([even] * 8)
+    assert table["rank"][:8] == (1,) * 8  # evenly, three characters have no less than two
+    assert table["num_words"] == (5,) * 8 + (4,) * 8
+    second = sum(2 / n for n in (7, 8, 9)) / 3
+    assert table["weight"][8:] == pytest.approx([second] * 8, abs=1e-4)
+    assert table["rank"][8:] == (2,) * 8  # behind aa:1, of three characters
+    line = found.lines[f"  cc → aa:2: layer 0 head {HEAD}"]
+    assert line == f"{weights[HEAD]:.4f}, rank 1 of 5; uniform {even:.4f}"
+    # A bidirectional model sees later words.
+    _, table = related(subject_of(linked_transformer(), task=MaskedLM()), ["aa:1", "cc"])
+    assert table["weight"] == pytest.approx([3 / 12] * 8, abs=1e-4)
+    assert table["num_words"] == (5,) * 8
+
+
+def test_windows_pruned_and_ablated_heads_and_two_softmaxes():
+    network = linked_transformer(window=[3, None], ablated_heads=[[0, 1]])
+    prune_heads(network.encoder.layers[0].attention, [0])
+    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
+    _, table = related(subject_of(network), ["cc", "bb"])
+    assert table["head"] == ("02", "03", "00a", "00b", "01a", "01b")
+    assert table["weight"][:2] == table["uniform"][:2] == (0,) * 2
+    assert table["rank"][:2] == (None,) * 2
+    assert min(table["weight"][2:]) > 0.1
+
+
+def test_the_rank_is_among_the_words_that_are_seen():
+    weights = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]])
+    visible = torch.tensor([[True, True, True, False]] * 2 + [[True] * 4] * 2)
+    logits = torch.zeros(4, 4).masked_fill(~visible, -torch.inf)
+    maps = AttentionMaps(weights.repeat(2, 1)[None, None], logits[None, None])
+    words = Words(("x", "y", "z"), (0, 1, 1, 2))
+    found = relate(maps, words, words, 0, 1)
+    assert (found.weights.tolist(), found.ranks.tolist()) == ([pytest.approx(0.5)], [1])  # a tie
+    assert (found.num_words, found.uniform) == (2, pytest.approx(2 / 3))
+    found = relate(maps, words, words, 1, 0)  # rows 1 and 2
+    assert (found.weights.tolist(), found.ranks.tolist()) == ([pytest.approx(0.3)], [2])
+    assert (found.num_words, found.uniform) == (3, pytest.approx((1 / 3 + 1 / 4) / 2))
+
+
+def test_words_of_the_target_and_of_the_source():
+    network = loud_encoder_decoder()
+    subject = replace(pair_subject(network), tokenizer=TOKENIZER)
+    pair = subject.pair_of(TOKENIZER.encode("bb aa cc"), TOKENIZER.encode("dd ee"), 16)
+    queries = words_of(pair.predicted[0].tolist(), TOKENIZER)
+    keys = Words(("bb", "aa", "cc", "<eos>"), (0, 0, 1, 1, 1, 2, 2, 2, 3))
+    (weights,) = capture_pair(network, pair)["cross"]
+    merged = merge_words(weights[0], queries, keys)
+    _, table = related(subject, ["dd", "aa"], ["dd", "<eos>"], text="bb aa cc", target="dd ee")
+    assert table["weight"] == pytest.approx([*merged[:, 0, 1].tolist(), *merged[:, 0, 3].tolist()])
+    assert table["uniform"] == pytest.approx((3 / 9,) * 4 + (1 / 9,) * 4)
+    assert set(table["kind"]) == {"cross"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pairs": [["cat", "bb"]]}, r"cat is not a word of the text, whose words are <eos> bb aa aa cc"),
+        ({"pairs": [["cc", "aa"]]}, r"the text has aa 2 times: aa:1 to aa:2; pairs=\[\['cc', 'aa:1'\]\] works"),
+        ({"pairs": [["bb", "cc"]]}, r"bb does not see cc, which comes later in the text; .*task=masked_lm"),
+        ({"window": 3}, r"cc does not see bb, which is outside of the window of every layer"),
+    ],
+)
+def test_mistakes(options, message):
+    options = {"text": TEXT, "pairs": [["cc", "bb"]], "window": None} | options
+    subject = subject_of(linked_transformer(window=options.pop("window")))
+    with pytest.raises(ArgumentError, match=message):
+        HeadRelations(**options)(subject, Path())
+
+
+# Which tokens a target copies from its source, and how often heads of the cross-attention look at them.
+
+
+DATES = CharTokenizer().build(["0123456789 -./abcdefghijklmnopqrstuvwxyzMJ年月日"])
+PAIRS = [
+    # Source, target, and where the copied words begin in the target and in the source, with their lengths.
+    ("17 May 2031", "2031-05-17", [(0, 7, 4), (8, 0, 2)]),
+    ("7 June 2006", "2006-06-07", [(0, 7, 4)]),  # the month is no word of the source, though 2006 ends in it
+    ("12.05.2031", "2031-05-12", [(0, 6, 4), (5, 3, 2), (8, 0, 2)]),
+    ("06.06.2006", "2006-06-06", [(0, 6, 4)]),  # 06 occurs twice
+    ("2031年5月17日", "2031-05-17", [(0, 0, 4), (8, 7, 2)]),
+    ("may 31st 1931", "1931-05-31", [(0, 9, 4)]),
+    ("a 5 may", "5 - a", []),  # words of one character
+]
+
+
+def pair_of(source, target):
+    ids = DATES.encode_batch([source, target])
+    return TokenPair.of(*ids, PairTokens(DATES.eos_id, DATES.eos_id, (DATES.eos_id,)), 32)
+
+
+def copied_in(words):
+    """The row and the place of each copied token."""
+    return [(row + i, place + i) for row, place, length in words for i in range(length)]
+
+
+@pytest.mark.parametrize(("source", "target", "words"), PAIRS)
+def test_copied_words_by_hand(source, target, words):
+    assert sorted(copied_tokens(pair_of(source, target), DATES)) == copied_in(words)
+
+
+def aligned(network, untrained, folder):
+    """The findings on the pairs in one batch."""
+    batches = [batch_of([pair_of(*texts) for *texts, _ in PAIRS])]
+    subject = replace(pair_subject(network, untrained=lambda: untrained), batches=batches, tokenizer=DATES)
+    return CrossAlignment()(subject, folder)
+
+
+def test_the_copied_tokens_that_a_head_hits(tmp_path):
+    networks = {"trained": loud_encoder_decoder(), "untrained": loud_encoder_decoder(seed=1)}
+    found = aligned(*networks.values(), tmp_path)
+    columns, rows = found.tables["alignment"]
+    for model, network in networks.items():
+        table = columns_of((columns, [row for row in rows if row[0] == model]))
+        for half, column in enumerate(("choosing", "tested")):
+            hits = []
+            for source, target, words in PAIRS[:-1][half::2]:
+                weights = capture_pair(network, pair_of(source, target))["cross"].layers[0].weights[0]
+                hits += [weights[:, row].argmax(dim=-1) == place for row, place in copied_in(words)]
+            assert table[column] == pytest.approx(torch.stack(hits).double().mean(dim=0).tolist())
+        best = table["choosing"].index(max(table["choosing"]))
+        assert table["chosen"] == tuple(head == best for head in range(4))
+        assert found.scalars[f"analysis/{model}/copied_tokens_hit"] == table["tested"][best]
+
+
+def test_an_ablated_head_is_never_the_best(tmp_path):
+    ablated = loud_encoder_decoder(ablated_heads=[["cross", 0, head] for head in (0, 1, 3)])
+    table = columns_of(aligned(ablated, ablated, tmp_path).tables["alignment"])
+    assert table["chosen"] == (False, False, True, False) * 2
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(ArgumentError, match=r"analysis=.*trained with task=seq2seq"):
+        CrossAlignment()(make_subject(loud_transformer()), tmp_path)
+    with pytest.raises(ArgumentError, match="needs at least two pairs with a copied word, and the sample has 0"):
+        CrossAlignment(min_length=99)(pair_subject(loud_encoder_decoder()), tmp_path)
