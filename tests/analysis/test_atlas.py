@@ -392,17 +392,22 @@ def open_cross_head(page, head=1):
     expect(page.locator("#head-title")).to_have_text(f"Cross layer 0 head {head}")
 
 
-def test_the_overview_shows_the_heads_of_the_chosen_kind_and_their_measures(pair):
-    assert pair.locator("#texts .text").all_inner_texts() == ["12␣mai␣7<eos>", "7-5-12<eos>"]
+def test_an_address_opens_its_kind_and_the_overview_shows_the_heads_of_the_chosen_kind(open_atlas):
+    page = open_atlas(**PAIR, fragment="#encoder-layer-1-head-0")
+    expect(page.locator("#head-title")).to_have_text("Encoder layer 1 head 0")
+    expect(page.locator("#alignment")).to_be_hidden()
+    page.get_by_role("button", name="All heads").click()
+    expect(page.get_by_role("radio", name="encoder")).to_be_checked()
+    assert page.locator("#texts .text").all_inner_texts() == ["12␣mai␣7<eos>", "7-5-12<eos>"]
     heads = ["layer 0 head 0", "layer 0 head 1"]
     for kind, shown, measure, size in (
         ("encoder", [*heads, "layer 1 head 0", "layer 1 head 1"], "distance", (9, 9)),
         ("cross", heads, "coverage", (9, 7)),
     ):
-        pair.get_by_role("radio", name=kind).check()
-        assert shown_labels(pair) == shown
-        assert pair.locator("#measure option").all_text_contents() == ["entropy", measure]
-        canvas = pair.locator(".thumbnail canvas").first
+        page.get_by_role("radio", name=kind).check()
+        assert shown_labels(page) == shown
+        assert page.locator("#measure option").all_text_contents() == ["entropy", measure]
+        canvas = page.locator(".thumbnail canvas").first
         expect(canvas).to_have_attribute("width", str(size[0]))
         expect(canvas).to_have_attribute("height", str(size[1]))
 
@@ -447,15 +452,6 @@ def test_the_alignment_works_by_keyboard(pair):
     expect(pair.locator("#aligned")).to_contain_text(f"Target token {token(5, TARGET)} attends to: source token")
     press(pair, "Escape")
     expect(pair.get_by_role("button", name="layer 0 head 1")).to_be_focused()
-
-
-def test_an_address_opens_its_kind_and_other_kinds_have_no_alignment(open_atlas):
-    page = open_atlas(**PAIR, fragment="#encoder-layer-1-head-0")
-    expect(page.locator("#head-title")).to_have_text("Encoder layer 1 head 0")
-    expect(page.locator("#alignment")).to_be_hidden()
-    expect(page.locator("#strip")).to_have_text("".join(SOURCE).replace(" ", "␣"))
-    page.get_by_role("button", name="All heads").click()
-    expect(page.get_by_role("radio", name="encoder")).to_be_checked()
 
 
 def test_an_even_head_shows_all_of_its_lines_faintly(open_atlas):

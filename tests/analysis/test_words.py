@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nn.model_cases import make_transformer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from analysis.subjects import batch_of, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from tinyformer.analysis import CrossAlignment, HeadRelations, TokenPair, Words, capture_pair, merge_words, words_of
@@ -24,12 +24,10 @@ PARAGRAPH = "The animal didn't cross (it was  tired).\n\nNaïve e\u0301 👋🏽
 NAMES = "The animal didn't cross ( it was tired ) . Naïve e\u0301 👋🏽 👨‍👩‍👧 中 文 हिन्दी 3 . 5"
 
 
-def learned(model, trainer, special, pre_tokenizer, decoder, normalizer=None):
+def learned(model, trainer, special, pre_tokenizer, decoder):
     """A tokenizer of another kind, learned on `PARAGRAPH`."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
-    if normalizer:
-        tokenizer.normalizer = normalizer
     tokenizer.train_from_iterator([PARAGRAPH] * 3, trainer(vocab_size=90, special_tokens=special, show_progress=False))
     return TextTokenizer(tokenizer, special[-1])
 
@@ -48,7 +46,7 @@ TOKENIZERS = {
         models.WordPiece(unk_token="[UNK]"),
         trainers.WordPieceTrainer,
         ["[UNK]", "[SEP]"],
-        *(pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(), normalizers.BertNormalizer()),
+        *(pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()),
     ),
 }
 
@@ -60,7 +58,7 @@ TOKENIZERS = {
         ("byte", PARAGRAPH, NAMES),
         ("unigram", PARAGRAPH, NAMES),
         ("bpe", PARAGRAPH, NAMES.replace(") .", ").")),  # a token that holds several words makes them one
-        ("wordpiece", "The ANIMAL didn't", "the animal didn ' t"),
+        ("wordpiece", "The animal didn't", "The animal didn ' t"),
     ],
 )
 def test_words_do_not_depend_on_the_vocabulary(name, text, expected):
