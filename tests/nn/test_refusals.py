@@ -105,6 +105,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: AttentionMask(allowed=torch.ones(4, 4)), "allowed.dtype=torch.float32: must be boolean"),
     (lambda: AttentionMask(allowed=PATTERN[0]), "allowed.shape=(4,): must broadcast to batch num_heads q_seq k_seq"),
     (lambda: attention()(tokens(1, 5, d_model=8), AttentionMask(allowed=PATTERN)), "allowed.shape=(1, 1, 5, 4): must"),
+    (lambda: attention()(*[tokens(1, 5, d_model=8)] * 3), "mask=(1, 5, 8): must be an AttentionMask, such as Att"),
     (lambda: encoder(num_layers=0), "num_layers=0: must be at least 1; num_layers=1 works."),
     (lambda: encoder(dropout=2.0), "dropout=2.0: must be between 0 and 1; dropout=0.1 works."),
     (lambda: encoder()(tokens(1, 5)[..., 0].long()), "tokens.shape[1]=5: must be at most max_seq_len=4 tokens."),

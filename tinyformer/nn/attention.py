@@ -140,6 +140,11 @@ class BaseAttention(SoftmaxAttention):
         cache: LayerCache | None = None,
     ) -> AttentionCall:
         """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window."""
+        if isinstance(mask, Tensor):
+            reason = (
+                "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are those of `context`"
+            )
+            raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross = context is not None
         mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
         mask = self.head_map.mask_of_left(mask)
