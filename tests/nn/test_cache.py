@@ -10,7 +10,6 @@ import torch
 
 from nn.variants import CAUSAL, differential, documents, error, gqa, mha, mla, mqa, network, rotary, t5
 from tinyformer.analysis import capture_attention
-from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     AttentionMask,
     Cache,
@@ -47,13 +46,6 @@ def assert_decodes(model: Transformer, chunks: list[int], masks=None) -> None:
     assert error(torch.cat(parts, dim=1), full) <= 1e-5
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_mask_of_any_pattern_has_all_keys_and_the_queries_of_the_call(window):
-    pattern = torch.rand(1, 4, 11, 11, generator=torch.Generator().manual_seed(0)) < 0.5
-    model = make_model("gqa", "rotary", window=window)
-    assert_decodes(model, [5, 1, 1, 4], lambda first, end: AttentionMask(True, allowed=pattern[:, :, first:end, :end]))
-
-
 @pytest.mark.parametrize("window", [1, 3, [4, None]], ids=["one", "window", "pattern"])
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary"])
 @pytest.mark.parametrize("sharing", SHARINGS)
@@ -71,31 +63,15 @@ def test_latents_decode_with_biases_and_with_one_head(sharing):
     assert_decodes(network(partial(LatentAttention, 32, 1, kv_rank=48, position=rotary)), [4, 1, 1, 3, 2])
 
 
-@torch.no_grad()
-def test_cached_tokens_matter_and_count_towards_the_longest_sequence():
-    model, cache = make_model(position="rotary"), Cache(2)
-    model(ids()[:, :10], CAUSAL, cache)
-    assert error(model(ids()[:, 10:], CAUSAL, cache), model(ids()[:, 10:], CAUSAL)) > 1e-2
-    model(ids(5), CAUSAL, cache)
-    with pytest.raises(ArgumentError, match="at most max_seq_len=16 tokens after 16 in the cache"):
-        model(ids(1), CAUSAL, cache)
-
-
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("sharing", ["gqa", "mla"])
-def test_padded_and_packed_sequences_decode(sharing, window):
-    # Lengths and documents count all keys, cached ones included.
+def test_sequences_of_any_mask_decode(sharing, window):
+    # Lengths, documents and the keys of a pattern count all keys, cached ones included.
     model, lengths = make_model(sharing, "rotary", window=window), torch.tensor([8, 3])
     assert_decodes(model, [6, 1, 4], lambda first, end: AttentionMask(True, lengths.clamp(max=end)))
     assert_decodes(model, [6, 1, 4], lambda first, end: AttentionMask(True, documents=documents(2)[:, :end]))
-
-
-@torch.no_grad()
-def test_tokens_after_cached_ones_need_a_causal_mask():
-    model, cache = make_model(), Cache(2)
-    model(ids()[:, :6], AttentionMask(), cache)  # a prefix may attend to all of itself
-    with pytest.raises(ArgumentError, match=r"^mask\.causal=False: must be True"):
-        model(ids()[:, 6:], AttentionMask(), cache)
+    pattern = torch.rand(1, 4, 11, 11, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert_decodes(model, [6, 1, 4], lambda first, end: AttentionMask(True, allowed=pattern[:, :, first:end, :end]))
 
 
 @torch.no_grad()

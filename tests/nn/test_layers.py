@@ -1,8 +1,9 @@
-"""Norms, feed-forward networks, residual connections, gates, readouts and their loss: each is its formula."""
+"""Norms, residual connections, gates, the readout of a class and the loss of a vocabulary: each is its formula.
 
-import math
+Feed-forward networks, norms and readouts of tokens are those of models in `tests/interop`.
+"""
+
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,18 +15,13 @@ from tinyformer.batch import IGNORED
 from tinyformer.nn import (
     AttentionMask,
     ClassReadout,
-    FeedForward,
-    GatedFeedForward,
     HeadGate,
-    LayerNorm,
-    MaskedTokenReadout,
     OutputGate,
     Residual,
     RMSNorm,
-    TokenReadout,
     vocabulary_cross_entropy,
 )
-from tinyformer.nn.vocabulary import _most_logits, padded_scores
+from tinyformer.nn.vocabulary import padded_scores
 
 
 def randomised(module: nn.Module) -> nn.Module:
@@ -35,120 +31,40 @@ def randomised(module: nn.Module) -> nn.Module:
     return module
 
 
-# Norms.
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize(("eps", "eps_of_layer", "eps_of_rms"), [({}, 1e-5, 1e-6), ({"eps": 3.0}, 3.0, 3.0)])
-def test_norms_are_torchs(bias, eps, eps_of_layer, eps_of_rms):
-    layer_norm, rms_norm = randomised(LayerNorm(16, bias=bias, **eps)), randomised(RMSNorm(16, **eps))
-    x = 0.01 * torch.randn(2, 5, 16) + 1e-3
-    assert (layer_norm.bias is not None) == bias
-    torch.testing.assert_close(layer_norm(x), F.layer_norm(x, [16], layer_norm.weight, layer_norm.bias, eps_of_layer))
-    torch.testing.assert_close(rms_norm(x), F.rms_norm(x, [16], rms_norm.weight, eps_of_rms))
-
-
 def test_rms_norm_takes_bf16_beside_fp32_weights_without_a_warning():
     norm, x = RMSNorm(16), torch.randn(2, 5, 16).bfloat16()
     assert torch.equal(norm(x), norm(x.float()))
     assert norm.bfloat16()(x).dtype == torch.bfloat16
 
 
-# Feed-forward networks.
-
-FORMULAS = {
-    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
-    "gelu_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "relu": lambda x: torch.where(x > 0, x, 0.0),
-    "relu2": lambda x: torch.where(x > 0, x * x, 0.0),
-    "silu": lambda x: x / (1 + torch.exp(-x)),
-}
-
-
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("activation", FORMULAS)
-def test_feed_forward_networks_are_their_formulas(activation, bias):
-    plain, gated = (randomised(kind(8, 12, activation, bias)) for kind in (FeedForward, GatedFeedForward))
-    assert (plain.up_proj.bias is not None) == (gated.gate_proj.bias is not None) == bias
-    x, f = torch.randn(2, 3, 8), FORMULAS[activation]
-    torch.testing.assert_close(plain(x), plain.down_proj(f(plain.up_proj(x))), rtol=1e-4, atol=1e-4)
-    expected = gated.down_proj(f(gated.gate_proj(x)) * gated.up_proj(x))
-    torch.testing.assert_close(gated(x), expected, rtol=1e-4, atol=1e-4)
-
-
-# Residual connections.
-
-X, UPDATE = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[10.0, 20.0]]])
-
-
-SCALES = {
-    "default": ({}, [11.0, 22.0]),
-    "no connection": ({"skip": 0}, [10.0, 20.0]),
-    "both": ({"skip": -2.0, "branch": 0.5}, [3.0, 6.0]),
-    "a list": ({"skip": [1, 0, 3], "branch": [0, 1, 0.5], "layer_index": 2, "num_layers": 3}, [8.0, 16.0]),
-}
-
-
-@pytest.mark.parametrize(("scales", "expected"), SCALES.values(), ids=SCALES)
-def test_residual_is_skip_x_plus_branch_f(scales, expected):
-    assert Residual(**scales)(X, UPDATE).flatten().tolist() == expected
-
-
-def test_the_residual_stream_keeps_its_dtype():
+def test_residual_is_skip_x_plus_branch_f_added_before_it_is_rounded():
     x, update = torch.randn(2, 3, 4).bfloat16(), torch.randn(2, 3, 4)
-    assert torch.equal(Residual()(x, update), (x.float() + update).bfloat16())  # added before it is rounded
+    for scales, skip, branch in (
+        ({}, 1, 1),
+        ({"skip": 0, "branch": 0.5}, 0, 0.5),
+        ({"skip": [1, 0, 2], "branch": [0, 1, 0.5], "layer_index": 2, "num_layers": 3}, 2, 0.5),
+    ):
+        assert torch.equal(Residual(**scales)(x, update), (skip * x.float() + branch * update).bfloat16())
 
 
 # Gates. Two sequences of two tokens, two heads of one dimension; head 1 is closed in both, head 0 half closed in one.
 
 HEADS = torch.tensor([[[[1.0], [3.0]], [[10.0], [30.0]]], [[[5.0], [7.0]], [[50.0], [70.0]]]])
-FACTORS = torch.tensor([[1.0, 0.0], [0.5, 0.0]])
 
 
-@pytest.mark.parametrize(
-    ("replacement", "expected"),
-    [
-        # Means: (1 + 3 + 5 + 7) / 4 = 4 and 40; 5 / 2 + 4 / 2.
-        (lambda heads: heads.mean(dim=(0, 2), keepdim=True), [[[1, 3], [40, 40]], [[4.5, 5.5], [40, 40]]]),
-        # The other sequence's: 5 / 2 + 1 / 2 and 7 / 2 + 3 / 2.
-        (lambda heads: heads.flip(0), [[[1, 3], [50, 70]], [[3, 5], [10, 30]]]),
-        (None, [[[1, 3], [0, 0]], [[2.5, 3.5], [0, 0]]]),
-    ],
-    ids=["mean", "other sequence", "nothing"],
-)
-def test_a_replacement_takes_the_place_of_a_closed_head(replacement, expected):
+def test_a_replacement_takes_the_place_of_a_closed_head():
     gate = HeadGate(2)
-    gate.factors, gate.replacement = FACTORS, replacement
-    assert gate(HEADS).squeeze(-1).tolist() == expected
+    gate.factors = torch.tensor([[1.0, 0.0], [0.5, 0.0]])
+    assert gate(HEADS).squeeze(-1).tolist() == [[[1, 3], [0, 0]], [[2.5, 3.5], [0, 0]]]
+    gate.replacement = lambda heads: heads.mean(dim=(0, 2), keepdim=True)
+    # Means: (1 + 3 + 5 + 7) / 4 = 4 and 40; 5 / 2 + 4 / 2.
+    assert gate(HEADS).squeeze(-1).tolist() == [[[1, 3], [40, 40]], [[4.5, 5.5], [40, 40]]]
 
 
-def test_each_token_gates_each_head_by_hand():
-    gate = OutputGate(2, 2)
-    with torch.no_grad():
-        gate.proj.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -2.0]]))
-        gate.proj.bias.copy_(torch.tensor([0.0, 1.0]))
-    x = torch.tensor([[[3.0, 0.5], [0.0, 2.0]]])
-    # Head 0 has the logits 3 and 0, head 1 has 1 - 2 · 0.5 = 0 and 1 - 2 · 2 = -3.
-    opening = torch.tensor([[[0.952574, 0.5], [0.5, 0.047426]]])
-    torch.testing.assert_close(gate(HEADS[:1], x), HEADS[:1] * opening[..., None], rtol=0, atol=1e-5)
-
-
-# Readouts.
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_scores_are_products_with_the_embeddings_or_a_matrix_of_their_own(tied):
-    embedding, x = nn.Embedding(11, 4), torch.randn(2, 3, 4)
-    readout = TokenReadout(embedding, tied=tied, bias=True, scaled=True)
-    assert (readout.proj.weight is embedding.weight) == tied
-    torch.testing.assert_close(readout(x), x / 2 @ readout.proj.weight.T + readout.proj.bias)
-
-
-def test_berts_readout_has_a_layer_of_its_own_and_a_bias_for_each_token():
-    embedding, x = nn.Embedding(11, 4), torch.randn(2, 3, 4)
-    readout = randomised(MaskedTokenReadout(embedding, norm=RMSNorm, activation="silu"))
-    hidden = F.rms_norm(F.silu(readout.dense(x)), [4], readout.norm.weight, 1e-6)
-    torch.testing.assert_close(readout(x), hidden @ embedding.weight.T + readout.proj.bias)
+def test_each_token_gates_each_head():
+    gate, x = randomised(OutputGate(3, 2)), torch.randn(2, 2, 3)
+    opening = (x @ gate.proj.weight.T + gate.proj.bias).sigmoid()
+    torch.testing.assert_close(gate(HEADS, x), HEADS * opening.transpose(1, 2)[..., None])
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])
@@ -186,23 +102,18 @@ def result(function, x, weight, targets, bias):
     return [loss, *torch.autograd.grad(loss, [x, weight] if bias is None else [x, weight, bias])]
 
 
-def reference(x, weight, targets, bias):
-    return F.cross_entropy(F.linear(x, weight, bias).flatten(0, 1), targets.flatten())
-
-
-@pytest.mark.parametrize("ignored", [(), (0, 3, 14)], ids=["all", "some"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("rows", [1, 7, 30])
-def test_parts_come_to_the_whole(rows, bias, ignored):
-    ours, given = partial(vocabulary_cross_entropy, max_logits=rows * VOCAB_SIZE), case(ignored, bias)
+def test_parts_come_to_the_whole(rows, bias):
+    def reference(x, weight, targets, bias):
+        return F.cross_entropy(F.linear(x, weight, bias).flatten(0, 1), targets.flatten())
+
+    ours, given = partial(vocabulary_cross_entropy, max_logits=rows * VOCAB_SIZE), case((0, 3, 14), bias)
     torch.testing.assert_close(result(ours, *given), result(reference, *given))
 
 
 def test_nothing_to_predict_costs_nothing():
-    x, weight, targets, bias = case(range(15))
-    loss, *gradients = result(vocabulary_cross_entropy, x, weight, targets, bias)
-    assert loss == 0
-    assert not any(gradient.any() for gradient in gradients)
+    assert not any(value.any() for value in result(vocabulary_cross_entropy, *case(range(15))))
 
 
 class Largest(TorchDispatchMode):
@@ -224,13 +135,6 @@ def test_no_more_scores_are_held_than_allowed_in_both_passes(allowed, most):
     with Largest() as made:
         vocabulary_cross_entropy(*given, max_logits=allowed).backward()
     assert made.elements == most * VOCAB_SIZE
-
-
-@pytest.mark.parametrize(("gigabytes", "logits"), [(24, 250_000_000), (96, 1_000_000_000)])
-def test_a_gpu_with_more_memory_takes_fewer_parts(monkeypatch, gigabytes, logits):
-    properties = SimpleNamespace(total_memory=gigabytes * 10**9)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert _most_logits(torch.device("cuda")) == logits
 
 
 def test_few_bits_are_widened_before_they_are_summed():

@@ -18,7 +18,6 @@ from tinyformer.nn import (
     PreNormBlock,
     RelativePosition,
     Residual,
-    Shared,
     ShawPosition,
     T5Position,
     TokenReadout,
@@ -71,18 +70,6 @@ def made(network: Transformer | EncoderDecoder, shared: bool = True, **options: 
 
 
 # One stack.
-
-
-def test_layers_share_a_position_where_they_are_told_to_and_nothing_else():
-    t5 = partial(T5Position, 4)
-    own, shared = (make_encoder(num_layers=3, attention_position=p, position=False) for p in (t5, Shared(t5)))
-    sizes = [sum(parameter.numel() for parameter in encoder.parameters()) for encoder in (own, shared)]
-    assert sizes[0] - sizes[1] == 2 * 32 * 4  # two tables
-    own.load_state_dict(shared.state_dict())
-    for encoder in (own, shared):
-        encoder(token_ids(), CAUSAL).square().sum().backward()
-    gradients = [layer.attention.position.embedding.weight.grad for layer in own.layers]
-    torch.testing.assert_close(shared.layers[0].attention.position.embedding.weight.grad, sum(gradients))
 
 
 def test_layers_know_their_place():

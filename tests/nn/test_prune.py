@@ -107,8 +107,6 @@ def test_a_kv_head_is_pruned_with_its_last_query_head(sharing, heads, kv_heads):
     smaller = pruned(make(sharing), heads)
     assert (smaller.num_heads, smaller.num_kv_heads) == (6 - len(heads), kv_heads)
     assert len(smaller.v_proj.weight) == kv_heads * 4 == smaller.v_proj.out_features
-    assert smaller.q_proj.out_features == len(smaller.q_proj.weight)
-    assert smaller.o_proj.in_features == 4 * smaller.num_heads == smaller.o_proj.weight.shape[1]
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
