@@ -7,6 +7,7 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 from nn.variants import NAMES, documents, factory, network
 
+from analysis.subjects import CAUSAL, loud_transformer
 from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, capture_weights, repeated_tokens
 from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.analysis.measures.probe import Probe, Probes, make_probes, measure_heads
@@ -16,19 +17,9 @@ from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
 from tinyformer.programs.doctor.speed import peak_memory
 from tinyformer.tasks import MaskedLM
 
-CAUSAL = AttentionMask(causal=True)
-
-
-def make(**settings):
-    torch.manual_seed(0)
-    network = make_transformer(**settings).eval()
-    for parameter in network.parameters():  # weights that tell heads and positions apart
-        torch.nn.init.normal_(parameter, std=0.3)
-    return network
-
 
 def test_only_passes_inside_the_block_are_captured():
-    network = make()
+    network = loud_transformer()
     with capture_attention(network, rows=8) as maps:  # at least as many as there are queries: all of them
         assert maps.rows is None
         network(token_ids(), CAUSAL)
@@ -103,7 +94,7 @@ def assert_made_from_the_logits(layer, maps, mask):
 
 @torch.no_grad()
 def test_layers_of_other_windows_and_scales_are_captured_as_if_each_were_alone():
-    model = make(num_layers=3, window=[3, 3, 7])
+    model = loud_transformer(3, window=[3, 3, 7])
     model.attentions()[1].score.scale = 1.0
     with capture_attention(model) as maps:
         model(token_ids(3, 11), CAUSAL)

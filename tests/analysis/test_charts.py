@@ -1,4 +1,4 @@
-"""Pictures of maps, and charts of heads, layers, classes and seeds."""
+"""Pictures of maps, and charts of heads, layers and seeds."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import ALL_MEASURES, head_maps, measure_maps, save_png, seeds_by_number, seeds_by_setting
-from tinyformer.analysis.pictures.charts import confusion_grid, head_grid
+from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.pictures.picture import COLOURS, HATCH, WHITE
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
@@ -43,19 +43,6 @@ def test_each_head_has_its_layer_and_column():
     assert (bar.get_ylabel(), bar.get_ylim()) == ("nats per token", (-1, 1))  # the limits of the others
 
 
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [
-        ([0.0201, -0.0000342], ["0.0201", "0.0000"]),
-        ([12345.6, float("nan")], ["12346", "nan"]),
-        ([1.25e-7, -1e-9], ["1.2e-07", "-1.0e-09"]),
-    ],
-)
-def test_numbers_have_the_precision_of_the_largest(values, shown):
-    figure = head_grid([values], names_of(2), "title", diverging=True)
-    assert [text for text, _ in cells(figure).values()] == shown
-
-
 def test_a_caption_stands_above_the_title(tmp_path):
     figure = head_grid([[0.5] * 4] * 2, names_of(4, 4), TITLE)
     save_png(figure, tmp_path / "a.png", "checkpoint a$b$/last.ckpt · " + "data text " * 20)
@@ -64,13 +51,6 @@ def test_a_caption_stands_above_the_title(tmp_path):
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
     assert box.y0 >= title.y1
     assert figure._suptitle.get_text().startswith("checkpoint a$b$/last.ckpt · data text data")
-
-
-def test_a_confusion_matrix_has_the_true_class_down():
-    axes = confusion_grid(torch.tensor([[12_345, 7], [0, 1]]), ["no", "yes"]).axes[0]
-    numbers = {tuple(map(int, text.get_position())): text.get_text() for text in axes.texts}
-    assert numbers == {(0, 0): "12345", (1, 0): "7", (0, 1): "0", (1, 1): "1"}  # x is the predicted class
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
 
 
 # Of settings over seeds.

@@ -45,8 +45,8 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     network = loud_transformer()
     prune_heads(network.attentions()[1], [2])
     subject = make_subject(network)
-    found = HeadMaps(rows=rows)(subject, tmp_path)
-    table = columns_of(found.tables["maps"])
+    found = HeadMaps(rows=rows, num_tokens=3)(subject, tmp_path)
+    table, data = columns_of(found.tables["maps"]), stored(tmp_path / "atlas.html")
     assert table["layer"] == (0, 0, 0, 0, 1, 1, 1)
     assert table["head"] == ("00", "01", "02", "03", "00", "01", "03")
     windows = torch.cat([batch["inputs"] for batch in subject.batches])
@@ -59,7 +59,9 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
         assert table[name] == pytest.approx([None if value != value else value for value in values], rel=1e-4), name  # noqa: PLR0124
     assert table["importance"] == tuple(head_importance(subject))
     assert table["label"] == tuple(itertools.chain(*head_labels(expected)))
-    assert [head["name"] for head in stored(tmp_path / "atlas.html")["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
+    assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
+    assert data["kinds"][0]["keys"] == TOKENIZER.token_strings(windows[0, :3].tolist())
+    assert found.lines["atlas"].startswith("7 maps of 3 tokens;")
 
 
 def test_both_maps_of_a_differential_head_and_an_ablated_head(tmp_path):
@@ -79,29 +81,18 @@ def test_both_maps_of_a_differential_head_and_an_ablated_head(tmp_path):
     assert [text for text in captions if "ablated" in text] == ["layer 0 head 1 ablated"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "shown", "line"),
-    [
-        ({"num_tokens": 3}, None, "8 maps of 3 tokens;"),
-        ({"text": "abc" * 9}, "abc" * 5, "8 maps of 16 of the text's 28 tokens;"),
-    ],
-)
-def test_the_tokens_that_are_shown(tmp_path, settings, shown, line):
-    subject = make_subject(loud_transformer())
-    found = HeadMaps(**settings)(subject, tmp_path)
-    ids = [TOKENIZER.eos_id, *TOKENIZER.encode(shown)] if shown else subject.batches[0]["inputs"][0, :3].tolist()
-    assert stored(tmp_path / "atlas.html")["kinds"][0]["keys"] == TOKENIZER.token_strings(ids)
-    assert found.lines["atlas"].startswith(line)
-
-
 def test_the_measures_of_a_text_are_its_own(tmp_path):
-    network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 10
+    """Of as much of it as the model reads."""
+    network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 13
     found = HeadMaps(text=text)(make_subject(network), tmp_path)
-    table, own = columns_of(found.tables["maps"]), Model(network, TOKENIZER, CausalLM()).attention(text).measures()
+    own = Model(network, TOKENIZER, CausalLM()).attention(text[:39]).measures()
+    table, data = columns_of(found.tables["maps"]), stored(tmp_path / "atlas.html")
     for name in MEASURES | PATTERNS:
         assert table[name] == pytest.approx([row[name] for row in own], rel=1e-4), name
     assert "importance" not in table
-    assert stored(tmp_path / "atlas.html")["facts"] == {"text": f'"{text}"'}
+    assert data["facts"] == {"text": f'"{text}"'}
+    assert data["kinds"][0]["keys"] == ["<eos>", *text[:39]]
+    assert found.lines["atlas"].startswith("8 maps of 40 of the text's 41 tokens;")
     # The picture shows the first tokens.
     picture = found.figures["maps"]
     below = max(label.bottom for label in picture.labels if label.text.startswith("layer 1"))
@@ -142,26 +133,16 @@ def test_the_maps_of_a_pair(tmp_path):
     assert cross["queries"] == TOKENIZER.token_strings(predicted[:2])
 
 
-@pytest.mark.parametrize(
-    ("settings", "target", "line"),
-    [
-        ({"text": "abc"}, None, "16 maps of 4 source and"),
-        ({"text": "abc" * 9, "target": "xy" * 9, "num_tokens": 4}, "xyxy", "16 maps of 4 of the text's 28"),
-    ],
-    ids=["decoded", "cut"],
-)
-def test_the_pair_that_is_shown(tmp_path, settings, target, line):
+@pytest.mark.parametrize("target", [None, "xy" * 9])
+def test_a_source_is_cut_and_its_target_is_given_or_decoded(tmp_path, target):
     subject = pair_subject(loud_encoder_decoder())
-    found = HeadMaps(**settings, importance=False)(subject, tmp_path)
+    found = HeadMaps(text="abc" * 9, target=target, num_tokens=4)(subject, tmp_path)
+    ids = torch.tensor([[*TOKENIZER.encode("abc"), EOS]])
+    (decoded,) = beam_search(subject.network, ids, torch.tensor([4]), SPECIAL, subject.task.beam)
     cross = stored(tmp_path / "atlas.html")["kinds"][2]
     assert cross["keys"] == [*"abc", "<eos>"]
-    if target is None:
-        ids = torch.tensor([[*TOKENIZER.encode("abc"), EOS]])
-        (decoded,) = beam_search(subject.network, ids, torch.tensor([4]), SPECIAL, subject.task.beam)
-        assert cross["queries"] == TOKENIZER.token_strings([*decoded, EOS])[:16]
-    else:
-        assert cross["queries"] == [*target]
-    assert found.lines["atlas"].startswith(line)
+    assert cross["queries"] == ([*target] if target else TOKENIZER.token_strings([*decoded, EOS]))[:4]
+    assert found.lines["atlas"].startswith("16 maps of 4 of the text's 28 source and")
     assert "importance" not in found.tables["maps"][0]
 
 

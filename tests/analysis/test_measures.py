@@ -7,14 +7,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from analysis.subjects import ADDRESSES, loud_encoder_decoder, pair_batch, pair_subject
+from analysis.subjects import ADDRESSES, loud_encoder_decoder, pair_subject
 from tinyformer.analysis import (
     CROSS_MEASURES,
     MEASURES,
     PATTERNS,
     EventDetector,
     Trait,
-    capture_pair,
     head_labels,
     head_traits,
     measure_layers,
@@ -195,28 +194,18 @@ def test_an_order_that_is_half_kept():
     assert diagonal_distance(torch.ones(1, 1, 1, 1)).item() == 0
 
 
-def test_each_kind_has_its_measures_on_every_pair_alone():
-    network = loud_encoder_decoder().train()
-    pairs = pairs_of(pair_batch([(9, 7), (5, 3)], seed=0))
-    measures = measure_pairs(network, pairs, nullcontext())
-    assert network.training
-    assert measures.addresses == ADDRESSES
-    captured = [capture_pair(network, pair) for pair in pairs]
-    assert captured[1]["cross"][0].shape == (1, 4, 3, 5)
-    assert torch.equal(captured[0]["decoder"][0].triu(1), torch.zeros(1, 4, 7, 7))
-    for name, layers in measures.values.items():
-        known = [name in MEASURES] * 2 + [name in MEASURES and name != "block", name in CROSS_MEASURES]
-        assert [not math.isnan(values[0]) for values in layers] == known
-    assert "attention/cross/layer_00/head_03/coverage" in measures.scalars()
-
-
-@torch.no_grad()
 def test_measures_of_pairs_are_means_and_of_logits_the_largest():
-    network = loud_encoder_decoder()
+    """Each kind of attention has its own measures, and each pair is measured alone."""
+    network = loud_encoder_decoder().train()
     pairs = [pair for batch in pair_subject(network).batches for pair in pairs_of(batch)]
-    whole, *alone = (measure_pairs(network, some, nullcontext()).values for some in (pairs, *([one] for one in pairs)))
-    for name, layers in whole.items():
-        values = torch.tensor([[value for layer in one[name] for value in layer] for one in alone])
+    whole, *alone = (measure_pairs(network, some, nullcontext()) for some in (pairs, *([one] for one in pairs)))
+    assert network.training
+    assert whole.addresses == ADDRESSES
+    assert "attention/cross/layer_00/head_03/coverage" in whole.scalars()
+    for name, layers in whole.values.items():
+        known = [name in MEASURES] * 3 + [name in CROSS_MEASURES]
+        assert [not math.isnan(values[0]) for values in layers] == known
+        values = torch.tensor([[value for layer in one.values[name] for value in layer] for one in alone])
         expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
         found = torch.tensor([value for layer in layers for value in layer])
         torch.testing.assert_close(found, expected, equal_nan=True, msg=name)

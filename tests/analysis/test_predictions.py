@@ -19,6 +19,14 @@ def test_the_confusion_matrix_and_the_worst_examples_by_hand():
     found = classification_findings(probabilities, torch.tensor([0, 1, 1, 0]), list("abcd"), LABELS)
     rows = found.tables["confusion"][1]
     assert rows == [["bad", 1, 0, 1], ["good", 1, 0, 1], ["so-so", 0, 0, 0]]  # true class down, predicted across
+    axes = found.figures["confusion"].axes[0]
+    assert sorted((text.get_position(), text.get_text()) for text in axes.texts if text.get_text() != "0") == [
+        ((0, 0), "1"),
+        ((0, 1), "1"),
+        ((2, 0), "1"),
+        ((2, 1), "1"),
+    ]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
     expected = [("d", "bad", "so-so", 0.2), ("b", "good", "so-so", 0.3), ("c", "good", "bad", 0.4)]
     rows = found.tables["worst_examples"][1]
     assert [tuple(row) for row in rows[:3]] == [(*row[:3], pytest.approx(row[3])) for row in expected]
