@@ -1,12 +1,14 @@
-"""Sources from the standard library: with a small library of our own, and with that of this Python."""
+"""Sources without a download: dates in many languages, and texts of a small library of our own and of this Python's."""
 
+import datetime
 import re
 from collections import Counter
 from functools import partial
 
 import pytest
 
-from tinyformer.data import DocstringQuestions, Docstrings, Pydoc, Summaries, hold_out
+from tinyformer.data import Dates, DocstringQuestions, Docstrings, Pydoc, Summaries, hold_out
+from tinyformer.data.sources.dates import LOCALES, PATTERNS, written
 from tinyformer.data.sources.pydoc import mask_names
 from tinyformer.errors import ArgumentError
 
@@ -198,3 +200,36 @@ def test_summaries_are_the_first_lines_of_docstrings_and_those_held_out_are_not_
     assert caveat is None
     for column in ("text", "pair"):
         assert not {*parts["validation"][column], *parts["test"][column]} & {*parts["train"][column]}
+
+
+# Dates.
+
+
+@pytest.fixture(scope="module")
+def of_dates():
+    return Dates(3000, 200).load("pairs")
+
+
+def test_targets_are_the_dates_that_the_sources_say(of_dates):
+    for rows in of_dates.values():
+        for source, target in zip(rows["text"], rows["pair"], strict=True):
+            date = datetime.date.fromisoformat(target)
+            assert {int(number) for number in re.findall(r"\d+", source)} == {date.day, date.year}
+    assert written(datetime.date(2031, 3, 12), "de", "d. MMMM y") == "12. März 2031"
+
+
+def test_held_out_dates_and_formats_are_new(of_dates):
+    trained, validation, test = (set(of_dates[name]["pair"]) for name in ("train", "validation", "test"))
+    assert not trained & (validation | test)
+    assert not validation & test
+    dates = [datetime.date.fromisoformat(date) for date in of_dates["test"]["pair"][:30]]
+    formats = [{written(date, *names) for date in dates} for names in ((x, y) for x in LOCALES for y in PATTERNS)]
+    used = [texts for texts in formats if texts & set(of_dates["test"]["text"][:30])]
+    assert len(used) < len(formats) / 3  # languages share some of their months
+    assert all(len(rows) == len(set(rows["text"])) for rows in of_dates.values())
+
+
+def test_the_arguments_determine_the_dates(of_dates):
+    assert Dates(3000, 200).load("pairs")["test"]["text"] == of_dates["test"]["text"]
+    assert Dates(3000, 200, seed=1).load("pairs")["test"]["text"] != of_dates["test"]["text"]
+    assert len({Dates(*sizes).fingerprint() for sizes in ((5,), (6,), (5, 7), (5, 7, 1))}) == 4

@@ -1,15 +1,30 @@
-"""Windows: every target exactly once, in order, whatever the lengths."""
+"""Windows and the loaders of training: every target once, in order; an epoch is exact, also when it is resumed."""
+
+from itertools import chain
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyformer.batch import IGNORED
-from tinyformer.data import Windows
+from tinyformer.data import (
+    CharTokenizer,
+    Examples,
+    Masking,
+    ResumableLoader,
+    SimilarLengthLoader,
+    SourceDataModule,
+    TextFiles,
+    WindowFormat,
+    Windows,
+)
 from tinyformer.data.batches.windows import TensorWindows
+from tinyformer.errors import ArgumentError
 
 from .streams import EOS, split_of
+from .test_examples import labelled
 
 lengths_of_documents = st.lists(st.integers(1, 20), min_size=1, max_size=12)
 packs = st.sampled_from(["concat", "document"])
@@ -60,3 +75,142 @@ def test_training_windows_are_full_and_begin_at_the_phase(lengths, seq_len, phas
         for batch in (all_of(mapped), all_of(held)):
             assert batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: num_windows * seq_len].tolist()
             assert batch["inputs"].flatten().tolist() == split.ids[phase:][: num_windows * seq_len].tolist()
+
+
+# Training loaders.
+
+SPLIT = split_of([52, 33, 116])  # 203 scored tokens; each token is unique
+
+
+def loader(**changes):
+    return ResumableLoader(SPLIT, **({"seq_len": 5, "batch_size": 4, "seed": 1} | changes))
+
+
+def example_loader(**changes):
+    """Ten batches of examples in each epoch, with token dropout."""
+    split = labelled(range(2, 39))
+    return SimilarLengthLoader(lambda epoch: Examples(split, 0.5, (3, epoch)), split.lengths, 4, seed=3, **changes)
+
+
+def first_targets(batches):
+    """The first target of each window, by batch: it identifies the window."""
+    return [batch["targets"][:, 0].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("pack", "num_ranks", "num_batches"), [("concat", 1, 39 // 4), ("document", 1, 42 // 4), ("concat", 2, 39 // 8)]
+)
+def test_an_epoch_has_no_window_twice_and_leaves_out_less_than_a_batch(pack, num_ranks, num_batches):
+    ranks = [loader(pack=pack, rank=rank, world_size=num_ranks) for rank in range(num_ranks)]
+    assert [len(training) for training in ranks] == [num_batches] * num_ranks
+    for _ in range(3):
+        batches = [batch for training in ranks for batch in first_targets(training)]
+        assert [len(batch) for batch in batches] == [4] * num_batches * num_ranks
+        windows = list(chain.from_iterable(batches))
+        assert len(set(windows)) == len(windows)
+
+
+def test_epochs_differ_in_order_and_phase_and_a_seed_repeats_them():
+    epochs, same = (
+        [list(chain.from_iterable(first_targets(training))) for _ in range(8)] for training in (loader(), loader())
+    )
+    assert epochs == same
+    assert len({tuple(epoch) for epoch in epochs}) == 8
+    assert len({min(epoch) for epoch in epochs}) > 2
+    assert epochs[0] != list(chain.from_iterable(first_targets(loader(seed=2))))
+
+
+@pytest.mark.parametrize(
+    ("make", "stop", "num_workers"),
+    [(loader, 1, 0), (loader, 9, 0), (loader, 12, 0), (loader, 12, 2), (example_loader, 4, 0), (example_loader, 10, 0)],
+)
+def test_a_saved_state_resumes_at_the_next_batch(make, stop, num_workers):
+    reference = make()
+    expected = [batch["inputs"].tolist() for _ in range(3) for batch in reference]
+    interrupted, seen = make(num_workers=num_workers), []
+    while len(seen) < stop:
+        for batch in interrupted:
+            seen.append(batch["inputs"].tolist())
+            if len(seen) == stop:
+                break
+    resumed = make(num_workers=num_workers)
+    resumed.load_state_dict(interrupted.state_dict())
+    while len(seen) < len(expected):
+        seen += [batch["inputs"].tolist() for batch in resumed]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])
+def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths):
+    settings = {"seq_len": 5, "batch_size": 4, "seed": 1}
+    if len(lengths) > 1:
+        settings |= {"rank": 1, "world_size": 2}
+    devices = (None, torch.device("cpu"))
+    mapped, held = (ResumableLoader(split_of(lengths), **settings, device=device) for device in devices)
+    assert len(mapped) == len(held) > 0
+    for _ in range(6):
+        for one, other in zip(mapped, held, strict=True):
+            assert one.keys() == other.keys()
+            for name, tensor in one.items():
+                torch.testing.assert_close(other[name], tensor, rtol=0, atol=0)
+                assert other[name].is_contiguous()
+        assert mapped.state_dict() == held.state_dict()
+
+
+# The data of a run.
+
+BOOK = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
+
+
+@pytest.fixture
+def make(tmp_path):
+    def module(windows=None, **fractions):
+        (tmp_path / "book.txt").write_text(BOOK)
+        source, settings = TextFiles(str(tmp_path / "book.txt")), {"cache_dir": str(tmp_path / "cache")} | fractions
+        data = SourceDataModule(source, CharTokenizer(), WindowFormat(16, **windows or {}), 8, **settings)
+        data.prepare()
+        return data
+
+    return module
+
+
+def test_every_token_of_every_split_is_scored_once(make):
+    module = make(validation_fraction=0.1, test_fraction=0.2)
+    n = len(BOOK)
+    sizes = {"train": int(n * 0.7), "validation": int(n * 0.8) - int(n * 0.7), "test": n - int(n * 0.8)}
+    assert {name: split.num_tokens for name, split in module.splits.items()} == sizes
+    assert module.tokenizer.decode(module.splits["train"].ids[1:20]) == BOOK[:19]
+    assert module.is_prepared(module.tokenizer)
+    for name, loader in (("validation", module.val_dataloader()), ("test", module.test_dataloader())):
+        targets = torch.cat([batch["targets"].flatten() for batch in loader])
+        assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
+
+
+def test_a_split_that_is_missing_is_answered_with_those_that_there_are(make):
+    message = "split='test': there is no such split, only train, validation; split='validation' works"
+    module = make(test_fraction=0.0)
+    for ask in (module.evaluation_dataloader, lambda split: next(module.sample(split, 1))):
+        with pytest.raises(ArgumentError, match=message):
+            ask("test")
+
+
+@pytest.mark.parametrize(
+    ("windows", "free", "device"),
+    [
+        ({}, 10**6, "cuda"),
+        ({}, 10**5, None),  # 4 bytes for each of 2,772 tokens are more than a tenth of that
+        ({"device": "cuda"}, 10**5, "cuda"),
+        ({"device": "cpu"}, 10**6, None),
+        ({"masking": Masking()}, 10**6, None),
+    ],
+)
+def test_tokens_are_kept_on_a_gpu_if_they_fit_and_windows_are_plain(make, monkeypatch, windows, free, device):
+    data = make(windows)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+    found = data.row_format.token_device(data.splits["train"], torch.device("cuda"))
+    assert found == (torch.device(device) if device else None)
+    if windows.get("device") == "cuda":
+        with pytest.raises(ArgumentError, match=r"^row_format.device='cuda': the run is on cpu; row_format.device"):
+            data.require_device("cpu")
+    else:
+        assert data.row_format.token_device(data.splits["train"], torch.device("cpu")) is None
