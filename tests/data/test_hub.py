@@ -75,7 +75,6 @@ REPOSITORIES = {
         "plain_text/train-00000-of-00001.parquet": squad([["b c"], ["a"]], [[2], [0]]),
         "plain_text/validation-00000-of-00001.parquet": squad([[], ["a b", "b"]], [[], [0, 2]]),
     },
-    "datasets/owner/wrong": {"train.parquet": squad([["b"], ["b"]], [[2], [1]])},
     "models/owner/model": {"tokenizer.json": ByteTokenizer().build([]).to_json().encode()},
 }
 
@@ -134,15 +133,12 @@ READ = {
     },
     f'{BOOKS} target_column="translation.de")': "target_column='translation.de': owner/books has no such column",
     f'{PAIRS} source_column="a", target_column="b")': "target_column='b': row 2 of the split train of owner/pairs",
-    f'{PAIRS} source_column="gold", target_column="b")': "source_column='gold': the column of owner/pairs holds no t",
     # questions, in the layout of SQuAD
     'splits("owner/squad", "questions")': {
         "train": ASKED | {"answers": [["b c"], ["a"]], "starts": [[2], [0]]},
         "validation": ASKED | {"answers": [[], ["a b", "b"]], "starts": [[], [0, 2]]},
     },
     'splits("owner/squad", text_column=["question", "context"])["train"]': ASKED,
-    'splits("owner/wrong", "questions")': "path='owner/wrong': the context of row 2 of the split train has no answer",
-    'splits("owner/books", "questions")': "path='owner/books': has no questions: no column question, only id",
     # labels, with their names
     f'{REVIEWS}["test"]': {"text": ["one", "two"], "label": [None, None]},
     f'{REVIEWS}["validation"]': {"text": ["good", None], "label": ["positive", "negative"]},

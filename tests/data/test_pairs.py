@@ -28,19 +28,44 @@ def prepared(folder: Path, files: str, seq_len: int = 16, tokenizer=None, **opti
     return data
 
 
-def test_a_batch_holds_sources_what_the_decoder_reads_and_what_it_predicts(tmp_path):
-    split = prepared(tmp_path, write(tmp_path)).splits["train"]
-    batch = {name: tensor.tolist() for name, tensor in Pairs(split).__getitems__([2, 1]).items()}
-    d, c, y, v = (ord(letter) for letter in "dcyv")
-    assert batch == {
-        "source": [[d, d + 1, d + 2, d + 3, EOS], [c, EOS, EOS, EOS, EOS]],
-        "source_lengths": [5, 2],
-        "inputs": [[EOS, v, EOS, EOS], [EOS, y, y + 1, ord("w")]],
-        "targets": [[v, EOS, IGNORED, IGNORED], [y, y + 1, ord("w"), EOS]],
-        "rows": [2, 1],
-    }
-    assert (split.source(2), split.target(1), split.num_documents, split.num_tokens) == ("defg", "yzw", 4, 10)
-    assert split.num_targets == 10 + 12
+D, C, Y, V, W = (ord(letter) for letter in "dcyvw")
+
+
+@pytest.mark.parametrize(
+    ("special", "seq_len", "texts", "batch"),
+    [
+        (
+            None,
+            16,
+            ("defg", "yzw", 0),
+            {
+                "source": [[D, D + 1, D + 2, D + 3, EOS], [C, EOS, EOS, EOS, EOS]],
+                "source_lengths": [5, 2],
+                "inputs": [[EOS, V, EOS, EOS], [EOS, Y, Y + 1, W]],
+                "targets": [[V, EOS, IGNORED, IGNORED], [Y, Y + 1, W, EOS]],
+            },
+        ),
+        (  # as BART's: the decoder starts with one token, and every text with another
+            SpecialTokens(decoder_start=250, bos=251, eos=252),
+            5,
+            ("def", "yzw", 1),
+            {
+                "source": [[251, D, D + 1, D + 2, 252], [251, C, 252, 252, 252]],
+                "source_lengths": [5, 3],
+                "inputs": [[250, 251, V, 252, 252], [250, 251, Y, Y + 1, W]],
+                "targets": [[251, V, 252, IGNORED, IGNORED], [251, Y, Y + 1, W, 252]],
+            },
+        ),
+    ],
+    ids=["own", "bart"],
+)
+def test_a_batch_holds_sources_what_the_decoder_reads_and_what_it_predicts(tmp_path, special, seq_len, texts, batch):
+    split = prepared(tmp_path, write(tmp_path), seq_len, special_tokens=special).splits["train"]
+    found = {name: tensor.tolist() for name, tensor in Pairs(split).__getitems__([2, 1]).items()}
+    assert found == batch | {"rows": [2, 1]}
+    assert (split.source(2), split.target(1), split.num_truncated) == texts
+    if special is None:
+        assert (split.num_documents, split.num_tokens, split.num_targets) == (4, 10, 10 + 12)
 
 
 def test_pairs_longer_than_the_context(tmp_path):
@@ -53,6 +78,10 @@ def test_pairs_longer_than_the_context(tmp_path):
         assert (split.num_documents, split.num_truncated, split.num_skipped) == (len(rows), *numbers)
         batch = Pairs(split).__getitems__([0])
         assert (batch["source"][0, -1], batch["targets"][0, -1]) == (EOS, EOS)
+    with pytest.raises(ArgumentError, match="pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit"):
+        prepared(tmp_path, write(tmp_path), 4, too_long="error")
+    with pytest.raises(ArgumentError, match="leaves no pair of the train split: all have"):
+        prepared(tmp_path, write(tmp_path, [("abc", "d")]), 3, too_long="skip")
 
 
 def test_every_pair_is_read_once_an_epoch_beside_pairs_of_similar_length(tmp_path):
@@ -68,32 +97,3 @@ def test_every_pair_is_read_once_an_epoch_beside_pairs_of_similar_length(tmp_pat
     longest = [max(batch["source"].shape[1], batch["inputs"].shape[1]) for batch in evaluated]
     assert longest[0] == max(longest)  # so that running out of memory shows at once
     assert longest[1:] != sorted(longest[1:], reverse=True)
-
-
-def test_pairs_that_are_too_long_are_refused(tmp_path):
-    with pytest.raises(ArgumentError, match="pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit"):
-        prepared(tmp_path, write(tmp_path), 4, too_long="error")
-    with pytest.raises(ArgumentError, match="leaves no pair of the train split: all have"):
-        prepared(tmp_path, write(tmp_path, [("abc", "d")]), 3, too_long="skip")
-
-
-def test_the_tokens_around_texts_are_those_of_the_model(tmp_path):
-    """As BART's: the decoder starts with one token, and every text with another."""
-    special = SpecialTokens(decoder_start=250, bos=251, eos=252)
-    split = prepared(tmp_path, write(tmp_path), seq_len=5, special_tokens=special).splits["train"]
-    batch = {name: tensor.tolist() for name, tensor in Pairs(split).__getitems__([2, 1]).items()}
-    d, c, y, v = (ord(letter) for letter in "dcyv")
-    assert batch == {
-        "source": [[251, d, d + 1, d + 2, 252], [251, c, 252, 252, 252]],
-        "source_lengths": [5, 3],
-        "inputs": [[250, 251, v, 252, 252], [250, 251, y, y + 1, ord("w")]],
-        "targets": [[251, v, 252, IGNORED, IGNORED], [251, y, y + 1, ord("w"), 252]],
-        "rows": [2, 1],
-    }
-    assert (split.source(2), split.target(1), split.num_truncated) == ("def", "yzw", 1)
-    tokens = split.tokens
-    assert (tokens.source([1, 2, 3, 4], 5), tokens.inputs([1])) == ([251, 1, 2, 3, 252], [250, 251, 1])
-    with pytest.raises(ArgumentError, match="must be at least 0"):
-        SpecialTokens(suppressed=[3, -2])
-    with pytest.raises(ArgumentError, match="bos=251: must be below 200"):
-        SpecialTokens(bos=251).require_known(200)

@@ -15,7 +15,7 @@ from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFo
 from tinyformer.data.sources.documents import natural_order
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.errors import ArgumentError
-from tinyformer.run.summary import data_results, describe_data
+from tinyformer.run.summary import describe_data
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
@@ -193,11 +193,7 @@ def test_what_a_split_leaves_out_is_counted(tmp_path):
     source = TextFiles(str(tmp_path / "texts"))
     data = SourceDataModule(source, ByteTokenizer(), WindowFormat(2), 1, cache_dir=str(tmp_path))
     data.prepare()
-    reason = "without text (empty, null or cut short)"
-    left_out = {"train": {reason: 3}, "validation": {reason: 2}, "test": {}}
-    facts = data_results(data, list(left_out))
-    assert {split: facts[split]["left_out"] for split in facts} == left_out
-    lines = describe_data(data, list(left_out), "")
+    lines, reason = describe_data(data, [*data.splits], ""), "without text (empty, null or cut short)"
     assert lines.pop("data").endswith("; 2 hidden files not read")
     assert lines == {
         "train": f"1 file (a.csv), 2 documents, 7 tokens; left out: 3 {reason}",
