@@ -1,9 +1,7 @@
 """The benchmarks compare what is comparable; our training step is about as fast as a plain loop; what they write."""
 
-import json
 import os
 import runpy
-import statistics
 import subprocess
 import sys
 import time
@@ -11,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import generation
 import measure
 import pytest
 import torch
-from commands import ROOT, SMALL
+from commands import ROOT
 from here import our_network
 from measure import PLAIN, Effort, Trained, settings, train_in_turn
 from peers import GPT, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
@@ -94,38 +91,6 @@ def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
-
-
-@pytest.mark.nightly
-def test_the_benchmarks_of_the_model(tmp_path: Path, book: Path) -> None:
-    def written(name: str, arguments: str) -> dict[str, Any]:
-        path = tmp_path / f"{name}.json"
-        run_benchmark(name, tmp_path, [*arguments.split(), f"--output={path}"])
-        assert name == "telemetry" or path.with_suffix(".png").stat().st_size > 10_000
-        return json.loads(path.read_text())
-
-    text, telemetry = f"data=text data.files={book}", "callbacks.attention.every_n_steps=4 trainer.max_steps=20"
-    memory = written("growth", "--axes seq depth --longest=2048 --repeats=1")["exponents"]["seq"]
-    assert memory["eager"]["bytes"] > 1.7
-    assert memory["flash"]["bytes"] < 1.2
-    assert memory["flex"]["bytes"] is None  # which trains on CUDA only
-    found = written("telemetry", f"--blocks=6 {SMALL} {text} {telemetry}")
-    assert [len(found["in_turn"]["seconds"]["blocks"][side]) for side in ("with", "without")] == [3, 3]
-    assert 0 < found["whole_run"]["telemetry/seconds"] < found["whole_run"]["seconds"]
-    losses = written("curves", f"{SMALL} {text} model.dropout=0.1 --backends=eager,flash --steps=20")["losses"]
-    assert losses["eager"] == pytest.approx(losses["flash"], abs=1e-4)
-    assert len(set(losses["eager"])) == 20
-    found = written("run", f"--quick {text}")
-    rows, (train, *others) = found["rows"], ["training step", "generation", "loading", "tokenising"]
-    assert {row["bench"] for row in rows} == {train, *others}
-    compared = {row["peer"] for row in rows if (row["bench"], row["precision"]) == (train, "fp32")}
-    assert compared == {PLAIN, *(peer.name for peer in PEERS)}
-    for evidence in (evidence for evidence in found["evidence"] if evidence["bench"] == train):
-        # In bf16 our own network takes plain products where they are faster: for sequences as short as these.
-        unfused = (evidence["peer"], evidence["precision"]) == (PLAIN, "bf16")
-        assert evidence["attention_kernel"] == ("math" if unfused else "flash")
-        assert evidence["loss"] == pytest.approx(evidence["our_loss"], rel=0.02)
-    assert statistics.median(row["ratio"] for row in rows if row["bench"] == "loading") > 1
 
 
 def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:

@@ -278,14 +278,3 @@ def test_a_longer_context_is_that_of_a_model_built_for_it(position: str, program
     assert results["val/num_tokens"] == number
     assert results["val/loss"] == pytest.approx(nats / number, rel=1e-5)
     assert results["val/loss"] != results_of("run")["val/loss"]  # windows of 16
-
-
-@pytest.mark.slow
-def test_learned_positions_are_refused_in_a_sentence(program: Program) -> None:
-    ran(program, "train.py", SMALL, TEXT, "callbacks.attention=null position=learned hydra.run.dir=run")
-    for tokens in (8, LONGER):
-        evaluated = f"checkpoint=run/checkpoints/last.ckpt data.files=book.txt model.max_seq_len={tokens}"
-        ended = program("evaluate.py", evaluated, "hydra.run.dir=evaluated")
-        sentence = f"model.max_seq_len={tokens}: the run has learned vectors for 16 positions, and for no others; "
-        assert (ended.code, sentence + "model.max_seq_len=16 works." in ended.err) == (2, True), ended.err
-        assert not Path("evaluated").exists()

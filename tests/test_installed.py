@@ -5,7 +5,6 @@ import subprocess
 import sys
 import sysconfig
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -49,16 +48,3 @@ def test_a_run_is_trained_evaluated_compared_and_exported(tmp_path: Path) -> Non
     assert "parameters" in run("card attention=mha,gqa")
     assert "eager" in run("doctor --variants mha --masks causal --dtypes fp32 --backends eager,sdpa")
     assert {path.name for path in folder.iterdir()} == {"run", "evaluated", "out"}
-
-
-def test_an_editable_install_is_found_from_the_folder_above_the_clone(tmp_path: Path) -> None:
-    """There, a clone called tinyformer is on the path itself, as a package without a file."""
-    (tmp_path / "tinyformer").mkdir()
-    build = f"import os, hatchling.build; os.chdir({str(ROOT)!r}); hatchling.build.build_editable({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    find = "from importlib.util import find_spec; print(find_spec('tinyformer').origin)"
-    ask = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); {find}"
-    found = subprocess.check_output([sys.executable, "-S", "-c", ask], cwd=tmp_path, env=outside(), text=True)
-    assert found.strip() == str(ROOT / "tinyformer" / "__init__.py")

@@ -1,7 +1,7 @@
 """Every command and every Python block of README.md and docs/pages runs, and tables of the docs are those of the code.
 
-Commands run on a small model and a small text (`SMALL_RUN`, `ADAPTED`), as they stand otherwise; with `-m nightly` they
-run at full size, for two steps. `outputs/…` and `multirun/…` are runs that the test makes.
+Commands run on a small model and a small text (`SMALL_RUN`, `ADAPTED`), as they stand otherwise. `outputs/…` and
+`multirun/…` are runs that the test makes.
 """
 
 import importlib
@@ -78,18 +78,18 @@ def test_every_fence_is_a_command_a_python_block_or_plain_text() -> None:
     } == INSTALL
 
 
-def adapted(line: str, full_size: bool = False) -> str:
-    """The command for two steps on a small text, at full size only where its own text is on the Hub."""
+def adapted(line: str) -> str:
+    """The command for two steps on a small text."""
     for written, run in ADAPTED.items():
         line = line.replace(written, run)
     if "train.py" not in line:
         return line
     is_data_given = re.search(r"\bdata=", line)
     is_own_text = is_data_given or re.search(r"data\.files=|resume=|task=seq2seq|dates|span", line)
-    if not is_own_text and (not full_size or re.search("shake|speed", line)):
+    if not is_own_text:
         is_labelled = "task=classification" in line
         line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if is_labelled else "book.txt")
-    if "span" in line and not is_data_given and not full_size:
+    if "span" in line and not is_data_given:
         line += " data.num_contexts=40 data.num_held_out=2"
     if "max_steps" not in line and "resume=multirun" not in line:
         line += f" trainer.max_steps={6 if 'resume=' in line else 2}"
@@ -195,13 +195,6 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
     shows = {"convert": "ported", "batch=": "state of the optimizer"}
     shows |= {"findings cost": "cost: holds", "findings window": "window: ", "findings": "redundancy"}
     assert next((text for part, text in shows.items() if part in line), "mha") in capsys.readouterr().out
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("line", [line for line in RUNS if "train.py" in line and "resume=" not in line])
-def test_command_at_full_size(line: str, place: Path) -> None:
-    _, *words = shlex.split(adapted(line, full_size=True))
-    assert "val loss" in ran(as_process, *words, "trainer.limit_val_batches=2", split=False)
 
 
 PYTHON_ADAPTED = {

@@ -278,20 +278,6 @@ def test_help_and_what_a_config_shows_is_told_without_torch(tmp_path: Path) -> N
         assert (each.code, words in each.out + each.err) == (code, True), each
 
 
-@pytest.mark.nightly
-def test_compiled_training_agrees(tmp_path: Path, book: Path) -> None:
-    losses, measures = [], []
-    for run, setting in (("compiled", "true"), ("eager", "false")):
-        settings = f"model.num_layers=1 compile={setting} callbacks.attention.every_n_steps=2 hydra.run.dir={run}"
-        ended = run_as_process(f"{SMALL} {TEXT} {settings}", tmp_path)
-        assert ended.returncode == 0, ended.stderr
-        losses.append(results_of(tmp_path / run)["val/loss"])
-        columns = [column(tmp_path / run, f"attention/layer_00/head_01/{name}") for name in MEASURED]
-        measures.append([float(value) for values in columns for value in values.values()])
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-    assert measures[0] == pytest.approx(measures[1], abs=1e-3)
-
-
 @pytest.mark.slow
 def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: Path) -> None:
     settings = f"{SMALL} {TEXT} schedule=wsd schedule.decay_fraction=0 model.dropout=0.1"

@@ -46,11 +46,10 @@ from tinyformer.analysis.ablation import (
     rank_correlation,
     resampled_positions,
 )
-from tinyformer.analysis.measures.inputs import of_one_length
 from tinyformer.analysis.subject import Losses
 from tinyformer.data import Examples, LabelledSplit, Windows
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMask, ClassReadout, DifferentialAttention, TokenReadout, Transformer, prune_heads
+from tinyformer.nn import AttentionMask, ClassReadout, TokenReadout, Transformer, prune_heads
 from tinyformer.tasks import CausalLM, Classification
 
 
@@ -210,26 +209,6 @@ def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
         assert rows["without random heads", draw][0] == len(others)
 
 
-def test_a_head_of_two_softmaxes_has_the_larger_measure(tmp_path):
-    network = loud_transformer()
-    network.encoder.layers[1].attention = DifferentialAttention(32, 4, layer_index=1)
-    tokens = repeated_tokens(50, 16, 4, seed=0)
-    maps = measure_layers({"self": MEASURES["self"]}, capture_weights(network, tokens, CAUSAL), tokens)["self"]
-    larger = maps[0] + [max(maps[1][2 * head : 2 * head + 2]) for head in range(4)]
-    heads = columns_of(HeadCircuit({"self": 1e-6})(make_subject(network), tmp_path).tables["circuit_heads"])
-    assert heads["self"] == pytest.approx(larger, rel=1e-5)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_circuit_is_replaced_as_in_an_ablation(tmp_path, mode):
-    subject = make_subject(loud_transformer())
-    of_heads = columns_of(HeadCircuit({"self": 1e-6})(subject, tmp_path).tables["circuit_heads"])["self"]
-    best = max(range(8), key=of_heads.__getitem__)
-    found = HeadCircuit({"self": of_heads[best]}, mode=mode)(subject, tmp_path)
-    (expected,) = losses_without(subject, [[(best // 4, best % 4)]], mode)
-    assert found.scalars["analysis/without_circuit/loss"] == pytest.approx(expected.mean, rel=1e-5)
-
-
 @pytest.mark.parametrize("name", ["self", "induction"])
 def test_the_suggested_threshold_finds_a_head(tmp_path, name):
     subject = make_subject(loud_transformer())
@@ -307,11 +286,6 @@ def test_what_replaces_a_head_of_rows_without_padding(make, mode):
         assert abs(found.mean - subject.losses().mean) > 1e-4
 
 
-def test_windows_of_a_probe_are_cut_to_one_length():
-    cut = {"inputs": torch.arange(40).view(4, 10), "lengths": torch.tensor([3, 8, 4, 6])}
-    assert sorted(of_one_length([cut])["inputs"].tolist()) == [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]]
-
-
 def test_measures_are_those_of_rows_without_padding(tmp_path):
     subject = examples((3, 7, 12, 3, 3, 1, 5))
     rows = all_rows(subject)
@@ -323,13 +297,3 @@ def test_measures_are_those_of_rows_without_padding(tmp_path):
         values = torch.tensor([found[name] for found in measures]).flatten(1)
         expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
         torch.testing.assert_close(torch.tensor(table[name]), expected)
-
-
-def test_a_longer_row_takes_random_tokens_of_the_other_row():
-    lengths, place = torch.tensor([3000, 4000, 3]), torch.arange(3000)
-    positions = resampled_positions(lengths, 3000)
-    assert torch.equal(positions[:2], place.expand(2, -1))  # the others are longer
-    assert torch.equal(positions[2, :3], place[:3])
-    counts = positions[2, 3:].bincount(minlength=3)
-    assert len(counts) == 3
-    assert (counts - 999).abs().max() < 100  # 26 is the standard deviation

@@ -90,25 +90,20 @@ def assert_shown(page, weights, title, other_axis):
     assert bars == pytest.approx((weights / weights.max()).tolist(), abs=1e-3)
 
 
-def drawn_lines(page, vertical=False):
-    """The opacity of each visible line, by the target and the source token whose middles it joins.
-
-    The lines of a text run between two columns of its tokens, those of a pair between two rows.
-    """
+def drawn_lines(page):
+    """The opacity of each visible line of a pair, by the target and the source token whose middles it joins."""
     target, source, lines = page.evaluate(
-        """(vertical) => {
-        const middle = (box) => (vertical ? box.top + box.height / 2 : box.left + box.width / 2);
+        """() => {
+        const middle = (box) => box.left + box.width / 2;
         const middles = (side) =>
             [...document.querySelectorAll(`#${side} button`)].map((one) => middle(one.getBoundingClientRect()));
         const box = document.querySelector("#lines").getBoundingClientRect();
-        const [origin, from, to] = vertical ? [box.top, "y1", "y2"] : [box.left, "x2", "x1"];
         return [middles("target"), middles("source"), [...document.querySelectorAll("#lines line")].map((line) => {
             const style = getComputedStyle(line);
             const opacity = style.display === "none" ? 0 : Number(style.strokeOpacity) * Number(style.opacity);
-            return [...[from, to].map((name) => origin + line[name].baseVal.value), opacity];
+            return [...["x2", "x1"].map((name) => box.left + line[name].baseVal.value), opacity];
         })];
-    }""",
-        vertical,
+    }"""
     )
     (target, source) = ([pytest.approx(middle, abs=1) for middle in middles] for middles in (target, source))
     return {(target.index(begin), source.index(end)): opacity for begin, end, opacity in lines if opacity}
@@ -242,19 +237,6 @@ def test_the_whole_page_works_by_keyboard(atlas):
     expect(atlas.get_by_role("button", name="layer 1 head 0b")).to_be_focused()
 
 
-def test_navigation_between_heads_and_in_the_history(atlas):
-    atlas.get_by_label("Order").select_option("largest")
-    order = [LABELS[head].capitalize() for head in SORTED["entropy", "largest"]]
-    atlas.locator(".thumbnail").first.click()
-    for label in [*order, order[0]]:  # in the order of the overview, and round
-        expect(atlas.locator("#head-title")).to_have_text(label)
-        atlas.get_by_role("button", name="Next").click()
-    atlas.go_back()
-    expect(atlas.locator("#overview")).to_be_visible()
-    atlas.go_forward()
-    expect(atlas.locator("#head-title")).to_have_text("Layer 0 head 0")
-
-
 @pytest.mark.parametrize(("pair", "scheme", "width"), [(False, "dark", 400), (True, "light", 390)])
 def test_the_page_is_accessible_in_both_themes(open_atlas, pair, scheme, width):
     page = open_atlas(**PAIR if pair else {"names": NAMES}, scheme=scheme, width=width)
@@ -301,33 +283,6 @@ def test_a_second_head_is_shown_beside_the_first(atlas):
     atlas.get_by_role("button", name="Next").click()  # it stays beside the next head
     expect(atlas.locator("#map-title")).to_have_text("Layer 1 head 0b")
     expect(atlas.locator("#other-title")).to_have_text("Layer 1 head 1")
-
-
-def test_lines_join_queries_on_the_left_with_keys_on_the_right(atlas):
-    atlas.locator(".thumbnail").nth(1).click()
-    atlas.get_by_role("radio", name="lines", exact=True).check()
-    assert atlas.locator("#lines line").count() == int((HEADS[1] >= 1 / len(TOKENS)).sum())
-    # The arrow keys lead from the title to the tokens, whose own lines are shown.
-    atlas.locator("#head-title").focus()
-    atlas.keyboard.press("ArrowUp")
-    query = len(TOKENS) - 2
-    expect(atlas.locator("#target button").nth(query)).to_be_focused()
-    expected = {at: opacity for at, opacity in opacities(HEADS[1], 1 / 255).items() if at[0] == query}
-    assert drawn_lines(atlas, vertical=True) == pytest.approx(expected, abs=1e-3)
-
-
-def test_the_page_says_what_it_shows(open_atlas):
-    facts = {"checkpoint": "run/<b>last</b>.ckpt", "step": "2,000"}
-    ablated = [[name == "0b" for name in layer] for layer in NAMES]
-    labels = [["previous token" if name == "1" else "" for name in layer] for layer in NAMES]
-    page = open_atlas(names=NAMES, facts=facts, ablated=ablated, labels=labels)
-    expect(page.locator("#facts")).to_have_text("checkpoint run/<b>last</b>.ckptstep 2,000")
-    notes = page.locator(".thumbnail").evaluate_all("all => all.map((one) => one.querySelector('.note')?.textContent)")
-    assert notes == [None, "previous token", None, "ablated", "previous token", None]
-    page.locator(".thumbnail").nth(3).click()
-    expect(page.locator("#head-notes")).to_have_text("ablated: its output is replaced")
-    page.get_by_role("button", name="Next").click()
-    expect(page.locator("#head-notes")).to_have_text("previous token")
 
 
 HOSTILE = ["</script><script>document.title='broken'</script>", "<b>bold</b>", "<!--", "\"'`$title${1+1}", "&lt;&amp;"]
@@ -441,35 +396,7 @@ def test_lines_join_tokens_as_opaque_as_the_map_and_show_their_numbers(pair):
     assert drawn_lines(pair).keys() == expected.keys()
 
 
-def test_the_alignment_works_by_keyboard(pair):
-    press(pair, "Tab", "Tab", "Tab", "ArrowLeft")
-    expect(pair.get_by_role("radio", name="decoder")).to_be_checked()
-    press(pair, "ArrowRight", "Tab", "Tab", "Tab", "ArrowRight", "Enter")
-    expect(pair.locator("#head-title")).to_have_text("Cross layer 0 head 1")
-    press(pair, "Tab", "Tab", "Tab", "Tab", "Tab", "Tab", "ArrowRight")
-    expect(pair.locator("#aligned")).to_contain_text(f"Source token {token(1, SOURCE)} is attended to by: target token")
-    press(pair, "Tab", "End", "ArrowLeft")
-    expect(pair.locator("#aligned")).to_contain_text(f"Target token {token(5, TARGET)} attends to: source token")
-    press(pair, "Escape")
-    expect(pair.get_by_role("button", name="layer 0 head 1")).to_be_focused()
-
-
-def test_an_even_head_shows_all_of_its_lines_faintly(open_atlas):
-    even = torch.full((1, len(TARGET), len(SOURCE)), 1 / len(SOURCE))
-    addresses = [ENDS[0], ("decoder", 0), ENDS[1]]
-    page = open_atlas([PAIR_MAPS[0], PAIR_MAPS[2][:0], even], PAIR_KINDS, measures={}, addresses=addresses)
-    assert page.get_by_role("radio", name="decoder").count() == 0  # a kind without heads
-    open_cross_head(page, 0)
-    assert list(drawn_lines(page).values()) == pytest.approx([len(SOURCE) ** -0.5] * even.numel(), abs=1e-4)
-
-
 # The file.
-
-
-def test_invisible_characters_of_tokens_are_made_visible(tmp_path):
-    tokens = [" ", "\n", "\t", "a b", "\x00", "\u202e", "\ud800", "", "é", "漢", "🙂", "·⏎"]
-    data = stored(write_atlas(tmp_path / "atlas.html", random_maps([1], 12), tokens, {}))
-    assert data["kinds"][0]["keys"] == ["␣", "⏎", "⇥", "a␣b", r"\x00", r"\u202e", r"\ud800", "∅", "é", "漢", "🙂", "·⏎"]
 
 
 @pytest.mark.parametrize(

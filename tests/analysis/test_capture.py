@@ -8,14 +8,13 @@ from nn.model_cases import make_transformer, token_ids
 from nn.variants import NAMES, documents, factory, network
 
 from analysis.subjects import CAUSAL, loud_transformer
-from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, capture_weights, repeated_tokens
+from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, capture_weights
 from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.measures.probe import Probe, Probes, make_probes, measure_heads
+from tinyformer.analysis.measures.probe import Probe, Probes, measure_heads
 from tinyformer.analysis.measures.table import measure_layers
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
 from tinyformer.programs.doctor.speed import peak_memory
-from tinyformer.tasks import MaskedLM
 
 
 def test_only_passes_inside_the_block_are_captured():
@@ -114,16 +113,6 @@ def test_a_few_rows_of_a_long_sequence_take_little_memory():
 # Probes.
 
 
-@pytest.mark.parametrize(("max_seq_len", "period"), [(64, 12), (7, 3), (1, 0)])
-def test_probes_are_windows_and_repeated_tokens_within_the_context(max_seq_len, period):
-    windows = {"inputs": token_ids(3, 8)}
-    probe, *patterns = make_probes(MaskedLM(), [windows], 50, max_seq_len, num_sequences=4, period=12).each
-    assert probe.tokens is windows["inputs"]
-    assert (probe.mask, probe.measures) == (AttentionMask(), MEASURES)
-    assert [pattern.tokens.tolist() for pattern in patterns] == [repeated_tokens(50, 4, period).tolist()] * (period > 0)
-    assert all((pattern.mask, pattern.measures) == (AttentionMask(), PATTERNS) for pattern in patterns)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
     network = make_transformer(dropout=0.5, max_seq_len=200).train(training)
@@ -175,12 +164,3 @@ def test_probes_share_a_forward_pass_in_which_none_sees_padding(first, second, j
     assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
     for name, layers in expected.items():
         torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)
-
-
-def test_autocast_changes_what_layers_attend_with_as_it_does_in_training():
-    network = make_transformer(bias=True, qk_norm=True).eval()
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        with capture_attention(network) as maps:
-            network(token_ids(), CAUSAL)
-        assert all(map(torch.equal, maps, capture_weights(network, token_ids(), CAUSAL)))
-    assert {weight.dtype for weight in network.parameters()} == {torch.float32}

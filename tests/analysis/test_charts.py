@@ -9,9 +9,9 @@ import torch
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-from tinyformer.analysis import ALL_MEASURES, head_maps, measure_maps, save_png, seeds_by_number, seeds_by_setting
+from tinyformer.analysis import head_maps, measure_maps, save_png, seeds_by_number
 from tinyformer.analysis.pictures.charts import head_grid
-from tinyformer.analysis.pictures.picture import COLOURS, HATCH, WHITE
+from tinyformer.analysis.pictures.picture import COLOURS, HATCH
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
@@ -43,16 +43,6 @@ def test_each_head_has_its_layer_and_column():
     assert (bar.get_ylabel(), bar.get_ylim()) == ("nats per token", (-1, 1))  # the limits of the others
 
 
-def test_a_caption_stands_above_the_title(tmp_path):
-    figure = head_grid([[0.5] * 4] * 2, names_of(4, 4), TITLE)
-    save_png(figure, tmp_path / "a.png", "checkpoint a$b$/last.ckpt · " + "data text " * 20)
-    figure.canvas.draw()
-    box, title = figure._suptitle.get_window_extent(), figure.axes[0]._left_title.get_window_extent()
-    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
-    assert box.y0 >= title.y1
-    assert figure._suptitle.get_text().startswith("checkpoint a$b$/last.ckpt · data text data")
-
-
 # Of settings over seeds.
 
 
@@ -76,28 +66,6 @@ def test_seeds_mean_and_standard_deviation_are_drawn():
     assert figure.get_suptitle() == "val/loss (nats)\nby model.num_heads"
 
 
-@pytest.mark.parametrize(("numbers", "base"), [([1, 2, 4, 8], 2), ([1e-4, 3e-4, 1e-2], 10), ([-2, 64], None)])
-def test_the_axis_of_the_setting(numbers, base):
-    axes = seeds_by_number(numbers, [[1.0]] * len(numbers), "key", "val/loss").axes[0]
-    assert axes.get_xscale() == ("log" if base else "linear")
-    assert getattr(axes.xaxis.get_transform(), "base", None) == base
-    assert [label.get_text() for label in axes.get_xticklabels()] == [f"{number:g}" for number in numbers]
-
-
-def test_rows_run_from_top_to_bottom_with_whole_labels():
-    keys = "block.attention_residual.skip · block.feed_forward_residual.branch · attention.ablated_heads"
-    labels = [f"[1,1,1,1] · [1,0,1,0] · {[[layer, 0] for layer in range(8)]} · {n}" for n in (1, 2)]
-    figure = seeds_by_setting(labels, [[1.0, 2.0, 6.0], [5.0]], keys, "val/loss")
-    seeds, means, _ = drawn_seeds(figure)
-    assert seeds == [(1.0, 0), (2.0, 0), (6.0, 0), (5.0, 1)]
-    assert means == [(3.0, 0), (5.0, 1)]
-    bottom, top = figure.axes[0].get_ylim()
-    assert bottom > top
-    shown = [label.get_text().replace("\n", " ") for label in figure.axes[0].get_yticklabels()]
-    assert shown == labels
-    assert keys in figure.get_suptitle().replace("\n", " ")
-
-
 # Of maps.
 
 
@@ -108,32 +76,6 @@ def uniform(layers, heads, seq):
 
 def labelled(picture, text):
     return [label for label in picture.labels if label.text == text]
-
-
-def require_readable(picture):
-    """No label is smaller than 6 points, outside of the picture, or on another label."""
-    height, width = picture.pixels.shape
-    taken = np.zeros((height, width), bool)
-    for label in picture.labels:
-        assert label.points >= 6
-        assert 0 <= label.left <= label.right <= width, label
-        assert 0 <= label.top <= label.bottom <= height, label
-        box = taken[label.top : label.bottom, label.left : label.right]
-        assert not box.any(), label
-        box[:] = True
-
-
-@pytest.mark.parametrize(("layers", "heads", "seq", "token"), [(2, 3, 5, "漢" * 30), (1, 2, 64, "W" * 9)])
-def test_maps_and_measures_are_legible(layers, heads, seq, token):
-    picture = head_maps(uniform(layers, heads, seq), [token] * seq, "attention after 100 steps")
-    height, width = picture.pixels.shape
-    captioned = picture.captioned("run a\nb · step 3" + " x" * 300)
-    assert (captioned.pixels[-height:, :width] == picture.pixels).all()
-    assert captioned.labels[-1].text.startswith(r"run a\nb · step 3")
-    require_readable(captioned)
-    require_readable(
-        measure_maps({name: [[0.5] * heads] * 2 for name in ALL_MEASURES}, names_of(heads, heads), "title")
-    )
 
 
 def test_an_ablated_head_is_hatched_and_named():
@@ -182,17 +124,3 @@ def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
     assert colours == [round(share * (COLOURS - 1) + 0.01) for share in shares]
     assert labels["1.00"].left < labels["2.00"].left
     assert labels["1.00"].top < labels["3.00"].top == labels["layer 1"].top
-
-
-def test_pruned_heads_and_undefined_values_are_white_and_equal_values_have_one_colour():
-    names = [["00", "02"], ["00", "01", "02"]]
-    picture = measure_maps({"a": [[1.0, 2.0], [float("nan"), 3.0, 4.0]]}, names, "title", meanings={"a": "b"})
-    labels = {label.text: label for label in picture.labels}
-    assert labels["2.00"].left == labels["4.00"].left
-    assert picture.pixels[labels["1.00"].top + 5, labels["3.00"].left] == WHITE
-    assert picture.pixels[labels["3.00"].top + 5, labels["1.00"].left] == WHITE
-    for values, limits in (([[0.5], [0.5]], None), ([[0.5], [0.504]], (0.0, 1.0))):
-        picture = measure_maps({"a": values}, [["0"]] * 2, "title", limits=limits, meanings={"a": "b"})
-        colours = {int(picture.pixels[label.top, label.left - 2]) for label in labelled(picture, "0.50")}
-        assert max(colours) - min(colours) <= 1
-        assert (min(colours) == 0) == (limits is None)

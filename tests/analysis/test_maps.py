@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from analysis.subjects import (
     ADDRESSES,
     CAUSAL,
     EOS,
-    SPECIAL,
     TOKENIZER,
     columns_of,
     loud_encoder_decoder,
@@ -34,9 +32,8 @@ from tinyformer.analysis import (
 )
 from tinyformer.analysis.ablation import head_importance
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.beam_search import beam_search
 from tinyformer.model.model import Model
-from tinyformer.nn import DifferentialAttention, prune_heads
+from tinyformer.nn import prune_heads
 from tinyformer.tasks import CausalLM
 
 
@@ -62,23 +59,6 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
     assert data["kinds"][0]["keys"] == TOKENIZER.token_strings(windows[0, :3].tolist())
     assert found.lines["atlas"].startswith("7 maps of 3 tokens;")
-
-
-def test_both_maps_of_a_differential_head_and_an_ablated_head(tmp_path):
-    network = loud_transformer(ablated_heads=[[0, 1]])
-    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
-    subject = replace(make_subject(network), facts={"checkpoint": "a/last.ckpt", "step": "7"})
-    found = HeadMaps(num_windows=2)(subject, tmp_path)
-    table = columns_of(found.tables["maps"])
-    assert table["head"][4:] == ("00a", "00b", "01a", "01b")
-    first, second = head_importance(subject)[4:]
-    assert table["importance"][4:] == (first, first, second, second)
-    data = stored(tmp_path / "atlas.html")
-    assert [head["ablated"] for head in data["heads"]] == [False, True] + [False] * 6
-    loss = f"{subject.losses().mean:.4f} nats per token, over 6 windows"
-    assert data["facts"] == {"checkpoint": "a/last.ckpt", "step": "7", "loss": loss}
-    captions = [label.text for label in found.figures["maps"].labels]
-    assert [text for text in captions if "ablated" in text] == ["layer 0 head 1 ablated"]
 
 
 def test_the_measures_of_a_text_are_its_own(tmp_path):
@@ -131,19 +111,6 @@ def test_the_maps_of_a_pair(tmp_path):
     cross = stored(tmp_path / "atlas.html")["kinds"][2]
     assert cross["keys"] == TOKENIZER.token_strings([source[0], EOS])
     assert cross["queries"] == TOKENIZER.token_strings(predicted[:2])
-
-
-@pytest.mark.parametrize("target", [None, "xy" * 9])
-def test_a_source_is_cut_and_its_target_is_given_or_decoded(tmp_path, target):
-    subject = pair_subject(loud_encoder_decoder())
-    found = HeadMaps(text="abc" * 9, target=target, num_tokens=4)(subject, tmp_path)
-    ids = torch.tensor([[*TOKENIZER.encode("abc"), EOS]])
-    (decoded,) = beam_search(subject.network, ids, torch.tensor([4]), SPECIAL, subject.task.beam)
-    cross = stored(tmp_path / "atlas.html")["kinds"][2]
-    assert cross["keys"] == [*"abc", "<eos>"]
-    assert cross["queries"] == ([*target] if target else TOKENIZER.token_strings([*decoded, EOS]))[:4]
-    assert found.lines["atlas"].startswith("16 maps of 4 of the text's 28 source and")
-    assert "importance" not in found.tables["maps"][0]
 
 
 @pytest.mark.parametrize(

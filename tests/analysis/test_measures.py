@@ -1,6 +1,5 @@
 """Measures of heads against values computed by hand, and the labels and events that follow from them."""
 
-import json
 import math
 from contextlib import nullcontext
 
@@ -187,13 +186,6 @@ def test_cross_measures_by_hand(measure, expected):
     assert all(low <= value <= high for value in expected)
 
 
-def test_an_order_that_is_half_kept():
-    weights = torch.eye(4)[[0, 2, 1, 3]].view(1, 1, 4, 4)
-    assert monotonicity(weights).item() == pytest.approx((5 - 1) / 6)
-    assert math.isnan(monotonicity(torch.ones(1, 1, 1, 4)).item())
-    assert diagonal_distance(torch.ones(1, 1, 1, 1)).item() == 0
-
-
 def test_measures_of_pairs_are_means_and_of_logits_the_largest():
     """Each kind of attention has its own measures, and each pair is measured alone."""
     network = loud_encoder_decoder().train()
@@ -270,16 +262,6 @@ def test_heads_layers_traits_and_kinds_are_independent():
     assert list(map(str, events)) == ["cross layer 0 head 0 went at step 1"]
 
 
-def test_a_saved_state_continues():
-    detector = EventDetector({"it": HIGH}, 0.2)
-    for step, value in enumerate([0.1, 0.5, 0.35, 0.1, 0.6]):
-        state = json.loads(json.dumps(detector.state_dict()))
-        detector = EventDetector({"it": HIGH}, 0.2)
-        detector.load_state_dict(state)
-        detector.observe(step, [["00"]], {"induction": [[value]]})
-    assert [event.step for event in detector.events] == [1, 3, 4]
-
-
 def causal_maps(weigh, seq=32):
     """One causal head, by the weight of a query and a key before each row is made to sum to 1."""
     positions = torch.arange(seq, dtype=torch.float64)
@@ -335,9 +317,3 @@ def test_labels_of_maps_and_of_their_near_misses(maps, measures, label):
     rows = torch.arange(maps.weights.shape[-2])
     values = {name: [measure.compute(maps, rows, TOKENS).tolist()] for name, measure in measures.items()}
     assert head_labels(values) == [[label]]
-
-
-def test_a_threshold_of_its_own_changes_the_label():
-    values = {"block": [[0.7, 0.5]], "entropy_share": [[0.99, math.nan]]}
-    assert head_labels(values) == [["uniform", ""]]
-    assert head_labels(values, head_traits({"block": 0.6, "uniform": 0.995})) == [["block", ""]]

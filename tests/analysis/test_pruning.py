@@ -87,14 +87,6 @@ def test_the_checkpoint_computes_the_gated_model(tmp_path, num_kv_heads, is_pair
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_a_pruned_model_can_be_pruned_further(tmp_path):
-    network = loud_transformer(num_kv_heads=2)
-    prune_heads(network.attentions()[1], [2])
-    prune(network, tmp_path, fraction=0.7, order="random", seed=1)
-    pruned = load_checkpoint(tmp_path / "pruned.ckpt").overrides["model.pruned_heads"]
-    assert (len(pruned), [1, 2] in pruned, [1, 3] in pruned) == (6, True, True)  # the third head that is left
-
-
 class Scaled(Attention):
     """A parameter whose second axis is the head."""
 

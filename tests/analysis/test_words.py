@@ -270,12 +270,6 @@ def test_the_copied_tokens_that_a_head_hits(tmp_path):
         assert found.scalars[f"analysis/{model}/copied_tokens_hit"] == table["tested"][best]
 
 
-def test_an_ablated_head_is_never_the_best(tmp_path):
-    ablated = loud_encoder_decoder(ablated_heads=[["cross", 0, head] for head in (0, 1, 3)])
-    table = columns_of(aligned(ablated, ablated, tmp_path).tables["alignment"])
-    assert table["chosen"] == (False, False, True, False) * 2
-
-
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(ArgumentError, match=r"analysis=.*trained with task=seq2seq"):
         CrossAlignment()(make_subject(loud_transformer()), tmp_path)

@@ -21,7 +21,6 @@ from tinyformer.checkpoint.file import (
     random_state,
     require_plain,
     restore_random_state,
-    save_network,
     start_from,
 )
 from tinyformer.errors import ArgumentError
@@ -166,13 +165,6 @@ def test_code_in_a_file_does_not_run(tmp_path):
         assert not trace.exists()
     pickle.loads(path.read_bytes())
     assert trace.exists()
-
-
-def test_saving_a_network_replaces_the_file_as_a_whole(tmp_path):
-    path = save(tmp_path / "pruned.ckpt")
-    checkpoint, number = load_checkpoint(path), path.stat().st_ino
-    save_network(path, make_transformer(), checkpoint, OVERRIDES)
-    assert path.stat().st_ino != number  # another file, which `atomic_write` has renamed
 
 
 UNFIT = {

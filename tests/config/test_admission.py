@@ -23,7 +23,6 @@ from tinyformer.config.admission import (
 from tinyformer.config.compose import compose_run, inherit_architecture, offer_stored_run
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir
 from tinyformer.errors import ArgumentError
-from tinyformer.run.starting_checkpoint import Start
 
 Plain = dict[str, Any]
 CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
@@ -220,19 +219,6 @@ def test_what_is_small_in_a_file_and_huge_in_memory_is_refused() -> None:
             admit_config(stored(**{key: value}))
 
 
-def test_a_readout_for_other_labels_is_another_readout() -> None:
-    """Three classes with other names are other classes, though the weights would fit."""
-    classes, others = (("task=classification", f"task.labels={labels}") for labels in ("[bad,fair,good]", "[a,b,c]"))
-    for overrides in (classes, others, ("task=causal_lm",)):
-        config, _ = compose_run("train", overrides)
-        assert Start(stored(*classes), "init_from").has_same_readout(config.task) is (overrides == classes)
-
-
-def test_a_file_holds_the_parts_that_it_asks_for() -> None:
-    with pytest.raises(ArgumentError, match="its cross_attention does not belong to its network"):
-        admit_config(stored(network="encoder_decoder"))
-
-
 DATA = """
     attention=gqa|model.num_layers=3|attention.window=[16,16,null]|experiment=sst2_cpu|callbacks=default|logger=null
     data.files='my book, $5.txt'|position.relative._target_=tinyformer.nn.ALiBi|+callbacks.averaged.decay=0.9
@@ -343,11 +329,6 @@ def test_an_evaluation_changes_what_its_words_say(file: Any) -> None:
     assert evaluated(path, "seed=6").seed == 6
     assert (config.trainer.accelerator, config.generate.prompt, config.logger) == ("auto", None, {})
     assert "resume" not in config
-
-
-def test_without_a_checkpoint_one_is_asked_for() -> None:
-    with pytest.raises(ValueError, match=r"checkpoint is needed, such as checkpoint=outputs/"):
-        offer_stored_run(["data=text"])
 
 
 def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:

@@ -6,7 +6,6 @@ import subprocess
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
 
 from tinyformer.config.conf import config_dir, default_num_kv_heads, describe_axes
 from tinyformer.config.folder import is_first_process
@@ -75,11 +74,6 @@ def test_what_hydra_reads_is_left_alone():
     assert readable(swept, is_sweep=True) == ["data.files='é.txt','a,b.txt',c", "task.labels=[a,'é'],[b,c]"]
 
 
-def test_a_text_that_the_shell_has_split_is_shown_in_quotes():
-    with pytest.raises(OverrideParseException, match=r"^is no KEY=VALUE; .* 'data\.files=my book\.txt'$"):
-        readable(["data.files=my", "book.txt", "seed=1"])
-
-
 def override(word):
     return OverridesParser.create().parse_override(word)
 
@@ -123,12 +117,6 @@ def test_saved_overrides_come_before_new_ones(here, saved, arguments, expanded):
     for unchanged in ([], ["a=1", "-m"], ["resume=null"], ["resume="]):
         assert expand_resume(unchanged) == unchanged
     assert expand_resume(arguments) == [*expanded, "hydra.run.dir='run'", "hydra.output_subdir=null"]
-
-
-def test_the_path_of_a_run_is_quoted_as_hydra_reads_it(here):
-    make_run(here / "$x, it's {a}")
-    (run_dir,) = [word for word in expand_resume(["resume=$x, it's {a}"]) if word.startswith("hydra.run.dir=")]
-    assert override(run_dir).value() == "$x, it's {a}"
 
 
 def test_a_folder_without_a_run_is_refused(here):

@@ -78,14 +78,6 @@ def test_max_tokens_are_reached_although_a_part_is_held_out(tmp_path):
     assert sum(split.num_documents for split in splits.values()) < 200  # not all of the source was read
 
 
-def test_ids_beyond_16_bits(tmp_path):
-    text = "".join(map(chr, range(0x10000, 0x20100)))
-    tokenizer = CharTokenizer().build([text])
-    counts = stream.write_split([text], tokenizer, tmp_path, "train")
-    ids = stream.open_split(tmp_path, "train", tokenizer, counts).ids
-    assert tokenizer.decode(ids[1:].tolist()) == text
-
-
 def flip(path, position):
     data = bytearray(path.read_bytes())
     data[position] ^= 1

@@ -83,14 +83,6 @@ def test_ranks_share_an_epoch_and_every_example_comes_once(texts, batch_size, wo
         assert sorted(chain.from_iterable(chain.from_iterable(epoch))) == list(range(len(texts)))
 
 
-def test_epochs_differ_in_batches_and_a_seed_repeats_them():
-    split = labelled(np.random.default_rng(0).integers(2, 84, 200).tolist())
-    loader = loader_of(split, 8, seed=1)
-    epochs = [rows_of(loader) for _ in range(3)]
-    assert len({frozenset(map(frozenset, epoch)) for epoch in epochs}) == 3  # other batches, not only another order
-    assert epochs[0] == rows_of(loader_of(split, 8, seed=1)) != rows_of(loader_of(split, 8, seed=2))
-
-
 def dropped(split, rows, dropout=0.3, key=(0, 0)):
     """For each example, which of its tokens are replaced by the mask token."""
     batch = Examples(split, dropout, key).__getitems__(rows)
@@ -182,16 +174,6 @@ def test_a_sources_own_splits_are_used_and_evaluated_whole(make):
         assert [found[row] for row in range(len(found))] == expected
 
 
-def test_processes_share_an_evaluation_without_repeating(make, monkeypatch):
-    module, shares = make(train=list(reviews(50))), []
-    monkeypatch.setattr(SourceDataModule, "_world_size", 3)
-    for rank in range(3):
-        monkeypatch.setattr(SourceDataModule, "_rank", rank)
-        shares.append(list(chain.from_iterable(rows_of(module.evaluation_dataloader("train")))))
-    assert sorted(chain.from_iterable(shares)) == list(range(module.splits["train"].num_documents))
-    assert all(shares)
-
-
 def test_a_sample_is_random_whatever_the_batch_size(make):
     """A sorted split: neither its first rows nor its longest ones."""
     rows, drawn = [("a " * number, "01"[number % 2]) for number in range(1, 301)], {}
@@ -252,12 +234,3 @@ def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
         assert [make(train=rows, num_texts=n).num_texts for n in (None, num_texts)] == [num_texts] * 2
         with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
             make(train=rows, num_texts=3 - num_texts)
-
-
-def test_two_epochs_drop_different_tokens(make):
-    data, texts = make(train=list(reviews(40)), token_dropout=0.5, validation_fraction=0, test_fraction=0), []
-    loader, lengths = data.train_dataloader(), data.splits["train"].lengths
-    for _ in range(2):
-        rows = {int(row): ids for batch in loader for row, ids in zip(batch["rows"], batch["inputs"], strict=True)}
-        texts.append(torch.cat([rows[row][1 : lengths[row]] for row in range(40)]) == data.tokenizer.mask_id)
-    assert (texts[0] != texts[1]).double().mean() == pytest.approx(0.5, abs=0.1)

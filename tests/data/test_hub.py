@@ -79,18 +79,13 @@ REPOSITORIES = {
 }
 
 HELPERS = """
-import json, os, time
+import json, os
 from tinyformer.data import *
 cache = os.environ["CACHE"]
 ENGLISH = {"source_column": "translation.en"}
 def splits(path, rows="texts", **source):
     loaded = HubDataset(path, **source, cache_dir=cache).load(rows)
     return {name: table.to_dict() for name, table in loaded.items()}
-def text(path="owner/large"):
-    return SourceDataModule(
-        HubDataset(path, cache_dir=cache), HubTokenizer("owner/model"), WindowFormat(16, max_tokens=100_000), 4,
-        test_fraction=0, group_near_copies=False, cache_dir=cache,
-    )
 def sentence(call):
     try:
         return call()
@@ -213,35 +208,6 @@ def test_a_card_chooses_files_of_its_own_repository_alone(run, tmp_path):
     for name, problem in expected.items():
         answer = said[f"owner/{name}"]
         assert answer == {"train": {"text": ["one", "two"]}} if problem is None else problem in answer, (name, answer)
-
-
-@pytest.mark.nightly
-def test_max_tokens_stream_a_part_and_the_result_works_offline(run):
-    prepare = """
-        prepared = text()
-        prepared.prepare()
-        tokens = {name: split.num_tokens for name, split in prepared.splits.items()}
-        train = prepared.tokenizer.decode(prepared.splits["train"].ids[1:1000])
-    """
-    with HubServer(REPOSITORIES) as server:
-        tokens, train = run(server, prepare + "    answer = [tokens, train]")
-        whole = sum(len(content) for content in REPOSITORIES["datasets/owner/large"].values())
-        assert server.bytes_served < whole / 2
-    assert tokens == {"train": 100_000, "validation": len("one") + 1 + len("two")}
-    assert train == PARTS[0][0][:999]
-    # Without the server, what was prepared opens, the tokenizer included; anything else fails quickly and clearly.
-    offline = """
-        start = time.monotonic()
-        calls = [text("owner/play").prepare, HubTokenizer("owner/other").key, prepared.source.load]
-        answer = [tokens, [sentence(call) for call in calls], time.monotonic() - start]
-    """
-    same_tokens, sentences, seconds = run(server, prepare + offline)
-    assert same_tokens == tokens
-    paths = ["source.path='owner/play'", "path='owner/other'", "path='owner/large'"]
-    for sentence, path in zip(sentences, paths, strict=True):
-        assert sentence.startswith(f"{path}: the Hugging Face Hub cannot be reached (")
-        assert sentence.endswith("; local files work without a network.")
-    assert seconds < 10
 
 
 def test_the_fingerprint_covers_the_commit_and_how_it_is_read(monkeypatch, tmp_path):

@@ -147,22 +147,6 @@ def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
     assert all(abs(number - 200) < 50 for number in place.values())  # any function of a context is asked about
 
 
-def test_the_arguments_and_the_library_determine_the_questions(library):
-    library({"numbers.py": FUNCTIONS})
-    first, again = (DocstringQuestions(9, 3, 2).load("questions")["test"]["text"] for _ in range(2))
-    assert first == again
-    contexts = DocstringQuestions(9, 3, 1).load()
-    assert {name: len(rows) for name, rows in contexts.items()} == {"train": 9, "validation": 1, "test": 1}
-    sizes = ((9,), (8,), (9, 3), (9, 3, 2), (9, 3, 2, 1))
-    assert differ(library, *(lambda given=given: DocstringQuestions(*given) for given in sizes))
-    for options, message in (
-        ({"num_contexts": 10**6, "num_functions": 20}, "num_contexts=1000000: must be at most 500000"),
-        ({"num_functions": 5}, "num_functions=5: must be at most 4, the number of functions that are held out"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            DocstringQuestions(**options).load("questions")
-
-
 # The library of this Python.
 
 
@@ -218,9 +202,3 @@ def test_held_out_dates_and_formats_are_new(of_dates):
     used = [texts for texts in formats if texts & set(of_dates["test"]["text"][:30])]
     assert len(used) < len(formats) / 3  # languages share some of their months
     assert all(len(rows) == len(set(rows["text"])) for rows in of_dates.values())
-
-
-def test_the_arguments_determine_the_dates(of_dates):
-    assert Dates(3000, 200).load("pairs")["test"]["text"] == of_dates["test"]["text"]
-    assert Dates(3000, 200, seed=1).load("pairs")["test"]["text"] != of_dates["test"]["text"]
-    assert len({Dates(*sizes).fingerprint() for sizes in ((5,), (6,), (5, 7), (5, 7, 1))}) == 4

@@ -55,16 +55,6 @@ def test_the_tokens_of_an_answer_stand_for_its_text(tokenizer, answer):
     assert shared == list(range(first, last + 1))
 
 
-def test_each_context_has_tokens_of_its_own():
-    contexts = ["é in 1999", "in 1999", "é in 1999", "1999 é"]
-    asked = [Question("When?", context, ["1999"], [context.index("1999")]) for context in contexts]
-    split = tokenise_questions(asked, BYTES).cut(32)
-    assert split.spans.tolist() == [[6, 9], [3, 6], [6, 9], [0, 3]]
-    assert split.texts_of([(3, 6), (2, 4), (0, 2), (0, -1)]) == ["in 1", "19", "é", ""]  # without white space around it
-    nothing = tokenise_questions([Question("q", "in \u200b 1999", ["\u200b"], [3])], lower_case())
-    assert nothing.spans.tolist() == [[-1, -1]]  # no token stands for that answer
-
-
 # Windows and batches.
 
 
@@ -157,16 +147,6 @@ def test_every_window_is_trained_on_once_an_epoch(tmp_path):
     drawn = [prepared(tmp_path, rows, three, split_seed=seed).splits["train"] for seed in range(4)]
     assert [split.num_documents for split in drawn] == [3] * 4
     assert len({tuple(map(split.context, range(3))) for split in drawn}) > 1  # they are drawn at random
-
-
-def test_a_sample_is_of_windows_with_an_answer_or_of_questions_without_one(tmp_path):
-    dots = "." * 200
-    data = prepared(tmp_path, [asked(context=f"{dots}x{dots}", answer="x"), asked(context=dots)])
-    windows = [row for batch in data.sample("train", 10**6) for row in batch["rows"].tolist()]
-    split = data.splits["train"]
-    starts, rows = Questions(split).__getitems__(list(range(split.num_windows)))["starts"], split.window_rows
-    assert windows == [window for window in range(split.num_windows) if starts[window] > 0 or rows[window] == 1]
-    assert 0 < (starts > 0).sum() < (rows == 0).sum() / 4  # of a long context, most windows hold no answer
 
 
 @pytest.mark.parametrize("group_near_copies", [True, False])

@@ -118,19 +118,6 @@ def test_rows_that_are_equal_in_a_compared_column_are_held_out_together(group_ne
     assert sum(map(len, targets)) == len(set().union(*targets)) == 100
 
 
-def test_near_copies_of_sources_stay_together_where_targets_link_everything():
-    """Each of 20 words is the target of many sources, so that all pairs are one group, which is too large."""
-    originals = random_texts(100, 20)
-    sources = [copy for text in originals for copy in (text, f"{text} changed")]
-    targets = np.random.default_rng(0).choice(WORDS[:20], 200).tolist()
-    train = datasets.Dataset.from_dict({"text": sources, "pair": targets})
-    parts, said = hold_out({"train": train}, 0.2, 0.2, 0, True, keep_whole=True, compared=("text", "pair"))
-    held = [{text.removesuffix(" changed") for text in part["text"]} for part in parts.values()]
-    assert [*map(len, held)] == [60, 20, 20]
-    assert sum(map(len, held)) == len(set().union(*held))
-    assert said == "200 documents are near-copies of too many others to be kept together with them"
-
-
 def are_near_copies(a, b):
     """The definition, for texts of five words or more."""
     size = min(20, max(5, (min(len(a), len(b)) + 1) // 2))
@@ -178,21 +165,6 @@ def test_nothing_of_the_default_data_is_both_held_out_and_trained_on():
             runs.append({" ".join(text[i : i + 40]) for text in words for i in range(len(text) - 39)})
             assert max(map(len, part["text"])) <= 0.1 * sum(map(len, part["text"]))
         assert sum(map(len, runs)) == len(set().union(*runs))  # no 40 words occur in two splits
-
-
-def test_near_copies_that_would_leave_the_splits_empty_are_divided_and_words_that_many_share_do_not_count():
-    rng = np.random.default_rng(0)
-    letters = [f"dear customer your order number {n} was sent today and will be with you soon" for n in range(900)]
-    parts, caveat = hold_out({"train": documents(*letters, *letters[:100])}, 0.05, 0.05, 0, True)
-    assert [len(part) for part in parts.values()] == pytest.approx([900, 50, 50], abs=2)
-    assert not {*parts["train"]["text"]} & {*parts["validation"]["text"], *parts["test"]["text"]}
-    assert caveat == "1,000 documents are near-copies of too many others to be kept together with them"
-    licence = " ".join(map(str, range(30)))
-    bodies = [" ".join(map(str, rng.integers(100, 10**6, 60))) for _ in range(300)]
-    files = [f"{licence} {body}{end}" for body in bodies for end in ("", " changed")]
-    parts = divide(files, 0.05, 0.05, 0, True)
-    assert sorted(len(part) for part in parts.values()) == [30, 30, 540]
-    assert all(original in part and f"{original} changed" in part for part in parts.values() for original in part[::2])
 
 
 # What was trained on, whatever its file, order and format.

@@ -186,14 +186,6 @@ def test_every_token_of_every_split_is_scored_once(make):
         assert targets[targets != IGNORED].tolist() == module.splits[name].ids[1:].tolist()
 
 
-def test_a_split_that_is_missing_is_answered_with_those_that_there_are(make):
-    message = "split='test': there is no such split, only train, validation; split='validation' works"
-    module = make(test_fraction=0.0)
-    for ask in (module.evaluation_dataloader, lambda split: next(module.sample(split, 1))):
-        with pytest.raises(ArgumentError, match=message):
-            ask("test")
-
-
 @pytest.mark.parametrize(
     ("windows", "free", "device"),
     [

@@ -131,12 +131,10 @@ USED = {
     "train.py resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
     "train.py -m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
     "train.py -m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=",
-    "train.py -m resume=sweep trainer.max_step=40": "trainer.max_step: there is no such key",
     "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
     "train.py -m resume=unknown": "resume=unknown: unknown/multirun.yaml says attention=mha,x, which chooses 'x'",
     "train.py -m resume=huge": "resume=huge: huge/multirun.yaml makes more than 10,000 jobs.",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
-    "train.py resume=run trainer.max_steps=40 optimizer.lr=-1": "optimizer.lr=-1: ",
     "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
 }
 

@@ -25,7 +25,6 @@ from interop.models import (
     tokens,
     transformers,
 )
-from interop.test_vocabulary import their_tokenizer
 from tinyformer.analysis import capture_attention
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, EncoderDecoder
@@ -188,32 +187,6 @@ def test_a_text_is_answered_with_the_same_text(variant: str, tokenizer_of: Any, 
     assert len("".join(texts)) > 9
 
 
-READ = [("t5", "end"), ("bart", "roberta"), ("marian", "bert")]
-
-
-@pytest.mark.parametrize(
-    ("variant", "name"), [("marian", "none"), *(pytest.param(*names, marks=slow) for names in READ)]
-)
-def test_the_post_processor_decides_what_is_around_a_text(variant: str, name: str, tmp_path: Path) -> None:
-    tokenizer, folder = their_tokenizer(name), saved(variant, tmp_path / "model")
-    tokenizer.save_pretrained(folder)
-    checkpoint_of(folder, tmp_path / "in.ckpt")
-    export_model(tmp_path / "in.ckpt", tmp_path / "out")
-    checkpoint_of(tmp_path / "out", tmp_path / "again.ckpt")
-    model = model_of(variant)
-    for ours in map(tinyformer.load, (tmp_path / "in.ckpt", tmp_path / "again.ckpt")):
-        assert isinstance(ours, Model)
-        for source, target in (("a b", "b a b"), ("a <mask> b", "b <s> a")):
-            ids, labels = (tokenizer(text, return_tensors="pt")["input_ids"] for text in (source, target))
-            with torch.no_grad():
-                expected = model(input_ids=ids, labels=labels)
-            assert error(ours.run(source, target).logits, expected.logits) <= 1e-5
-            assert error(ours.loss(source, target)[0], expected.loss) <= 1e-5
-            axes = ours.attention(source, target).tokens["cross"]
-            assert axes.keys == tokenizer.convert_ids_to_tokens(ids[0])
-            assert axes.queries == tokenizer.convert_ids_to_tokens(labels[0])
-
-
 def test_older_files_of_bart_have_no_output_layer(tmp_path: Path) -> None:
     """As facebook/bart-base: no prefix, no bias of the logits, and the embedding under three names."""
     model, folder = copy.deepcopy(model_of("bart")), tmp_path / "model"
@@ -239,18 +212,3 @@ def test_older_files_of_t5(variant: str, tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
     change_config(folder, pad_token_id=0, decoder_start_token_id=0)
     require_the_same(model_of(variant), network_of(checkpoint_of(folder, tmp_path / "in.ckpt")))
-
-
-@pytest.mark.parametrize(
-    ("contents", "sentence"),
-    [
-        ("{", "generation_config.json': cannot be read as JSON"),
-        ('{"bad_words_ids": [[7, 8]]}', "bad_words_ids=[[7, 8]]: is supported for words of one token only"),
-        ('{"suppress_tokens": [99]}', "its special token suppressed=99 must be below 53"),
-    ],
-)
-def test_a_generation_config_is_read_or_refused(contents: str, sentence: str, tmp_path: Path) -> None:
-    folder = saved("t5", tmp_path / "model")
-    (folder / "generation_config.json").write_text(contents)
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        checkpoint_of(folder, tmp_path / "in.ckpt")

@@ -1,7 +1,6 @@
 """Exported models, loaded by `transformers`: the same logits and text, or a refusal that names the key."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from interop.models import (
     tokens,
     transformers,
 )
-from tinyformer.data import BPETokenizer, CharTokenizer
+from tinyformer.data import BPETokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.interop.folder import write_folder
-from tinyformer.model.loading import load
 from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
@@ -114,17 +112,6 @@ def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
     for name in ("ours.ckpt", "imported.ckpt"):
         ours = tinyformer.load(tmp_path / name).generate(prompt, num_tokens, temperature=0)
         assert ours == [their_tokenizer.decode(made, skip_special_tokens=True)]
-
-
-def test_the_mask_token_and_pairs_of_texts(tmp_path: Path) -> None:
-    tokenizer = CharTokenizer().build([TEXT]).with_mask()
-    our_checkpoint(tmp_path / "ours.ckpt", *AS_BERT, tokenizer=tokenizer)
-    export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
-    loaded = tokenizer_of(tmp_path / "theirs")
-    assert (loaded.mask_token_id, loaded.unk_token_id) == (tokenizer.mask_id, tokenizer.unk_id)
-    eos, first, second = tokenizer.eos_id, tokenizer.encode("cat"), tokenizer.encode("mice")
-    assert loaded("cat", "mice")["input_ids"] == [eos, *first, eos, *second]
-    assert not (tmp_path / "theirs" / "generation_config.json").exists()
 
 
 def values(text: str) -> dict[str, str]:
@@ -246,24 +233,6 @@ def test_any_other_key_is_exported_exactly(base: str, tmp_path: Path) -> None:
         model = require_same_logits((*BASES[base], *half), tmp_path / half[0])
     if start := exact.get("model.special_tokens.decoder_start"):
         assert model.generation_config.decoder_start_token_id == int(start)
-
-
-def test_without_a_tokenizer_the_end_of_a_text_has_to_be_known(tmp_path: Path) -> None:
-    our_checkpoint(tmp_path / "ours.ckpt", *AS_BART, "model.vocab_size=53")
-    for use in (load, lambda path: export_model(path, tmp_path / "theirs")):
-        with pytest.raises(ValueError, match="has no tokenizer, and does not say which token ends a text"):
-            use(tmp_path / "ours.ckpt")
-
-
-def test_a_class_that_only_the_checkpoint_names_is_not_imported(tmp_path: Path) -> None:
-    our_checkpoint(tmp_path / "ours.ckpt")
-    stored = torch.load(tmp_path / "ours.ckpt")
-    overrides = {"attention._target_": "antigravity.Attention", "attention.score": "this.Score"}
-    stored["tinyformer"]["overrides"] |= overrides
-    torch.save(stored, tmp_path / "ours.ckpt")
-    with pytest.raises(ValueError, match=r"attention=antigravity\.Attention"):
-        export_model(tmp_path / "ours.ckpt", tmp_path / "theirs")
-    assert "antigravity" not in sys.modules
 
 
 def test_a_folder_is_new_and_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

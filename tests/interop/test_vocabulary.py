@@ -188,16 +188,3 @@ def test_our_own_texts_are_exported_as_we_read_them(around: tuple[list[int], lis
     assert TextTokenizer(own).read(["a b"]) == [[3, 0, 1]]
     for name in ("$A", "<end:1>"):  # which a template would read as its own
         assert TextTokenizer(words(name), name).read([("a", "b")]) == [[3, 0, 3, 1]]
-
-
-def test_a_post_processor_must_add_known_tokens_and_must_not_repeat_the_text_often(tmp_path: Path) -> None:
-    spec = json.loads(words("</s>").to_str())
-    spec["post_processor"] = {"type": "BertProcessing", "sep": ["</s>", 3], "cls": ["<s>", 99]}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match=r"tokenizer\.json has no token for 99, an id that its post-processor adds"):
-        read(tmp_path)
-    twice = json.loads(template("$A $A", "$A $B").__getstate__())
-    spec["post_processor"] = {"type": "Sequence", "processors": [twice] * 40}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match="makes texts up to 1e"):
-        read(tmp_path)

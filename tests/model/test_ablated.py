@@ -2,16 +2,14 @@
 
 import operator
 
-import numpy as np
 import pytest
 import torch
 from analysis.subjects import make_subject
 from torch import Tensor
 
-from model.models import LABELS, TEXTS, answerer, causal, classifier, masked, model, translator
+from model.models import LABELS, TEXTS, answerer, causal, classifier, masked, translator
 from tinyformer.analysis.ablation import MODES, mean_outputs
 from tinyformer.generation.sampling import Sampling, generate
-from tinyformer.nn import prune_heads
 
 OTHERS = ["dog", "he reads a book"]
 OUTPUT = "layers.1.attention.output_by_head"
@@ -89,19 +87,6 @@ def test_every_method_runs_without_the_head(make, mode):
     assert results() == whole
 
 
-@pytest.mark.parametrize("backend", ["eager", "auto"])
-def test_an_output_gate_comes_before_the_ablation(backend):
-    gated = model("gate", backend=backend, ablated_heads=[[1, 0]])
-    layer, block = gated.network.attentions()[1], gated.network.encoder.layers[1]
-    parts = ["layers.0.residual_post", "layers.1.attention.values", "layers.1.attention.weights", OUTPUT]
-    with gated.ablated([(1, 3)]), torch.no_grad():
-        stream, values, weights, outputs = gated.run("the cat", capture=parts).activations.values()
-        gate = torch.sigmoid(layer.output_gate.proj(block.attention_norm(stream))).mT.unsqueeze(-1)
-        values = values.repeat_interleave(4 // values.shape[1], dim=1)
-    expected = weights @ values * gate * torch.tensor([0.0, 1.0, 1.0, 0.0]).view(4, 1, 1)
-    torch.testing.assert_close(outputs, expected)
-
-
 def test_blocks_nest():
     some = causal(ablated_heads=[[1, 3]])
     mean = tokens_of(some.run(OTHERS, capture=OUTPUT).activations[OUTPUT], [4, 16]).mean(dim=0)
@@ -123,13 +108,3 @@ def test_blocks_nest():
         raise ZeroDivisionError
     (first, second), replacements = factors(some)
     assert (first, second.tolist(), replacements) == (None, [1, 1, 1, 0], [None, None])
-
-
-def test_pruned_heads_keep_the_numbers_of_the_others():
-    some = causal()
-    prune_heads(some.network.attentions()[1], [1])
-    with some.ablated([(1, 2)]):
-        heads = some.run(TEXTS, capture=OUTPUT).activations[OUTPUT]
-    assert [(heads[:, index] == 0).all().item() for index in range(3)] == [False, True, False]
-    with some.ablated([np.unravel_index(6, (2, 4))]):
-        assert torch.equal(some.run(TEXTS, capture=OUTPUT).activations[OUTPUT], heads)

@@ -1,15 +1,8 @@
 """The loss of each text: by hand, and that of an evaluation."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
 import torch
 import torch.nn.functional as F
-from commands import SMALL, Program, ran, results_of
 
-import tinyformer
 from model.models import TEXTS, answerer, causal, classifier, masked, translator
 
 
@@ -57,50 +50,3 @@ def test_the_other_tasks_by_hand():
     first[:, 1:5] = second[:, 1:5] = second[:, 19:] = -torch.inf
     both = first.log_softmax(-1)[[0, 1], [9, 11]].mean(), second.log_softmax(-1)[:, 0].mean()
     torch.testing.assert_close(model.loss("who", context, "cat"), -sum(both).view(1) / 2)
-
-
-QUESTIONS = [(f"where is {n}?", f"he has {n}, and she has {n + 1} and more" * 2, str(n)) for n in range(10, 32)]
-ASKED = [("where is it?", "it is here", "here"), *QUESTIONS[20:]]
-
-
-def squad(questions: list[tuple[str, str, str]]) -> str:
-    """Questions in the layout of SQuAD."""
-    paragraphs = []
-    for question, context, answer in questions:
-        answers = [{"text": answer, "answer_start": context.index(answer)}]
-        paragraphs.append({"context": context, "qas": [{"question": question, "answers": answers}]})
-    return json.dumps({"data": [{"paragraphs": paragraphs}]})
-
-
-SQUADS = [squad(QUESTIONS[:20]), squad(ASKED)]
-LINE, PAIRS = "a bird sees the cat, naïve as it is", [("3 4", "5"), ("7", "8 9 9"), ("1", "1")]
-TRAINING_PAIRS = [(f"{n} {n * 7 % 10}", f"{n % 10} {n}") for n in range(60)]
-TABLES = ["\n".join(map("\t".join, [("source", "target"), *rows])) for rows in (TRAINING_PAIRS, PAIRS)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "texts", "arguments", "targets"),
-    [
-        ("data=text data.files={}.txt", ["the cat sees a bird.\n" * 200, LINE], [LINE], [1]),
-        ("task=seq2seq data=text data.files={}.tsv", TABLES, list(zip(*PAIRS, strict=True)), [2, 6, 2]),
-        # Contexts that a run has read are left out; the targets are windows.
-        ("task=span data=squad data.files={}.json", SQUADS, list(zip(*ASKED, strict=True)), None),
-    ],
-)
-def test_the_loss_is_that_of_an_evaluation(
-    task: str, texts: list[str], arguments: list[Any], targets: list[int] | None, program: Program
-) -> None:
-    suffix = task.rpartition(".")[2]
-    for name, text in zip(("train", "other"), texts, strict=True):
-        Path(f"{name}.{suffix}").write_text(text)
-    ran(program, "train.py", SMALL, task.format("train"), "tokenizer=byte model.max_seq_len=48 hydra.run.dir=run")
-    checkpoint, files = "run/checkpoints/last.ckpt", f"data.files=other.{suffix}"
-    ran(program, "evaluate.py", f"checkpoint={checkpoint} {files} split=all hydra.run.dir=evaluated")
-    model = tinyformer.load(checkpoint)
-    losses = model.loss(*(each if isinstance(each, str) else list(each) for each in arguments))
-    if targets is None:
-        targets = [len(model.run(question, context).logits) for question, context, _ in ASKED]
-        assert max(targets) > 1
-    mean = (losses * torch.tensor(targets)).sum() / sum(targets)
-    assert mean.item() == pytest.approx(results_of("evaluated")["val/loss"], abs=1e-5)

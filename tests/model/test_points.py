@@ -10,7 +10,7 @@ from nn.variants import NAMES, able, factory, network, projected
 from model.models import TEXTS, answerer, causal, classifier, masked, model, translator
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
-from tinyformer.nn import Attention, PostNormBlock, PreNormBlock, prune_heads
+from tinyformer.nn import Attention, PostNormBlock, PreNormBlock
 from tinyformer.tasks import CausalLM
 
 ARGUMENTS = {
@@ -58,29 +58,6 @@ def test_every_task_has_points(make):
         row = value[-1 if make is answerer else 1]  # the first question has two windows
         row = row[tuple(slice(size) for size in alone[point].shape[1:])]
         torch.testing.assert_close(row, alone[point][0], atol=1e-5, rtol=1e-5)
-
-
-def uniform(weights):
-    """Equal weights of the keys that a query may see."""
-    allowed = weights > 0
-    return allowed / allowed.sum(dim=-1, keepdim=True).clamp(min=1)
-
-
-@pytest.mark.parametrize("name", ["mla", "differential", "gqa+rotary+sink+gate+qk_norm"])
-@pytest.mark.parametrize("pruned", [(), (1,)], ids=["whole", "pruned"])
-def test_uniform_weights_are_the_mean_of_the_values(name, pruned):
-    some = model(name, backend="eager")
-    layer = some.network.attentions()[0]
-    prune_heads(layer, pruned)
-    _, found = some.run(TEXTS, capture="*", replace={"layers.0.attention.weights": uniform})
-    values, outputs = (found[f"layers.0.attention.{part}"] for part in ("values", "output_by_head"))
-    means = values[:, layer.head_map.kv_heads].cumsum(dim=2) / torch.arange(1, 11).view(-1, 1)
-    if layer.num_softmaxes == 2:
-        means = (1 - layer.lambda_init) * layer.head_norm((1 - layer.factor()) * means)
-    if layer.output_gate is not None:
-        means = layer.output_gate(means, some.network.encoder.layers[0].attention_norm(found["embedding"]))
-    for row, length in enumerate((8, 2, 10)):
-        torch.testing.assert_close(outputs[row, :, :length], means[row, :, :length], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock])
@@ -180,15 +157,6 @@ def test_a_function_does_not_let_padding_change_a_text(make):
     assert (seen[-1][1, 2:] == 0).all()  # a function of whole batches sees zeros at padding
     assert (found[POINT][1, 2:] == 0).all()
     assert torch.equal(found[POINT][2], seen[-1][2] + noise[2])
-
-
-def test_the_table_of_points():
-    points = translator().points
-    assert points["encoder.layers.1.attention.weights"] == ("batch", 4, "source_seq", "source_seq")
-    assert points["decoder.layers.0.cross_attention.weights"] == ("batch", 4, "seq", "source_seq")
-    assert "\ndecoder.layers.0.residual_cross_mid              batch seq 32\n" in repr(points)
-    assert "<td>encoder.embedding</td><td>batch source_seq 32</td>" in points._repr_html_()
-    assert classifier().points["logits"] == ("batch", 3)
 
 
 COMPILED = """

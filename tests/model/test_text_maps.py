@@ -1,17 +1,15 @@
 """The attention maps of a text in Python, against the definition and against values computed by hand."""
 
-import re
-
 import pytest
 import torch
 from analysis.subjects import EOS, TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
 
-from model.models import BYTES, answerer, model, transformer, translator
+from model.models import BYTES, model, transformer, translator
 from tinyformer.analysis import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.data import CharTokenizer, SpecialTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.model import LayerMaps, Origin, TextMaps
+from tinyformer.model import LayerMaps, TextMaps
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, DifferentialAttention, prune_heads
 from tinyformer.tasks import CausalLM, MaskedLM, Seq2Seq
@@ -160,29 +158,3 @@ def test_a_source_alone_has_the_target_that_the_model_decodes():
     for targets in ((), ([some.tokenizer.encode(decoded)],)):
         (maps,) = unnamed.attention(ids, *targets)
         assert torch.equal(maps["decoder", 0, 1], first["decoder", 0, 1])
-
-
-def test_a_question_and_its_context():
-    some = answerer()
-    maps, _ = some.attention(["Who is it?", "Why?"], "It is Ann.")
-    assert maps.tokens == some.tokenizer.token_strings([256, *b"Who is i", 256, *b"It is Ann."])
-    assert maps[1, 2].triu(1).sum() > 0
-    assert torch.equal(some.attention("Who is it?", "It is Ann.")[0, 0], maps[0, 0])
-    assert torch.equal(some.attention("ab")[0, 0], some.attention(torch.tensor([[256, *b"ab"]]))[0][0, 0])
-
-
-def test_models_and_maps_describe_themselves(tmp_path):
-    origin = Origin(tmp_path / "run" / "checkpoints" / "last.ckpt", 1200)
-    named = Model(transformer("gqa+rotary"), BYTES, CausalLM(), origin)
-    assert re.findall(r"^ +(\w+) +(.*)", repr(named), re.MULTILINE) == [
-        ("task", "CausalLM"),
-        ("layers", "2 of width 32"),
-        ("attention", "Attention, 4 heads on 2 key/value heads, RotaryPosition"),
-        ("vocabulary", "257 tokens"),
-        ("context", "32 tokens"),
-        ("parameters", f"{named.network.num_parameters():,}"),
-        ("checkpoint", "run/last.ckpt, step 1,200"),
-    ]
-    assert "encoder Attention, 4 heads; decoder Attention, 4 heads; cross Attention, 4 heads\n" in repr(translator())
-    assert repr(translator().attention("ab", "c").words()).endswith("cross 1 layer, 4 heads, 2 × 2 tokens)")
-    assert named.attention("a").panel_of((1, 3)).title == "layer 1 head 3\nrun/last.ckpt, step 1,200"

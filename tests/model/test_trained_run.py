@@ -7,14 +7,12 @@ import os
 import random
 import re
 import signal
-import sys
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -137,29 +135,3 @@ def test_ctrl_c_saves_the_run_and_the_handlers_are_the_callers() -> None:
     assert signal.getsignal(signal.SIGINT) == handler
     step = torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"]
     assert tinyformer.train(["resume=run", f"trainer.max_steps={step + 1}"]).results["steps"] == step + 1
-
-
-WRITTEN = """
-from tinyformer.nn import Attention, ScaledDotScore
-
-class Score(ScaledDotScore):
-    def __init__(self, num_heads, head_dim):
-        super().__init__(num_heads, head_dim)
-        self.scale = FACTOR
-
-class Layer(Attention):
-    def forward(self, *arguments, **options):
-        return FACTOR * super().forward(*arguments, **options)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["attention.score=written.Score", "attention._target_=written.Layer"])
-def test_a_class_of_the_caller_is_trusted_and_may_be_rewritten(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, runs = ModuleType("written"), []
-    monkeypatch.setitem(sys.modules, "written", module)
-    for factor in ("1", "9"):
-        exec(WRITTEN.replace("FACTOR", factor), module.__dict__)
-        runs.append(tinyformer.train([*WORDS, word]))
-    assert runs[0].results["val/loss"] != runs[1].results["val/loss"]
-    assert runs[1].model.logits("the cat").isfinite().all()

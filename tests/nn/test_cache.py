@@ -93,19 +93,6 @@ def test_captured_weights_of_a_chunk_are_the_last_rows(sharing, window):
 # Memory.
 
 
-NUMBERS = {"mha": 2 * 4 * 8, "gqa": 2 * 2 * 8, "mqa": 2 * 1 * 8, "differential": 2 * 2 * 8, "mla": 12 + 4}
-"""In a token of a layer: keys and values of each K/V head, or kv_rank and rope_head_dim."""
-
-
-@pytest.mark.parametrize(("sharing", "numbers"), NUMBERS.items(), ids=NUMBERS)
-@torch.no_grad()
-def test_a_cache_takes_the_memory_of_its_kv_heads(sharing, numbers):
-    cache = Cache(2)
-    assert (cache.length, cache.num_bytes, len(cache.layers)) == (0, 0, 2)
-    make_model(sharing, "rotary")(ids(), CAUSAL, cache)
-    assert cache.num_bytes == 4 * numbers * 2 * 2 * 11  # bytes, numbers per token, rows, layers, tokens
-
-
 def numbered(first, last):
     return torch.arange(float(first), last).view(1, 1, -1, 1)
 
@@ -122,15 +109,6 @@ def test_a_chunk_gets_itself_and_the_window_of_its_first_token(window, visible):
     assert (cache.length, cache.num_bytes) == (9, 2 * 4 * held)
     if window is not None:  # the rest is freed, not only hidden
         assert sum(tensor.untyped_storage().nbytes() for tensor in cache.tensors) == cache.num_bytes
-
-
-def test_full_memory_is_doubled():
-    cache, addresses = LayerCache(room=3), []
-    for index in range(20):
-        cache.extend(numbered(index, index + 1))
-        assert torch.equal(cache.tensors[0], numbered(0, index + 1))
-        addresses.append(cache.tensors[0].data_ptr())
-    assert [index for index in range(1, 20) if addresses[index] != addresses[index - 1]] == [3, 6, 12]
 
 
 @pytest.mark.parametrize(("window", "held"), [(None, [0, 1, 2, 3, 4]), (4, [1, 2, 3, 4])])

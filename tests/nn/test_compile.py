@@ -50,21 +50,6 @@ NETWORK = """
 """
 
 
-FLEX = """
-    import torch
-    from nn.variants import NAMES, able, error, make, mask_of, tokens
-
-    count = 0
-    with torch.no_grad():
-        for name in NAMES:
-            for mask in ("padded", "causal+documents") if "flex" in able(name, training=False) else ():
-                out, expected = (make(name, backend)(tokens(), mask_of(mask)) for backend in ("flex", "eager"))
-                assert error(out, expected) <= 1e-5, (name, mask)
-                count += 1
-    print(count, "cells")
-"""
-
-
 def printed(script: str) -> str:
     """What a script prints in a process of its own."""
     here = Path(__file__).parent
@@ -84,9 +69,3 @@ def printed(script: str) -> str:
 def test_every_variant_is_one_graph_for_all_lengths():
     num_cells = sum(2 * (1 + len({"sdpa", "flash"} & {*able(name)})) for name in NAMES)
     assert printed(NETWORK).strip() == f"{num_cells} cells"
-
-
-@pytest.mark.nightly
-def test_compiled_flex_equals_eager():
-    num_variants = sum("flex" in able(name, training=False) for name in NAMES)
-    assert printed(FLEX).strip() == f"{2 * num_variants} cells"

@@ -5,18 +5,15 @@ import math
 import pytest
 import torch
 
-from nn.variants import CAUSAL, differential, error, make, mla, prepared, projected, rotary, tokens
+from nn.variants import CAUSAL, differential, error, make, prepared, projected, tokens
 from tinyformer.nn import (
     ALiBi,
     AttentionMask,
     BaseAttention,
-    LatentAttention,
-    LayerCache,
     RMSNorm,
     RotaryPosition,
     ScaledDotScore,
     SinusoidalPosition,
-    T5Position,
 )
 
 X = tokens(2, 9).double()
@@ -167,37 +164,7 @@ def test_alibis_slopes_are_those_of_the_paper():
     assert ALiBi(12).slopes.tolist() == pytest.approx(twelve, rel=1e-6)
 
 
-@BOTH
-def test_t5s_buckets_are_those_of_transformers(causal):
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    distance = torch.arange(-300, 301)
-    expected = T5Attention._relative_position_bucket(distance, not causal, num_buckets=32, max_distance=128)
-    assert torch.equal(T5Position(1).bucket(distance, causal), expected)
-
-
 # Latent and differential attention, by hand.
-
-
-def test_sizes_of_latent_attention_are_the_papers_unless_given():
-    layer = LatentAttention(64, 4)
-    assert (layer.v_head_dim, layer.position_dim, layer.kv_rank, layer.head_dim) == (16, 8, 64, 24)
-    assert LatentAttention(12, 4, position=rotary).position_dim == 2  # half of 3 would be odd
-
-
-def test_queries_meet_the_latents_where_that_takes_fewer_multiply_adds():
-    # kv_rank 12, heads of 8: n (100 * 4 + 96) against 100 * 96.
-    assert [mla().latents_cost_less(queries, 100) for queries in (19, 20)] == [True, False]
-
-
-@torch.no_grad()
-def test_latents_are_cached_in_lower_precision_and_evaluation_on_them_drops_no_weights():
-    attention, cache, x = mla(dropout=0.5).eval(), LayerCache(), tokens(1, 40)
-    with torch.autocast("cpu", torch.bfloat16):
-        attention(x[:, :-1], CAUSAL, cache=cache)
-        again = cache.copy()
-        assert torch.equal(attention(x[:, -1:], CAUSAL, cache=cache), attention(x[:, -1:], CAUSAL, cache=again))
-    assert cache.tensors[0].dtype == torch.bfloat16
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyformer.nn import AttentionMask
-from tinyformer.nn.kernels.flex import block_mask
 
 CPU = torch.device("cpu")
 
@@ -75,12 +74,3 @@ def test_a_mask_without_its_first_keys_is_the_rest_of_it():
     assert torch.equal(AttentionMask(allowed=pattern).without_first(2).allowed, pattern[..., 2:])
     assert AttentionMask(allowed=pattern[..., :1]).without_first(2).dense(2, 3, CPU).shape == (1, 2, 2, 3)
     assert AttentionMask(True, window=3).without_first(2) == AttentionMask(True, window=3)
-
-
-def test_the_layers_of_a_step_share_flexs_block_mask():
-    documents = torch.tensor([[0, 0, 0, 1]])
-    first, second = (block_mask(AttentionMask(True, documents=documents), 4, 4, CPU) for _ in range(2))
-    assert first is second
-    narrow = block_mask(AttentionMask(True, documents=documents, window=1), 4, 4, CPU)
-    other = block_mask(AttentionMask(True, documents=documents.clone()), 4, 4, CPU)
-    assert len({id(mask) for mask in (first, narrow, other)}) == 3

@@ -16,10 +16,7 @@ from tinyformer.nn import (
     EncoderDecoder,
     PostNormBlock,
     PreNormBlock,
-    RelativePosition,
     Residual,
-    ShawPosition,
-    T5Position,
     TokenReadout,
     Transformer,
 )
@@ -164,33 +161,6 @@ def test_xavier_draws_projections_by_their_fans_and_embeddings_by_their_width(ne
             assert module.bias is None or not module.bias.any(), name
 
 
-@pytest.mark.parametrize("init", ["normal", "xavier"])
-@pytest.mark.parametrize("position", [lambda head_dim: T5Position(4), ShawPosition], ids=["t5", "shaw"])
-def test_tables_of_relative_positions_have_the_given_deviation(position, init):
-    torch.manual_seed(0)
-    model = made(make_transformer(d_model=128, attention_position=position), init_std=0.05, init=init)
-    relative = [module for module in model.modules() if isinstance(module, RelativePosition)]
-    tables = [part.weight for module in relative for part in module.modules() if isinstance(part, nn.Embedding)]
-    # The smallest has 32 · 4 numbers: the standard error of their std is 6 %.
-    assert [table.std().item() for table in tables] == pytest.approx([0.05] * len(tables), rel=0.25) != []
-
-
-def test_the_state_holds_no_positions_and_no_gates():
-    model = make_transformer(position=False, ablated_heads=[[0, 1]], qk_norm=True)
-    names = set(model.state_dict())
-    assert names == {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    make_transformer(position=False, qk_norm=True).load_state_dict(model.state_dict())
-
-
-def test_backends_are_resolved_for_the_longest_sequence_and_all_are_named(native_bf16):
-    model = make_transformer(backend="eager")
-    model.attentions()[1].backend = "flash"
-    assert model.resolve_backends("cpu", torch.float32, CAUSAL) == "eager, flash"
-    for length, name in ((64, "eager"), (1024, "sdpa")):
-        made = make_transformer(d_model=128, num_heads=2, num_layers=1, max_seq_len=length)
-        assert made.resolve_backends("cpu", torch.bfloat16, CAUSAL) == name
-
-
 # Encoder–decoders.
 
 
@@ -226,14 +196,6 @@ def test_embeddings_are_shared_or_not():
     loss = shared(SOURCE, TARGET[:, :-1], PADDED, targets=TARGET[:, 1:])
     logits = shared(SOURCE, TARGET[:, :-1], PADDED)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits.flatten(0, 1), TARGET[:, 1:].flatten()))
-
-
-def test_initial_weights_leave_room_for_three_branches_in_a_layer_of_the_decoder():
-    network = made(make_encoder_decoder(bias=False), init_std=0.1)
-    for stack, branches in ((network.encoder, 4), (network.decoder, 6)):
-        weight = torch.cat([layer.feed_forward.down_proj.weight for layer in stack.layers])
-        assert weight.std().item() == pytest.approx(0.1 / branches**0.5, rel=0.05)
-    assert network.decoder.layers[0].cross_attention.q_proj.weight.std().item() == pytest.approx(0.1, rel=0.1)
 
 
 @torch.no_grad()

@@ -23,9 +23,7 @@ from tinyformer.nn import (
     FeedForward,
     LayerNorm,
     PreNormBlock,
-    ScaledDotScore,
     Transformer,
-    prune_heads,
 )
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.tasks import CausalLM
@@ -128,13 +126,6 @@ def test_the_weights_that_are_shown_give_the_output(own):
     torch.testing.assert_close(again, model.logits(texts), rtol=1e-4, atol=1e-4)
 
 
-def test_negative_weights_are_shown_as_such():
-    signed = model_of(Linear).attention("abc")
-    assert signed.layers[0].is_signed
-    with pytest.raises(ArgumentError, match="has negative weights"):
-        signed.rollout()
-
-
 REFUSED = {
     Mean: "is no BaseAttention, so it has no heads",
     Clipped: "has no attention maps: Clipped overrides attend without apply_weights and",
@@ -168,24 +159,3 @@ def test_a_module_without_heads_trains_and_generates():
     assert math.isnan(TrainingFlops.of(network).count({"tokens": 3}, 1))
     with pytest.raises(ArgumentError, match=r"^attention='Mean': is no BaseAttention, so its FLOPs"):
         count_costs(network)
-
-
-class Warm(ScaledDotScore):
-    """One learned temperature for all heads, and a vector that they share."""
-
-    def __init__(self, num_heads, head_dim):
-        super().__init__(num_heads, head_dim)
-        self.log_temperature = nn.Parameter(torch.tensor(0.3))
-        self.shared = nn.Parameter(torch.rand(head_dim))
-
-    def forward(self, q):
-        return q * self.log_temperature.exp() * self.shared
-
-
-@pytest.mark.parametrize("make", [partial(Attention, score=Warm), Sharper])
-@torch.no_grad()
-def test_pruning_takes_parameters_of_heads_and_shared_ones(make):
-    ablated, pruned = (make(D_MODEL, 4, ablated_heads=[[0, 1], [0, 3]]).eval() for _ in range(2))
-    pruned.load_state_dict(ablated.state_dict())
-    prune_heads(pruned, [1, 3])
-    torch.testing.assert_close(pruned(tokens(), CAUSAL), ablated(tokens(), CAUSAL))

@@ -17,7 +17,6 @@ from tinyformer.analysis.costs import cache_elements
 from tinyformer.nn import (
     ALiBi,
     Attention,
-    AttentionMask,
     BaseAttention,
     Cache,
     DifferentialAttention,
@@ -89,24 +88,7 @@ def test_pruned_heads_equal_closed_gates_in_output_gradient_and_maps(sharing, ex
         torch.testing.assert_close(ours, theirs[:, places], rtol=1e-10, atol=1e-10)
 
 
-@torch.no_grad()
-def test_a_mask_of_its_own_for_each_head_stays_with_its_head():
-    whole, pattern = make("gqa", "several"), torch.rand(1, 6, 9, 9, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask = AttentionMask(causal=True, allowed=pattern)
-    assert error(pruned(whole, [0, 3])(X, mask), gated(whole, [0, 3])(X, mask)) <= 1e-10
-
-
 # A pruned layer.
-
-
-@pytest.mark.parametrize(
-    ("sharing", "heads", "kv_heads"),
-    [("gqa", [0, 4], 2), ("gqa", [3, 4, 5], 1), ("mqa", [0, 5], 1), ("mla", [2], 5), ("differential", [4, 5], 2)],
-)
-def test_a_kv_head_is_pruned_with_its_last_query_head(sharing, heads, kv_heads):
-    smaller = pruned(make(sharing), heads)
-    assert (smaller.num_heads, smaller.num_kv_heads) == (6 - len(heads), kv_heads)
-    assert len(smaller.v_proj.weight) == kv_heads * 4 == smaller.v_proj.out_features
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)

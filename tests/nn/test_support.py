@@ -20,7 +20,6 @@ from tinyformer.nn import (
 from tinyformer.nn.kernels import support
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver
-from tinyformer.nn.kernels.sdpa import CPU_BF16_MIN_SEQ
 
 
 def case(device: str, dtype: torch.dtype, head_dim: int, *features: Feature, seq: int | None = None) -> AttentionCase:
@@ -57,13 +56,6 @@ def test_auto_on_cpu_is_eager_up_to_the_measured_length(native_bf16, dtype, head
     assert chosen(None) == ("eager" if longest is None else "sdpa")
     assert chosen(longest or 1) == ("sdpa" if longest == 0 else "eager")
     assert chosen((longest or 0) + 1) == ("eager" if longest is None else "sdpa")
-
-
-def test_auto_on_cpu_without_bf16_in_hardware_leaves_bf16_to_torch(native_bf16):
-    native_bf16(False)
-    for _, head_dim, features, _ in LENGTHS.values():
-        asked = case("cpu", BF16, head_dim, *features, seq=32)
-        assert select_backend("auto", asked).name == ("eager" if Feature.COMPARE in features else "sdpa")
 
 
 # What each backend computes on other devices, by hand, and what auto chooses; CPU is tested in `test_backends`.
@@ -142,12 +134,6 @@ def test_the_features_of_a_mask(mask, q_seq, expected):
     assert more == expected | {Feature.DROPOUT, Feature.GRADIENT}
 
 
-def test_layers_with_values_of_another_size_say_so():
-    for name, has in (("gqa", False), ("mla", True), ("differential", True)):
-        # For short sequences in fp32, eager is faster where values or keys would have to be padded with zeros.
-        assert (resolve_backend(make(name, "auto"), "cpu", FP32, CAUSAL, 64).name == "eager") == has
-
-
 # The backend of a layer, and its kernel.
 
 
@@ -160,13 +146,6 @@ def test_the_resolved_backend_is_fixed():
             attention(tokens(2, 7))
         assert kernels.names == names
         resolve_backend(attention, "cpu", FP32, CAUSAL)
-
-
-def test_what_a_device_cannot_compute_is_refused_for_the_window_of_a_layer():
-    options, reason = ({"backend": "flash", "dropout": 0.1, "window": [3, None]}, "dropout together with padding")
-    with pytest.raises(ArgumentError, match=reason):
-        resolve_backend(mha(**options), "cuda", BF16, CAUSAL)
-    assert resolve_backend(mha(**options, layer_index=1), "cuda", BF16, CAUSAL).name == "flash"
 
 
 KERNELS = {
@@ -194,11 +173,3 @@ def test_auto_runs_the_flash_kernel_wherever_it_can(name):
     for mask in (AttentionMask(True, LENGTHS_OF), AttentionMask(True, documents=documents(2, 9)), CAUSAL):
         resolve_backend(attention, "cpu", FP32, mask)
         assert kernel_of_layer(attention, "cpu", FP32, mask) == "flash"
-
-
-@pytest.mark.parametrize(("seq", "dtype"), [(64, FP32), (CPU_BF16_MIN_SEQ, BF16)])
-def test_short_bf16_is_computed_in_fp32_under_autocast_too(seq, dtype):
-    q = torch.zeros(2, 4, seq, 32, dtype=BF16)
-    with torch.autocast("cpu", BF16), KernelObserver() as kernels:
-        assert BACKENDS["sdpa"].compute(q, q, q, CAUSAL, Scoring()).dtype == BF16
-    assert kernels.calls == [("_scaled_dot_product_flash_attention_for_cpu", dtype)]

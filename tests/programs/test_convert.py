@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import BOOK, Program, ran, spawned, table
+from commands import BOOK, Program, ran, spawned
 from hub_server import HubServer
 from interop.models import BERT, GPT2, LLAMA, MARIAN, T5, VOCAB, change_config, our_checkpoint, theirs, tokens
 from interop.test_encoder_decoders import t5_tokenizer
@@ -145,15 +145,3 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], weight) for name, weight in second.items())
     assert (other.code, "the Hugging Face Hub cannot be reached" in other.err) == (2, True)
     assert exported.code == 0, exported.err
-
-
-@pytest.mark.slow
-def test_analyses_of_an_imported_model(call: Program, program: Program, book: Path) -> None:
-    save_model(Path("model"), "Bert")
-    assert call("convert hf model in.ckpt").code == 0
-    for analysis in ("heads", "prune", "residual", "maps"):
-        options = f"data=text data.files=book.txt analysis={analysis} analysis.num_windows=6 hydra.run.dir={analysis}"
-        ran(program, "evaluate.py", f"checkpoint=in.ckpt {options}")
-    assert len(table("heads/ablation.csv")) == 2 * BERT["num_attention_heads"]
-    # A pruned model belongs to no family.
-    assert call("convert export prune/pruned.ckpt out").err.startswith("Error: model.pruned_heads=[[")

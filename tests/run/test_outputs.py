@@ -19,11 +19,11 @@ from tinyformer import analysis
 from tinyformer.analysis import HeadMaps, HeadRelations, head_maps, save_png
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
 from tinyformer.config.errors import printable
-from tinyformer.data import ByteTokenizer, CharTokenizer, SourceDataModule, TextFiles, WindowFormat
+from tinyformer.data import ByteTokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.run import analysis_run
-from tinyformer.run.analysis_run import describe_subject, keep_findings
-from tinyformer.run.sample import Generation, describe_prompts, print_completion, print_samples
+from tinyformer.run.analysis_run import keep_findings
+from tinyformer.run.sample import Generation, print_completion, print_samples
 from tinyformer.training.callbacks.telemetry import HeadLog
 
 TOKENIZER = ByteTokenizer().build([])
@@ -72,15 +72,6 @@ def test_a_sample_appears_as_it_is_drawn(capsys):
     assert sum(map(bool, seen[1:])) >= 10
 
 
-def test_long_prompts_are_reported():
-    for prompt, told in (
-        ("x" * 16, None),
-        ("x" * 17, "only its last 16 tokens fit"),
-        (["x", "é" * 9], "prompt 2: only its last 16 tokens fit"),
-    ):
-        assert describe_prompts(Generation(prompt), TOKENIZER, 16) == told
-
-
 def test_a_saved_picture_has_a_line_above_it(tmp_path):
     path = save_png(PICTURE, tmp_path / "maps.png", "step 7 · data text, validation split")
     image, plain = imread(path), np.asarray(PICTURE.image().convert("RGB")) / 255
@@ -109,14 +100,6 @@ def test_the_line_names_what_is_shown(tmp_path, monkeypatch):
         "run folder · step 7 · data text, test split",
         "checkpoint run/last.ckpt · step 7 · data text, test split",
     ]
-
-
-def test_the_line_names_the_files_of_the_data(tmp_path):
-    for files, shown in ((["a.txt"], "a.txt"), (["x/a.txt", "b.txt", "*.csv", "d"], "a.txt, b.txt and 2 more")):
-        data = SourceDataModule(TextFiles(files), CharTokenizer(), WindowFormat(8), 1)
-        facts = describe_subject(tmp_path / "last.ckpt", 1234, data, "test")
-        path = str(tmp_path / "last.ckpt")
-        assert facts == {"checkpoint": path, "step": "1,234", "data": f"text ({shown}), test split"}
 
 
 def test_a_torch_profile_traces_three_steps(program, book):

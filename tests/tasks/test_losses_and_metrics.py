@@ -13,11 +13,10 @@ from nn.model_cases import make_transformer, token_ids
 
 from tasks.fixed import Fixed
 from tinyformer.batch import IGNORED
-from tinyformer.data import ByteTokenizer, CharTokenizer, TokenSplit
+from tinyformer.data import CharTokenizer, TokenSplit
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
-from tinyformer.tasks.user_texts import TextReader
 
 # Next tokens.
 
@@ -190,13 +189,6 @@ def test_loss_and_scores_of_target_texts_by_hand(smoothing):
     assert metrics["loss"] == pytest.approx(sum(chosen) / 3)
     assert metrics["perplexity"] == pytest.approx(math.exp(sum(chosen) / 3))
     assert (metrics["accuracy"], metrics["accuracy_top5"]) == (pytest.approx(2 / 3), 1.0)
-
-
-def test_a_text_that_is_too_long_is_cut():
-    tokenizer, long = ByteTokenizer().build([]), "abcdefgh" * 5
-    network = loud_encoder_decoder(vocab_size=tokenizer.vocab_size)
-    whole, cut = Seq2Seq().generate(TextReader(network, tokenizer), [long, long[: network.max_seq_len - 1]])
-    assert whole == cut
 
 
 def test_references_are_whole_and_as_they_stand_in_the_file(tmp_path):

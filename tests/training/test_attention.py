@@ -7,11 +7,10 @@ import pytest
 import torch
 from commands import table
 from matplotlib.image import imread
-from nn.model_cases import make_encoder_decoder, make_transformer, token_ids
-from nn.variants import differential
+from nn.model_cases import make_transformer, token_ids
 
 from tinyformer.analysis import MEASURES, PATTERNS
-from tinyformer.nn import Attention, AttentionMask
+from tinyformer.nn import AttentionMask
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
@@ -58,9 +57,6 @@ def test_heads_are_measured_at_steps_and_validations_and_plotted_at_validations(
             assert float(row[name]) == measured[8][f"attention/layer_{int(row['layer']):02d}/head_{row['head']}/{name}"]
 
 
-# What.
-
-
 def test_measures_are_computed_in_fp32_under_mixed_precision(tmp_path, logger):
     """bf16 has 8 bits: a value that was computed in it would not change when rounded to it."""
     fit(tmp_path, AttentionTelemetry(), logger=logger, precision="bf16-mixed", max_steps=1)
@@ -75,9 +71,6 @@ def test_padding_is_not_measured(tmp_path, logger):
     fit(tmp_path, telemetry, logger=logger, data={"text": text, "pack": "document"}, max_steps=1)
     assert (telemetry.probing.windows["targets"] >= 0).all()
     assert logged(logger)[0].keys() == NAMES
-
-
-# What it does not change.
 
 
 def test_telemetry_does_not_affect_training_nor_its_time(tmp_path, monkeypatch):
@@ -150,16 +143,6 @@ def test_the_estimate_is_what_autograd_stores(dropout, autocast, bytes_per_weigh
     assert estimate == bytes_of_maps(model, autocast) == 3 * ROWS * HEADS * SEQ * SEQ * bytes_per_weight
 
 
-def test_the_estimate_for_cuda_other_dtypes_and_two_softmaxes():
-    layer = make_transformer(backend="eager").attentions()[0]
-    layer.dropout = 0.1
-    square = layer.num_heads * SEQ * SEQ
-    # The softmax, the weights after dropout in the values' dtype, and on CUDA a boolean for each.
-    assert stored_bytes(layer, SEQ, "cuda", torch.bfloat16) == square * (4 + 2 + 1)
-    assert stored_bytes(layer, SEQ, "cuda", torch.float64) == square * (8 + 8 + 1)
-    assert stored_bytes(differential(), SEQ, "cpu", torch.float32) == 2 * 4 * SEQ * SEQ * 4
-
-
 ROW = 4 * 4 * 4 * 1024 * 1024
 """Bytes that a sequence takes in 4 layers with 4 heads: 67.1 MB in fp32."""
 
@@ -182,21 +165,3 @@ def test_what_does_not_fit_is_reported_with_settings_that_help(free, dropout, re
         layer.dropout = dropout
     found = find_memory_shortage(model, ["eager"] * 4, "cpu", torch.float32, CAUSAL, 8, free)
     assert (found and found.works) == works
-
-
-def test_the_layers_of_both_stacks_are_counted_and_each_has_its_key():
-    eager = partial(Attention, 32, 4, backend="eager")
-    model, mask = make_encoder_decoder(cross=eager, backend="eager"), AttentionMask(lengths=torch.tensor([9, 5]))
-    needed = 8 * 3 * 2 * 4 * 16 * 16 * 4  # sequences, layers, heads, and a context of 16 in fp32
-
-    def found(free, longest=None, kernels=("eager",) * 3 * 2):
-        return find_memory_shortage(model, kernels, "cpu", torch.float32, mask, 8, free, longest)
-
-    inner = [("network", stack, "block", "attention", "backend") for stack in ("encoder", "decoder")]
-    cross = ("network", "decoder", "cross_attention", "backend")
-    assert found(needed - 1).works == dict.fromkeys([*inner, cross], "flash")
-    assert (found(needed), found(needed // 4, longest=8)) == (None, None)
-    assert found(needed // 4, longest=9) is not None
-    assert list(found(1, kernels=["flash"] * 4 + ["eager"] * 2).works) == [cross]
-    model.requires_grad_(False)
-    assert found(0) is None  # autograd stores nothing for weights that are not trained

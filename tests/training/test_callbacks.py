@@ -158,20 +158,6 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
     assert reporter.peak.source == "cpu torch.float32"
 
 
-def test_a_run_that_ends_before_its_first_report_is_measured_at_its_end(tmp_path, monkeypatch, logger):
-    """A longer run would have no report of it."""
-    reporter = Report()
-    fit(tmp_path, reporter, Clock(monkeypatch, reporter), logger=logger, max_steps=6, log_every_n_steps=10)
-    assert (reporter.total.seconds, reporter.total.tokens) == (6, 6 * 64)
-    assert reporter.seconds == 6 + 2 * (2 * 100 + 1000) + 9 * 10_000  # validated at 3 and 6
-    assert reporter.latest["throughput/tokens_per_second"] == 64.0
-    assert reporter.latest["train/loss"] == pytest.approx(5.5, abs=0.2)  # ln 256 = 5.55
-    assert not any("train/loss" in row for row in logger.rows.values())
-    resumed = Report()
-    resumed.load_state_dict(reporter.state_dict())
-    assert (resumed.seconds, resumed.total) == (reporter.seconds, reporter.total)
-
-
 def test_work_from_before_a_resumption_counts_for_the_loss_alone(tmp_path):
     whole, resumed = Report(), Report()
     fit(tmp_path, whole)
@@ -198,14 +184,6 @@ def test_a_file_gets_lines_at_intervals(tmp_path, monkeypatch):
     assert steps[-1] == 20
     assert 4 <= len(lines) <= 7
     assert re.search(r"val \d+\.\d{3}  [\d,]+ tokens/s  0:\d\d left$", lines[-2])
-
-
-def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    reporter, stream = Report(), StringIO()
-    fit(tmp_path, reporter, StepProgress(reporter, stream=stream), enable_progress_bar=True)
-    assert re.search(r"\x1b.*training.*8/8.*loss \d+\.\d{3}", stream.getvalue(), re.DOTALL)
 
 
 # Steps that are not finite: never applied, named by their layer, and never saved.
@@ -280,13 +258,6 @@ def test_the_reported_loss_and_the_next_error_know_of_skipped_steps(tmp_path):
     with pytest.raises(NonFiniteStep, match=r"; the last finite loss was \d\.\d{4}; ") as stop:
         fit(tmp_path, Poison("nan", 0), resumed)
     assert stop.value.step == 1  # the third in a row
-
-
-def test_one_of_several_accumulated_batches_is_enough(tmp_path):
-    check, poison = FiniteCheck("skip"), Poison("gradient", 4)
-    fit(tmp_path, poison, check, accumulate_grad_batches=3)
-    assert check.skipped == [2]
-    assert poison.changed() == [2, 8, 11, 14, 17, 20, 23]
 
 
 LAYER = "step 5 has a loss of nan; the last finite loss was .*the output of encoder.layers.1.attention.o_proj"
@@ -365,26 +336,3 @@ def test_a_resumed_run_continues_from_its_step_without_a_truncated_line(tmp_path
     assert list(RunCSVLogger(path, first_step=100).rows) == [10, 20, 30]
     make_logger(path, [(30, "loss", 9.0), (30, "new", 4.0), (20, "new", 5.0)], first_step=20).save()
     assert path.read_text().split() == ["step,loss,new", "10,1.0,", "20,2.0,5.0", "30,9.0,4.0"]
-
-
-def test_saving_often_and_once_write_the_same(tmp_path):
-    """New steps are appended; a new metric, or another one for an old step, rewrites the file."""
-    entries = [
-        (1, "a", 1.0),
-        (2, "a", 2.0),
-        (3, "b", 1 / 3),
-        (4, "a", 4.0),
-        (2, "b", 5.0),
-        (5, "a", 6.0),
-        (5, "a", 7.0),
-    ]
-    often, once, inodes = RunCSVLogger(tmp_path / "often.csv"), make_logger(tmp_path / "once.csv", entries), []
-    for step, name, value in entries:
-        often.log_metrics({name: torch.tensor(value, dtype=torch.float64)}, step=step)
-        often.save()
-        inodes.append(often.path.stat().st_ino)
-    once.save()
-    assert often.path.read_text() == once.path.read_text()
-    assert once.path.read_text().split() == f"step,a,b 1,1.0, 2,2.0,5.0 3,,{1 / 3} 4,4.0, 5,7.0,".split()
-    appended = [inode == following for inode, following in pairwise(inodes)]
-    assert appended == [True, False, True, False, True, False]

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from commands import ROOT, Ended, Program
-from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 
 from tinyformer.config.folder import held
 from tinyformer.files import relative_path
@@ -46,26 +44,6 @@ cost: seconds
 
 
 SIDE_BY_SIDE = ["--launcher", "joblib", "n_jobs=2"]
-
-
-def test_the_list_and_an_unknown_name(call):
-    assert call("findings").out.count("unmeasured") == len(finding_names())
-    assert "Did you mean rank? Findings: alignment, circuit," in call("findings ranks").err
-
-
-def test_a_launcher_that_is_not_installed(call, tmp_path, monkeypatch):
-    launchers = ConfigStore.instance().repo["hydra"]["launcher"]
-    Plugins.instance()  # adds those that are installed
-    monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", {"basic.yaml": launchers["basic.yaml"]})
-    for words, sentence in (
-        ("jobli", "there is no such"),
-        ("joblib", "is not installed. pip"),
-        ("basic all", "is no KEY"),
-    ):
-        ended = call(f"findings cost --launcher {words}")
-        assert (ended.code, ended.out) == (2, "")
-        assert ended.err.startswith(f"Error: --launcher {words}: {sentence}")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -207,12 +207,3 @@ def test_a_curve_has_a_line_for_every_label_and_seed(of, runs, expected):
     assert (panel.get_xscale(), panel.get_yscale()) == ("linear", "log")
     legend = panel.get_legend()
     assert [text.get_text() for text in legend.texts] == list(expected) if legend else len(expected) == 1
-
-
-@pytest.mark.parametrize(("values", "scale"), [((0.2, 0.3), "linear"), ((2e-16, 3e-16), "log")])
-def test_a_band_ends_where_the_file_says(values, scale):
-    (panel,) = draw([measured(*values, at_most=0.1)]).axes
-    (drawn,) = panel.patches
-    assert drawn.get_x() + drawn.get_width() == pytest.approx(0.1)
-    assert panel.get_xscale() == scale
-    assert list(panel.lines[-1].get_xdata()) == list(values)
