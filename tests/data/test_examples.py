@@ -234,3 +234,12 @@ def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
         assert [make(train=rows, num_texts=n).num_texts for n in (None, num_texts)] == [num_texts] * 2
         with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
             make(train=rows, num_texts=3 - num_texts)
+
+
+def test_two_epochs_drop_different_tokens(make):
+    data, texts = make(train=list(reviews(40)), token_dropout=0.5, validation_fraction=0, test_fraction=0), []
+    loader, lengths = data.train_dataloader(), data.splits["train"].lengths
+    for _ in range(2):
+        rows = {int(row): ids for batch in loader for row, ids in zip(batch["rows"], batch["inputs"], strict=True)}
+        texts.append(torch.cat([rows[row][1 : lengths[row]] for row in range(40)]) == data.tokenizer.mask_id)
+    assert (texts[0] != texts[1]).double().mean() == pytest.approx(0.5, abs=0.1)
