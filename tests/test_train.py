@@ -19,8 +19,6 @@ import yaml
 from commands import ROOT, SMALL, TEXT, Program, Trained, column, ran, results_of, spawned, table, weights_of, without
 from wandb_file import read_history
 
-from tinyformer.run import pipeline
-
 RESULT_KEYS = {
     *("val/loss", "val/perplexity", "val/bits_per_byte", "val/num_tokens", "val/num_bytes", "train/num_tokens"),
     *("throughput/tokens_per_second", "throughput/mfu", "throughput/peak_tflops", "throughput/memory_gb"),
@@ -73,15 +71,6 @@ def test_a_run_leaves_all_that_was_promised(trained: Trained) -> None:
     expected = [scale * results[f"throughput/{name}"] for name, scale in scales.items()]
     assert [float(number.replace(",", "")) for number in said.groups()] == pytest.approx(expected, rel=0.01, abs=0.5)
     assert all(0 < float(value) < 1 for value in column(run, "throughput/mfu").values())
-
-
-def test_weights_that_will_not_fit_are_reported_before_the_first_step(
-    program: Program, book: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline, "free_memory", lambda device: 1000)
-    out = ran(program, "train.py", SMALL, TEXT, "hydra.run.dir=run attention.backend=eager")
-    assert re.search(r"^warning +The eager kernel stores at least .* attention.backend=flash stores none\.$", out, re.M)
-    assert "attention weights" not in trained.out
 
 
 SWITCHES = (

@@ -21,6 +21,7 @@ from tinyformer.checkpoint.file import (
     random_state,
     require_plain,
     restore_random_state,
+    save_network,
     start_from,
 )
 from tinyformer.errors import ArgumentError
@@ -213,3 +214,10 @@ def test_random_numbers_continue_from_a_saved_state(tmp_path):
     state["numpy"][2] = 2**31 - 1  # NumPy would read past the end of its state
     with pytest.raises(ValueError, match="position is 2147483647"):
         restore_random_state(state)
+
+
+def test_saving_a_network_replaces_the_file_as_a_whole(tmp_path):
+    path = save(tmp_path / "pruned.ckpt")
+    checkpoint, number = load_checkpoint(path), path.stat().st_ino
+    save_network(path, make_transformer(), checkpoint, OVERRIDES)
+    assert path.stat().st_ino != number  # another file, which `atomic_write` has renamed

@@ -23,6 +23,7 @@ from tinyformer.config.admission import (
 from tinyformer.config.compose import compose_run, inherit_architecture, offer_stored_run
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir
 from tinyformer.errors import ArgumentError
+from tinyformer.run.starting_checkpoint import Start
 
 Plain = dict[str, Any]
 CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
@@ -357,3 +358,11 @@ def test_a_run_inherits_what_differs_in_the_architecture(file: Any) -> None:
     assert config.norm == {"_target_": "mine.Norm", "_partial_": True, "eps": 1e-5, "gain": 2}
     with pytest.raises(ValueError, match=r"attention=mha: the checkpoint of init_from=.* has attention=gqa; leave"):
         inherit_architecture([*words, "attention=mha"])
+
+
+def test_a_readout_for_other_labels_is_another_readout() -> None:
+    """Three classes with other names are other classes, though the weights would fit."""
+    classes, others = (("task=classification", f"task.labels={labels}") for labels in ("[bad,fair,good]", "[a,b,c]"))
+    for overrides in (classes, others, ("task=causal_lm",)):
+        config, _ = compose_run("train", overrides)
+        assert Start(stored(*classes), "init_from").has_same_readout(config.task) is (overrides == classes)

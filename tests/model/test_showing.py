@@ -11,7 +11,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from model.models import model, translator
-from tinyformer.model import Table, showing
+from tinyformer.model import showing
 
 READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
 
@@ -44,16 +44,6 @@ def test_two_models_beside_each_other_and_their_difference():
     assert chart.norm.vmin == -chart.norm.vmax
     words = first.words() - second.words()
     torch.testing.assert_close(words[1, 2], first.words()[1, 2] - second.words()[1, 2])
-
-
-def test_a_table_prints_and_shows_as_a_table(monkeypatch):
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # where rich would display it a second time
-    table = Table([{"head": "<0>", "entropy": 1.25}, {"head": 1, "entropy": None}], {"entropy": 'in "nats"'})
-    head, _, *rows = repr(table).splitlines()
-    assert [line.split() for line in (head, *rows)] == [["head", "entropy"], ["<0>", "1.250"], ["1", "–"]]
-    shown = table._repr_html_()
-    assert re.findall(r"<t[hd] [^>]*>(.*?)</t[hd]>", shown) == ["head", "entropy", "&lt;0&gt;", "1.250", "1", "–"]
-    assert 'title="in &quot;nats&quot;"' in shown
 
 
 @pytest.mark.parametrize(

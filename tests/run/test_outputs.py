@@ -23,7 +23,7 @@ from tinyformer.data import ByteTokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.run import analysis_run
 from tinyformer.run.analysis_run import keep_findings
-from tinyformer.run.sample import Generation, print_completion, print_samples
+from tinyformer.run.sample import Generation, print_samples
 from tinyformer.training.callbacks.telemetry import HeadLog
 
 TOKENIZER = ByteTokenizer().build([])
@@ -49,14 +49,6 @@ def test_samples_are_printed_and_given(capsys, prompt):
     out = capsys.readouterr().out
     assert out == "".join(f"\n{heading}:\n{indented(text)}" for heading, text in zip(headings, texts, strict=True))
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)  # which a terminal would obey
-
-
-def test_a_completion_is_printed_beside_what_is_expected(capsys):
-    text = print_completion("ab=", "ab", Generation(temperature=0), network(), TOKENIZER)
-    [new] = generate(network(), [[256, *b"ab="]], 2, Sampling(0))
-    assert text == TOKENIZER.decode(new)
-    lines = f"prompt     ab=\nexpected   ab\ngenerated  {text}"
-    assert capsys.readouterr().out == f"\nA completion:\n{indented(lines)}"
 
 
 def test_a_sample_appears_as_it_is_drawn(capsys):

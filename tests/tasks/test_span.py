@@ -161,14 +161,6 @@ def test_no_answer_by_hand():
         assert [one.null_score for one in found] == [7.0] * 3
 
 
-def test_the_score_of_no_answer_is_the_smallest_of_all_windows():
-    network = Spelled()  # whose score of no answer is the number of z in the window
-    network.forward = lambda tokens, mask: (tokens == ord("z")).sum(dim=1)[:, None, None].expand(*tokens.shape, 2) / 2
-    (found,), split = answers(network, "zzzzzz....", max_length=11)  # windows of 6 tokens, 3 tokens apart
-    assert split.num_windows == 3
-    assert found.null_score == 0.0
-
-
 def test_final_metrics_and_what_the_question_adds():
     questions = [
         Question("a", "the x. y", ["x."], [4]),

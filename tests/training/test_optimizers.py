@@ -2,6 +2,7 @@
 
 import copy
 
+import lightning as L
 import pytest
 import torch
 from nn.model_cases import make_transformer
@@ -146,3 +147,17 @@ def test_a_resumed_run_has_the_options_that_it_is_given(first, second, tmp_path)
     for group, expected in zip(trainer.optimizers[0].param_groups, second(module.network).param_groups, strict=True):
         options = {"lr": expected["lr"] * scale, "params": group["params"]}
         assert {name: group[name] for name in expected} == expected | options
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_lightning_clips_the_gradients_of_all(recipe, tmp_path):
+    """Under mixed precision Lightning refuses to clip if an optimizer undoes the loss scaling itself."""
+    norms, look = [], L.Callback()
+    look.on_before_optimizer_step = look.on_train_batch_end = lambda trainer, module, *args: norms.append(
+        float(torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).norm())
+    )
+    fit(tmp_path, look, optimizer=recipe, precision="bf16-mixed", gradient_clip_val=0.01, max_steps=2)
+    for before, after in zip(norms[::2], norms[1::2], strict=True):
+        assert before > 0.1
+        assert after == pytest.approx(0.01, rel=1e-3)
+    assert len(norms) == 4
