@@ -105,7 +105,7 @@ class HeadRedundancy:
         base, names = trained[()].mean, {head: subject.head_title(*head) for head in subject.living_heads}
         ranked = sorted(found, key=lambda pair: -abs(found[pair].mean))
         backing, opposing = self._beyond({pair: found[pair] for pair in ranked})
-        printed = dict.fromkeys(opposing[:NUM_PRINTED], "less together")
+        printed = dict.fromkeys(opposing[:NUM_PRINTED], "lose less together")
         printed = dict.fromkeys(backing[:NUM_PRINTED], "back each other up") | printed
         if not backing:
             printed |= {max(found, key=lambda pair: found[pair].low): "no backup beyond chance"}
@@ -185,6 +185,7 @@ class HeadRedundancy:
                 summed = sum(_half(trained[head,], 1).mean - base.mean for head in order[:count])
                 rows.append([name, count, *change.row(base), summed])
         drawn = {name: (counts, [change.mean for change in curve.values()]) for name, curve in curves.items()}
+        drawn["sum of each alone"] = counts, [row[-1] for row in rows[: len(counts)]]  # of the first order
         at_half = {name: curve[total // 2] for name, curve in curves.items()}
         at_random = [at_half.pop(name).mean for name in orders if name.startswith("random")]
         everything = curves["least important first"][total]
@@ -230,8 +231,9 @@ def simultaneous(after: Sequence[Losses], before: Sequence[Losses], num_resample
     mean ± c s, where s is the standard deviation over bootstrap resamples of the windows, and c the 95 % quantile, over
     the resamples, of the largest |deviation| / s of any of the changes (max-T, Westfall & Young 1993).
     """
-    means = torch.tensor([late.mean - early.mean for late, early in zip(after, before, strict=True)]).double()
-    resampled = torch.stack([late.resampled_changes(of, num_resamples) for late, of in zip(after, before, strict=True)])
+    pairs = list(zip(after, before, strict=True))
+    means = torch.tensor([late.mean - early.mean for late, early in pairs], dtype=torch.float64)
+    resampled = torch.stack([late.resampled_changes(early, num_resamples) for late, early in pairs])
     deviations, spread = resampled - means.unsqueeze(1), resampled.std(dim=1).clamp(min=1e-12)
     width = (deviations.abs() / spread.unsqueeze(1)).amax(dim=0).quantile(0.95) * spread
     return [Change(*bounds) for bounds in torch.stack([means, means - width, means + width], dim=1).tolist()]
