@@ -97,7 +97,7 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
     # Where the second head works against the first, less is lost without both.
     against = HeadRedundancy()(made_by_hand(writes=(4.0, -3.0, 3.0)), Path())
     assert "lose less together: without both" in against.lines["  layer 0 head 0 and layer 0 head 1"]
-    assert sum(line.startswith("no backup beyond chance: ") for line in against.lines.values()) == 1
+    assert sum(line.startswith("do not clearly back each other up: ") for line in against.lines.values()) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -191,7 +191,7 @@ def test_intervals_hold_for_all_changes_at_once():
 def test_one_head_in_each_layer_has_pairs_but_no_overlap_and_one_alone_is_refused():
     found = HeadRedundancy(num_resamples=10)(make_subject(loud_transformer(num_heads=1)), Path())
     assert (len(found.tables["pairs"][1]), "overlap" in found.tables) == (1, False)
-    with pytest.raises(ArgumentError, match="needs at least two heads and two windows; there are 1 and 6"):
+    with pytest.raises(ArgumentError, match="needs two heads and two windows at least; it has 1 and 6"):
         HeadRedundancy()(make_subject(loud_transformer(num_layers=1, num_heads=1)), Path())
     with pytest.raises(ArgumentError, match="num_resamples=1: must be at least 2"):
         HeadRedundancy(num_resamples=1)

@@ -78,9 +78,7 @@ class HeadRedundancy:
         subject = model.sample(self.num_windows)
         heads, generator = subject.living_heads, torch.Generator().manual_seed(self.seed)
         if min(len(heads), subject.num_windows) < 2:
-            reason = (
-                f"needs at least two heads and two {subject.row}s; there are {len(heads)} and {subject.num_windows}"
-            )
+            reason = f"needs two heads and two {subject.row}s at least; it has {len(heads)} and {subject.num_windows}"
             raise ArgumentError("analysis", "redundancy", reason, {"analysis": "maps"})
         pairs = list(itertools.combinations(heads, 2))
         drawn = torch.randperm(len(pairs), generator=generator)[: self.num_pairs].sort().values.tolist()
@@ -108,7 +106,7 @@ class HeadRedundancy:
         printed = dict.fromkeys(opposing[:NUM_PRINTED], "lose less together")
         printed = dict.fromkeys(backing[:NUM_PRINTED], "back each other up") | printed
         if not backing:
-            printed |= {max(found, key=lambda pair: found[pair].low): "no backup beyond chance"}
+            printed |= {max(found, key=lambda pair: found[pair].low): "do not clearly back each other up"}
         rows, sentences = [], {}
         for pair, change in found.items():
             first, second = (trained[head,].mean - base for head in pair)

@@ -247,7 +247,7 @@ def _count_costs(words: Sequence[str], folder: Path) -> None:
         network.zero_grad()
 
     with keep_process(), quiet(), one_thread():
-        seconds = statistics.median(median_seconds({"step": step}, "cpu")["step"] for _ in range(5))
+        seconds = statistics.median(median_seconds({"step": step}, "cpu")["step"] for _ in range(3))
         measured = {"step_seconds": seconds, "step_bytes": peak_memory(step, "cpu")}
     scores = seq_len * card["flops_per_token_by_part"]["attention_scores_and_values"]
     own = {"filled_cache_bytes": cache.num_bytes, "score_flops_of_sequence": scores}
