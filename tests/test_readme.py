@@ -29,6 +29,10 @@ BLOCKS = [(kind, block) for page in PAGES.values() for kind, block in FENCE.find
 PYTHON = sorted({block for kind, block in BLOCKS if kind == "python"})
 MINE = sorted((block for block in PYTHON if "ScoreMod(" in block), key=len)  # of which the longest is the whole
 (CLAIM,) = (block for kind, block in BLOCKS if kind == "text" and block.startswith("title:"))
+CARD = re.compile(r"(python -m tinyformer card .*)\n```\n\n```text\n((?:.*\n)*?)```")
+SHOWN = {
+    line: [row.split() for row in card.splitlines()] for page in PAGES.values() for line, card in CARD.findall(page)
+}
 # After installation, `tinyformer train` is `python train.py` and `tinyformer card` is `python -m tinyformer card`.
 BASH = "".join(block for kind, block in BLOCKS if kind == "bash")
 BASH = re.sub(r"(?m)^tinyformer (train|evaluate)", r"python \1.py", BASH)
@@ -134,9 +138,11 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     return Path.cwd()
 
 
-def test_every_adaptation_is_of_a_command() -> None:
+def test_every_adaptation_and_every_shown_card_is_of_a_command() -> None:
     assert [part for part in ADAPTED if not any(part in line for line in RUNS + MODULES)] == []
     assert set(RUNS) >= FAST
+    assert len(SHOWN) == 2
+    assert set(MODULES) >= set(SHOWN)
 
 
 def make_earlier_runs(text: str, program: Program) -> None:
@@ -194,7 +200,10 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
     assert main(arguments) == 0
     shows = {"convert": "ported", "batch=": "state of the optimizer"}
     shows |= {"findings cost": "cost: holds", "findings window": "window: ", "findings": "redundancy"}
-    assert next((text for part, text in shows.items() if part in line), "mha") in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert next((text for part, text in shows.items() if part in line), "mha") in out
+    printed = [row.split() for row in out.splitlines()]
+    assert [row for row in SHOWN.get(line, []) if row not in printed] == []
 
 
 PYTHON_ADAPTED = {

@@ -30,6 +30,7 @@ from .pictures.picture import Picture, save_png
 from .pictures.plots import head_maps, maps_by_kind, measure_maps
 from .predictions import analyse_predictions
 from .pruning import HeadPruning
+from .redundancy import HeadRedundancy
 from .relations import HeadRelations
 from .residual import ResidualSurgery
 from .seeds import seeds_by_number, seeds_by_setting
@@ -56,6 +57,7 @@ __all__ = [
     "HeadMaps",
     "HeadMeasures",
     "HeadPruning",
+    "HeadRedundancy",
     "HeadRelations",
     "Picture",
     "Probe",

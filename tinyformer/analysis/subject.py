@@ -220,17 +220,21 @@ class Losses:
     def mean(self) -> float:
         return float(self.nats.sum() / self.targets.sum())
 
-    def change_from(self, base: "Losses", num_resamples: int, seed: int = 0) -> "Change":
-        """The increase over the losses `base` of the same windows, in nats per target.
-
-        The interval holds the middle 95 % of `num_resamples` bootstrap resamples of the windows (Efron 1979).
-        """
+    def resampled_changes(self, base: "Losses", num_resamples: int, seed: int = 0) -> Float[Tensor, " {num_resamples}"]:
+        """The increase over `base` in bootstrap resamples of the windows (Efron 1979), the same for the same seed."""
         differences = self.nats - base.nats
         generator = torch.Generator().manual_seed(seed)
         draws = torch.randint(len(differences), (num_resamples, len(differences)), generator=generator)
-        means = differences[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
+        return differences[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
+
+    def change_from(self, base: "Losses", num_resamples: int, seed: int = 0) -> "Change":
+        """The increase over the losses `base` of the same windows, in nats per target.
+
+        The interval holds the middle 95 % of `num_resamples` bootstrap resamples of the windows.
+        """
+        means = self.resampled_changes(base, num_resamples, seed)
         low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
-        return Change(float(differences.sum() / self.targets.sum()), low, high)
+        return Change(self.mean - base.mean, low, high)
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,16 @@ class BaseAttention(SoftmaxAttention):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
-        """Attend from each token of `x` to the tokens of `x` that the mask allows.
+        """Attend from each token of `x` to the tokens of `x` that the mask allows; `weights` has how much.
 
-        In cross-attention, to those of the context that `context_mask` allows. No mask allows all. The cache holds keys
-        and values of the tokens before `x`, and those of `x` are appended; in cross-attention it holds those of the
-        context, which are projected if it is empty.
+        Args:
+            x: what queries are projected from, and keys and values, too, unless there is a context.
+            mask: the keys of `x` that each query may attend to; all without a mask.
+            context: what keys and values are projected from in cross-attention: `attention(query, key, key)` of other
+                libraries is `attention(query, context=key)` here.
+            context_mask: the keys of the context that each query may attend to; `mask` has no effect then.
+            cache: keys and values of the tokens before `x`, to which those of `x` are appended; in cross-attention
+                those of the context, which are projected if it is empty.
         """
         call = self.call_point(self.call(x, mask, context, context_mask, cache))
         if call.weights is None:
@@ -124,7 +129,12 @@ class BaseAttention(SoftmaxAttention):
         return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
     def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:
-        """The exact attention weights of `forward`, given its arguments, without dropout; the cache is not changed."""
+        """The exact attention weights of `forward`, given its arguments, on any backend; the cache is not changed.
+
+        Their shape is `batch num_heads q_seq k_seq`, with two maps for each head in differential attention. Rows sum to
+        1, or to less with a sink or a local Gaussian; one that the mask leaves without any key is 0. There is no
+        dropout.
+        """
         return self.maps_of_call(self.call(*args, cache=cache and cache.copy(), **kwargs)).weights
 
     def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:

@@ -35,7 +35,8 @@ NOTES = f"""\
 FLOPs are those of matrix products in a sequence of T tokens; one multiply-add is 2. Attention is counted as the full
 square of T x T pairs, as torch.utils.flop_counter does; a kernel may skip pairs that the causal mask or a window
 masks. Training is 3 forward passes. With task=seq2seq, source and target have T tokens each, and "per token" is per
-token of both. Where model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted."""
+token of both. Where model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted.
+Equal FLOPs are not equal time: many narrow heads take longer than few wide ones, see `tinyformer findings cost`."""
 
 ROWS = (
     ("parameters", "num_parameters"),

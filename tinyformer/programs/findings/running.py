@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from tinyformer.nn import AttentionMask, Cache
 from tinyformer.programs.card import make_card
 from tinyformer.programs.doctor.growth import measure_axis
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
+from tinyformer.programs.doctor.speed import median_seconds, peak_memory
 from tinyformer.programs.doctor.verdict import examine
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
@@ -222,22 +224,34 @@ def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
             evaluate(config, folder, invocation, loaded)
 
 
-@torch.no_grad()
 def _count_costs(words: Sequence[str], folder: Path) -> None:
     """The figures of `tinyformer card`, and the size of a real cache.
 
     `results.json` has the card's fields, "filled_cache_bytes" of an fp32 cache that a network with random weights has
-    filled with T tokens, and "score_flops_of_sequence", the operations of scores and weighted values of T tokens.
+    filled with T tokens, "score_flops_of_sequence", the operations of scores and weighted values of T tokens, and
+    "step_seconds" and "step_bytes", what a forward and a backward pass of T tokens in fp32 takes.
     """
     with keep_hydra():
         ((overrides, config),) = compose_sweep("card", words)
         card = make_card(overrides, config)
         small = OmegaConf.merge(config, {"model": {"vocab_size": 64}})  # whose size the cache does not depend on
-        network = instantiate(small.network, _convert_="all").eval()
+        network = instantiate(small.network, _convert_="all")
     cache, seq_len = Cache(config.model.num_layers), config.model.max_seq_len
-    network(torch.zeros(1, seq_len, dtype=torch.long), AttentionMask(causal=True), cache)
+    tokens, mask = torch.zeros(1, seq_len, dtype=torch.long), AttentionMask(causal=True)
+    with torch.no_grad():
+        network.eval()(tokens, mask, cache)
+    network.train().resolve_backends("cpu", torch.float32, mask)
+
+    def step() -> None:
+        network(tokens, mask).sum().backward()
+        network.zero_grad()
+
+    with keep_process(), quiet(), one_thread():
+        seconds = statistics.median(median_seconds({"step": step}, "cpu")["step"] for _ in range(3))
+        measured = {"step_seconds": seconds, "step_bytes": peak_memory(step, "cpu")}
     scores = seq_len * card["flops_per_token_by_part"]["attention_scores_and_values"]
-    _write(folder, card | {"filled_cache_bytes": cache.num_bytes, "score_flops_of_sequence": scores})
+    own = {"filled_cache_bytes": cache.num_bytes, "score_flops_of_sequence": scores}
+    _write(folder, card | own | measured)
 
 
 def _examine_kernels(words: Sequence[str], folder: Path) -> None:

@@ -1,0 +1,197 @@
+"""Redundancy of heads: backup between two heads, growing sets, and overlap, by hand and near chance before training."""
+
+from functools import partial
+from math import exp, log1p
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nn.model_cases import make_transformer
+from torch import nn
+
+from analysis.subjects import (
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_subject,
+    pair_subject,
+)
+from tinyformer.analysis import HeadRedundancy, Subject
+from tinyformer.analysis.ablation import losses_without
+from tinyformer.analysis.redundancy import output_overlap, simultaneous, subspace_overlap, weights_by_head
+from tinyformer.analysis.subject import Losses
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import (
+    Attention,
+    DifferentialAttention,
+    Encoder,
+    FeedForward,
+    LatentAttention,
+    PreNormBlock,
+    TokenReadout,
+    Transformer,
+    prune_heads,
+)
+from tinyformer.tasks import CausalLM
+
+
+def softplus(x):
+    return log1p(exp(x))
+
+
+def made_by_hand(writes=(2.0, 2.0, 3.0)):
+    """A token is two bits, each ±1, and predicts itself; heads 0 and 1 copy the first bit, head 2 copies the second.
+
+    With uniform attention to equal tokens, a head adds `writes` times its bit to what the readout sees, and the loss is
+    that of two logistic regressions: softplus(-(sum over heads of the first bit)) + softplus(-(that of the second)).
+    """
+    attention = partial(Attention, 4, 3, head_dim=1)
+    block = partial(PreNormBlock, 4, attention, partial(FeedForward, 4), nn.Identity)
+    encoder = Encoder(4, 1, 4, 8, block, nn.Identity)
+    network = Transformer(encoder, partial(TokenReadout, tied=False)).eval()
+    bits = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
+    (layer,) = network.attentions()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.encoder.token_embedding.weight[:, :2] = bits
+        network.readout.proj.weight[:, 2:] = bits / 2
+        reads = torch.eye(4)[[0, 0, 1]]
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+            projection.weight.copy_(reads)
+        layer.o_proj.weight[[2, 2, 3], [0, 1, 2]] = torch.tensor(writes)
+    tokens = torch.arange(4).repeat(2).unsqueeze(1).expand(8, 6)
+    batches = [{"inputs": rows, "targets": rows, "lengths": torch.full((4,), 6)} for rows in tokens.split(4)]
+    tokenizer = make_subject(make_transformer()).tokenizer
+    return Subject(network, batches, CausalLM(), tokenizer, untrained=lambda: network)
+
+
+def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by_hand():
+    found = HeadRedundancy()(made_by_hand(), Path())
+    whole, alone, none = softplus(-4), softplus(-2), softplus(0)
+    second = softplus(0) - softplus(-3)
+    table = columns_of(found.tables["pairs"])
+    assert list(zip(table["head_a"], table["head_b"], strict=True)) == [(0, 1), (0, 2), (1, 2)]
+    expected = [none - 2 * alone + whole, 0, 0]  # 0.4574 nats; the bits are independent
+    for name in ("interaction", "low", "high"):  # every window is alike
+        assert table[name] == pytest.approx(expected, abs=1e-6)
+    assert table["change_a"] == pytest.approx([alone - whole] * 3, abs=1e-6)
+    assert table["change_b"] == pytest.approx([alone - whole, second, second], abs=1e-6)
+    assert table["change_both"][0] == pytest.approx(none - whole, abs=1e-6)
+    assert found.lines["pairs"].startswith("1 of 3 pairs back each other up by more than 0.01, 0 lose less together")
+    assert found.lines["  layer 0 head 0 and layer 0 head 1"].startswith(
+        "back each other up: without both +0.6750, the sum of each alone +0.2176: +0.4574 [+0.4574, +0.4574]"
+    )
+    sets = columns_of(found.tables["sets"])
+    assert sets["change"][:4] == pytest.approx([0, alone - whole, none - whole, none - whole + second], abs=1e-6)
+    assert sets["change"][4:8] == pytest.approx([0, second, second + alone - whole, second + none - whole], abs=1e-6)
+    assert found.scalars["analysis/sum_of_each_alone"] == pytest.approx(second + 2 * (alone - whole), abs=1e-6)
+    overlap = columns_of(found.tables["overlap"])
+    by_part = {
+        part: [v for p, v in zip(overlap["part"], overlap["trained"], strict=True) if p == part]
+        for part in overlap["part"]
+    }
+    assert by_part == {part: pytest.approx([1, 0, 0], abs=1e-6) for part in ("W_Q", "W_K", "W_V", "W_O", "outputs")}
+    assert set(overlap["chance"][:4]) == {1 / 4}
+    # Where the second head works against the first, less is lost without both.
+    against = HeadRedundancy()(made_by_hand(writes=(4.0, -3.0, 3.0)), Path())
+    assert "lose less together: without both" in against.lines["  layer 0 head 0 and layer 0 head 1"]
+    assert sum(line.startswith("do not clearly back each other up: ") for line in against.lines.values()) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_untrained_heads_neither_back_each_other_up_nor_overlap(seed):
+    torch.manual_seed(seed)
+    network = make_transformer()
+    found = HeadRedundancy(random_orders=1)(make_subject(network), Path())
+    assert [found.scalars[f"analysis/{kind}_pairs"] for kind in ("backing", "opposing")] == [0, 0]
+    for part in ("W_Q", "W_K", "W_V", "W_O"):
+        assert found.scalars[f"analysis/overlap/{part}/trained"] == pytest.approx(8 / 32, abs=0.04)
+
+
+def test_overlap_is_that_of_projections_and_of_gram_matrices_in_numpy():
+    torch.manual_seed(0)
+    weights = torch.randn(3, 8, 32)
+    projections = [np.linalg.pinv(part) @ part for part in weights.double().numpy()]  # onto the row spaces
+    expected = [[np.trace(a @ b) / 8 for a in projections] for b in projections]
+    torch.testing.assert_close(subspace_overlap(weights), torch.tensor(expected), check_dtype=False)
+
+    subject = make_subject(loud_transformer(num_layers=1), padded=True)
+    outputs = []
+    handle = subject.layers[0].head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0]))
+    subject.losses()
+    handle.remove()
+    rows = [
+        row
+        for batch, of in zip(subject.batches, outputs, strict=True)
+        for row in zip(of, batch["targets"], strict=True)
+    ]
+    tokens = torch.cat([of[:, targets >= 0] for of, targets in rows], dim=1).double().numpy()
+    centred = [of - of.mean(axis=0) for of in tokens]
+    grams = [of @ of.T for of in centred]
+    norms = [np.linalg.norm(gram) for gram in grams]
+    expected = [
+        [np.sum(a * b) / (n * m) for a, n in zip(grams, norms, strict=True)] for b, m in zip(grams, norms, strict=True)
+    ]
+    ((found, chance),) = output_overlap(subject)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert chance.fill_diagonal_(0).max() < 0.5
+
+
+@pytest.mark.parametrize("kind", [Attention, DifferentialAttention, LatentAttention])
+def test_each_head_has_the_weights_with_which_it_reads_and_writes(kind):
+    """Those of a layer that has lost all other heads."""
+    layer = kind(32, 4, **({"num_kv_heads": 2} if kind is not LatentAttention else {}))
+    whole = weights_by_head(layer)
+    prune_heads(layer, [0, 1, 3])
+    assert {name: part.shape[0] for name, part in whole.items()} == dict.fromkeys(whole, 4)
+    for name, part in weights_by_head(layer).items():
+        torch.testing.assert_close(part, whole[name][2:3])
+
+
+def test_heads_of_several_kinds_of_attention_and_drawn_pairs():
+    network = loud_encoder_decoder(num_kv_heads=2, ablated_heads=[["cross", 0, 1]])
+    subject = pair_subject(network)
+    found = HeadRedundancy("mean", num_pairs=6, num_resamples=50, random_orders=1)(subject, Path())
+    table = columns_of(found.tables["pairs"])
+    assert list(table)[:6] == ["kind_a", "layer_a", "head_a", "kind_b", "layer_b", "head_b"]
+    assert "of 6 pairs, drawn of 105, back each other up" in found.lines["pairs"]
+    heads = [tuple(zip(*(table[f"{n}_{side}"] for n in ("kind", "layer", "head")), strict=True)) for side in "ab"]
+    pairs = [[network.find_head("heads", head) for head in pair] for pair in zip(*heads, strict=True)]
+    base, both = subject.losses(), losses_without(subject, pairs, "mean")
+    first, second = (losses_without(subject, [[pair[at]] for pair in pairs], "mean") for at in (0, 1))
+    expected = [ab.mean - a.mean - b.mean + base.mean for ab, a, b in zip(both, first, second, strict=True)]
+    assert table["interaction"] == pytest.approx(expected, abs=1e-9)
+    overlap = columns_of(found.tables["overlap"])
+    cross = [
+        row[1:]
+        for row in zip(*(overlap[n] for n in ("kind", "part", "head_a", "head_b")), strict=True)
+        if row[0] == "cross"
+    ]
+    # Heads 2 and 3 share a K/V head, head 1 is ablated.
+    assert [pair for part, *pair in cross if part == "W_K"] == [[0, 2], [0, 3]]
+    assert [pair for part, *pair in cross if part == "W_O"] == [[0, 2], [0, 3], [2, 3]]
+
+
+def test_intervals_hold_for_all_changes_at_once():
+    """Of 100 changes that are noise, about five would be beyond intervals of their own; with five seeds, none is."""
+    targets = torch.full((32,), 10.0, dtype=torch.float64)
+    for seed in range(5):
+        noise = torch.randn(100, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        after, before = [Losses(nats, targets) for nats in noise], [Losses(0 * targets, targets)] * 100
+        together, alone = simultaneous(after, before, 1000), [simultaneous([a], before[:1], 1000)[0] for a in after]
+        assert all(change.low < 0 < change.high for change in together)
+        widths = [sum(change.high - change.low for change in changes) for changes in (together, alone)]
+        assert 3 / 2 < widths[0] / widths[1] < 2.2  # the normal quantiles of 0.05 / 100 and 0.05 are 3.5 and 1.96
+        own = after[0].change_from(before[0], 1000)
+        assert [alone[0].low, alone[0].high] == pytest.approx([own.low, own.high], abs=0.01)
+
+
+def test_one_head_in_each_layer_has_pairs_but_no_overlap_and_one_alone_is_refused():
+    found = HeadRedundancy(num_resamples=10)(make_subject(loud_transformer(num_heads=1)), Path())
+    assert (len(found.tables["pairs"][1]), "overlap" in found.tables) == (1, False)
+    with pytest.raises(ArgumentError, match="needs two heads and two windows at least; it has 1 and 6"):
+        HeadRedundancy()(make_subject(loud_transformer(num_layers=1, num_heads=1)), Path())
+    with pytest.raises(ArgumentError, match="num_resamples=1: must be at least 2"):
+        HeadRedundancy(num_resamples=1)

@@ -1,0 +1,331 @@
+"""Redundancy of heads: the loss without pairs and growing sets of them, and the overlap of what they read and write."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tinyformer.analysis.ablation import MODES, Outputs, losses_without, outputs_by_head
+from tinyformer.analysis.pictures.charts import change_grid, lines
+from tinyformer.analysis.pruning import MAX_POINTS
+from tinyformer.analysis.subject import (
+    CHANGE_COLUMNS,
+    Change,
+    Findings,
+    Head,
+    Losses,
+    Subject,
+    Trained,
+    require_positive,
+)
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.nn import BaseAttention
+from tinyformer.nn.heads import layer_title
+
+NUM_PRINTED, NUM_DRAWN = 3, 24  # pairs of a kind that are printed, heads in the picture of pairs
+
+PROJECTIONS = {"W_Q": "q_proj", "W_K": "k_proj", "W_V": "v_proj", "W_O": "o_proj"}
+"""The projections of which each head has its own rows, or columns, by their names in papers."""
+
+OVERLAPS = ("trained", "untrained", "chance")  # what is compared, and the columns of the table
+
+Without: TypeAlias = Mapping[tuple[Head, ...], Losses]
+"""The losses without some heads; without `()`, those of the whole model."""
+
+
+@dataclass(eq=False)
+class HeadRedundancy:
+    """Whether heads back each other up: the loss without pairs and growing sets of heads, and the overlap of heads.
+
+    - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. Above
+      0, each supplies what is lost without the other, as backup heads do (Wang et al. 2022, arXiv 2211.00593). Below 0,
+      what is lost without one is lost already without the other. Intervals are `simultaneous`, and a pair counts if
+      its whole interval lies beyond `margin`; the pairs of the untrained network are the control.
+    - Sets grow by the importance of heads, Δ(a) on one half of the windows, and at random; they are measured on the
+      other half. If heads did not interact, Δ of a set would be the sum of Δ of each of its heads alone.
+    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`; the
+      untrained network and chance are the controls. Heads that share a K/V head are not compared by it.
+
+    Args:
+        mode: what replaces the outputs of ablated heads, see `HeadAblation`.
+        num_pairs: at most so many pairs, drawn at random if there are more. Each costs two evaluations of the windows,
+            one of them for the untrained network.
+        margin: the smallest interaction that counts, in nats per target.
+    """
+
+    mode: str = "zero"
+    num_windows: int = 32
+    num_resamples: int = 1000  # bootstrap resamples of the windows
+    num_pairs: int = 300
+    margin: float = 0.01
+    random_orders: int = 3
+    seed: int = 0  # of the random pairs and orders
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        require_choice("mode", self.mode, MODES)
+        require_at_least(2, {"num_resamples": 1000}, num_resamples=self.num_resamples)
+        require_at_least(0, {"margin": 0.01}, margin=self.margin)
+        require_positive(self, "num_windows", "num_pairs", "random_orders")
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
+        heads, generator = subject.living_heads, torch.Generator().manual_seed(self.seed)
+        if min(len(heads), subject.num_windows) < 2:
+            reason = f"needs two heads and two {subject.row}s at least; it has {len(heads)} and {subject.num_windows}"
+            raise ArgumentError("analysis", "redundancy", reason, {"analysis": "maps"})
+        pairs = list(itertools.combinations(heads, 2))
+        drawn = torch.randperm(len(pairs), generator=generator)[: self.num_pairs].sort().values.tolist()
+        sets = [(), *((head,) for head in heads), *(pairs[at] for at in drawn)]
+        trained, untrained = (
+            dict(zip(sets, losses_without(replace(subject, network=network), sets, self.mode), strict=True))
+            for network in subject.networks().values()
+        )
+        orders = self._orders(trained, generator)
+        found = [self._pairs(subject, trained, untrained), self._sets(subject, trained, orders), overlaps(subject)]
+        base = trained[()]
+        scalars, own_lines, tables, figures = (
+            {name: value for part in found for name, value in getattr(part, kind).items()}
+            for kind in ("scalars", "lines", "tables", "figures")
+        )
+        heading = f"{self.mode}; {subject.describe_losses(base)}"
+        return Findings({"analysis/loss": base.mean} | scalars, {"redundancy": heading} | own_lines, tables, figures)
+
+    def _pairs(self, subject: Subject, trained: Without, untrained: Without) -> Findings:
+        """The interactions of the pairs, and those of the untrained network."""
+        found, control = (interactions(losses, self.num_resamples) for losses in (trained, untrained))
+        base, names = trained[()].mean, {head: subject.head_title(*head) for head in subject.living_heads}
+        ranked = sorted(found, key=lambda pair: -abs(found[pair].mean))
+        backing, opposing = self._beyond({pair: found[pair] for pair in ranked})
+        printed = dict.fromkeys(opposing[:NUM_PRINTED], "lose less together")
+        printed = dict.fromkeys(backing[:NUM_PRINTED], "back each other up") | printed
+        if not backing:
+            printed |= {max(found, key=lambda pair: found[pair].low): "do not clearly back each other up"}
+        rows, sentences = [], {}
+        for pair, change in found.items():
+            first, second = (trained[head,].mean - base for head in pair)
+            both = trained[pair].mean - base
+            address = [part for head in pair for part in subject.head_address(*head)]
+            values = [first, second, both, change.mean, change.low, change.high]
+            rows.append([*address, *values, control[pair].mean])
+            if pair in printed:
+                sentences[pair] = f"without both {both:+.4f}, the sum of each alone {first + second:+.4f}: {change}"
+        drawn = sorted(list(dict.fromkeys(head for pair in ranked for head in pair))[:NUM_DRAWN])
+        across = {head: names[head].replace(" head", "\nhead") for head in drawn}
+        cells = {
+            (names[a], across[b]): found[pair].mean
+            for pair in found
+            if set(pair) <= set(drawn)
+            for a, b in (pair, pair[::-1])
+        }
+        num_untrained, total = list(map(len, self._beyond(control))), len(names) * (len(names) - 1) // 2
+        address_columns = [f"{name}_{side}" for side in "ab" for name in (*subject.address_columns, "head")]
+        own_columns = ["change_a", "change_b", "change_both", "interaction", "low", "high", "untrained"]
+        return Findings(
+            scalars={
+                "analysis/num_pairs": len(found),
+                "analysis/backing_pairs": len(backing),
+                "analysis/opposing_pairs": len(opposing),
+                "analysis/untrained_backing_pairs": num_untrained[0],
+                "analysis/untrained_opposing_pairs": num_untrained[1],
+            },
+            lines={
+                "pairs": f"{len(backing)} of {len(found)} pairs{f', drawn of {total},' * (len(found) < total)} back "
+                f"each other up by more than {self.margin:g}, {len(opposing)} lose less together (untrained: "
+                f"{num_untrained[0]} and {num_untrained[1]}); interaction [95 % interval for all pairs at once]:",
+                **{
+                    f"  {' and '.join(names[head] for head in pair)}": f"{verdict}: {sentences[pair]}"
+                    for pair, verdict in printed.items()
+                },
+            },
+            tables={"pairs": ([*address_columns, *own_columns], rows)},
+            figures={
+                "pairs": change_grid(
+                    cells,
+                    [names[head] for head in drawn],
+                    list(across.values()),
+                    f"Interaction: what is lost without two heads, beyond the sum of each alone ({self.mode} ablation)",
+                    f"interaction, nats per {subject.task.unit}",
+                )
+            },
+        )
+
+    def _beyond(self, changes: Mapping[tuple[Head, ...], Change]) -> tuple[list[Any], list[Any]]:
+        """The pairs whose whole interval is above the margin, and those whose whole interval is below -margin."""
+        above = [pair for pair, change in changes.items() if change.low > self.margin]
+        return above, [pair for pair, change in changes.items() if change.high < -self.margin]
+
+    def _orders(self, trained: Without, generator: torch.Generator) -> dict[str, list[Head]]:
+        """The heads in the orders in which sets grow, by importance on the first, third, … window and at random."""
+        alone = [heads[0] for heads in trained if len(heads) == 1]
+        least = sorted(alone, key=lambda head: _half(trained[head,], 0).mean)
+        draws = [torch.randperm(len(least), generator=generator).tolist() for _ in range(self.random_orders)]
+        random = {f"random {number}": [least[at] for at in draw] for number, draw in enumerate(draws, 1)}
+        return {"least important first": least, "most important first": least[::-1], **random}
+
+    def _sets(self, subject: Subject, trained: Without, orders: Mapping[str, Sequence[Head]]) -> Findings:
+        """The loss without growing sets of heads, on the second, fourth, … window."""
+        base, total = _half(trained[()], 1), len(subject.living_heads)
+        counts = sorted({round(i * total / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {total // 2})
+        curves: dict[str, dict[int, Change]] = {}
+        rows, summed = [], 0.0
+        for name, order in orders.items():
+            without = losses_without(subject, [order[:count] for count in counts], self.mode)
+            changes = [_half(losses, 1).change_from(base, self.num_resamples) for losses in without]
+            curves[name] = dict(zip(counts, changes, strict=True))
+            for count, change in curves[name].items():
+                summed = sum(_half(trained[head,], 1).mean - base.mean for head in order[:count])
+                rows.append([name, count, *change.row(base), summed])
+        drawn = {name: (counts, [change.mean for change in curve.values()]) for name, curve in curves.items()}
+        drawn["sum of each alone"] = counts, [row[-1] for row in rows[: len(counts)]]  # of the first order
+        at_half = {name: curve[total // 2] for name, curve in curves.items()}
+        at_random = [at_half.pop(name).mean for name in orders if name.startswith("random")]
+        everything = curves["least important first"][total]
+        return Findings(
+            scalars={"analysis/change_without_all": everything.mean, "analysis/sum_of_each_alone": summed},
+            lines={
+                "sets": f"without {total // 2} of {total} heads, ordered on half of the {subject.row}s and measured on "
+                "the others:",
+                **{f"  {name}": str(change) for name, change in at_half.items()},
+                "  random": f"{statistics.fmean(at_random):+.4f}, the mean of {len(at_random)} orders from "
+                f"{min(at_random):+.4f} to {max(at_random):+.4f}",
+                "  all heads": f"{everything}; the sum of each alone {summed:+.4f}",
+            },
+            tables={"sets": (["order", "removed", *CHANGE_COLUMNS, "sum_of_each_alone"], rows)},
+            figures={
+                "sets": lines(
+                    {name: drawn[name] for name in at_half},
+                    f"Change of the loss without growing sets of heads ({self.mode} ablation)",
+                    "heads removed",
+                    f"change of the loss, nats per {subject.task.unit}",
+                    baselines={name: curve for name, curve in drawn.items() if name not in at_half},
+                )
+            },
+        )
+
+
+def _half(losses: Losses, first: int) -> Losses:
+    """Every second window."""
+    return Losses(losses.nats[first::2], losses.targets[first::2])
+
+
+def interactions(without: Without, num_resamples: int) -> dict[tuple[Head, ...], Change]:
+    """Δ(a, b) - Δ(a) - Δ(b) in nats per target for each pair in `without`, with `simultaneous` intervals."""
+    base, pairs = without[()], [heads for heads in without if len(heads) == 2]
+    together = [Losses(without[pair].nats + base.nats, base.targets) for pair in pairs]
+    apart = [Losses(without[a,].nats + without[b,].nats, base.targets) for a, b in pairs]
+    return dict(zip(pairs, simultaneous(together, apart, num_resamples), strict=True))
+
+
+def simultaneous(after: Sequence[Losses], before: Sequence[Losses], num_resamples: int) -> list[Change]:
+    """Changes of the loss with 95 % intervals that hold for all of them at once, however many are looked at.
+
+    mean ± c s, where s is the standard deviation over bootstrap resamples of the windows, and c the 95 % quantile, over
+    the resamples, of the largest |deviation| / s of any of the changes (max-T, Westfall & Young 1993).
+    """
+    pairs = list(zip(after, before, strict=True))
+    means = torch.tensor([late.mean - early.mean for late, early in pairs], dtype=torch.float64)
+    resampled = torch.stack([late.resampled_changes(early, num_resamples) for late, early in pairs])
+    deviations, spread = resampled - means.unsqueeze(1), resampled.std(dim=1).clamp(min=1e-12)
+    width = (deviations.abs() / spread.unsqueeze(1)).amax(dim=0).quantile(0.95) * spread
+    return [Change(*bounds) for bounds in torch.stack([means, means - width, means + width], dim=1).tolist()]
+
+
+def subspace_overlap(weights: Float[Tensor, "heads head_dim features"]) -> Float[Tensor, "heads heads"]:
+    """The mean squared cosine of the principal angles between the row spaces of heads (Björck & Golub 1973).
+
+    1 for equal subspaces, 0 for orthogonal ones, head_dim / features in expectation for random ones.
+    """
+    bases = torch.linalg.qr(weights.double().mT).Q
+    return torch.linalg.svdvals(bases.mT.unsqueeze(1) @ bases).square().mean(dim=-1)
+
+
+def weights_by_head(layer: BaseAttention) -> dict[str, Float[Tensor, "heads head_dim features"]]:
+    """The weights with which each head reads and, transposed, with which it writes, by the names of `PROJECTIONS`."""
+    found = {}
+    for name, projection in PROJECTIONS.items():
+        weight = getattr(layer, projection).weight.detach().cpu()
+        if name in ("W_K", "W_V"):
+            found[name] = weight.unflatten(0, (layer.num_kv_heads, -1))[layer.head_map.kv_heads]
+        else:
+            found[name] = (weight.mT if name == "W_O" else weight).unflatten(0, (layer.num_heads, -1))
+    return found
+
+
+def output_overlap(subject: Subject) -> list[Float[Tensor, "2 heads heads"]]:
+    """For each layer the linear CKA of the outputs of heads over all tokens, and by chance, with shuffled tokens.
+
+    ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
+    (Kornblith et al. 2019, arXiv 1905.00414).
+    """
+
+    def moments(of_layer: Outputs) -> list[Tensor]:
+        outputs, is_token = of_layer
+        x = outputs.transpose(1, 2)[is_token].double().cpu().flatten(1)
+        shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+        return [torch.stack([x.T @ x, x.T @ shuffled]), x.sum(dim=0), torch.tensor(len(x))]
+
+    found, of_batches = [], [outputs_by_head(subject, batch, moments) for batch in subject.batches]
+    for layer, of_layer in zip(subject.layers, zip(*of_batches, strict=True), strict=True):
+        products, total, count = (torch.stack(terms).sum(dim=0) for terms in zip(*of_layer, strict=True))
+        covariance = products / count - torch.outer(total, total) / count**2
+        blocks = covariance.unflatten(2, (layer.num_heads, -1)).unflatten(1, (layer.num_heads, -1))
+        sizes = blocks.square().sum(dim=(2, 4))
+        norms = sizes[0].diagonal().sqrt()
+        found.append(sizes / torch.outer(norms, norms))
+    return found
+
+
+def head_overlaps(subject: Subject) -> list[dict[str, Float[Tensor, "2 heads heads"]]]:
+    """The overlap of the heads of each layer, by projection and of their outputs, each before what chance gives."""
+    found = []
+    for layer, outputs in zip(subject.layers, output_overlap(subject), strict=True):
+        parts = {name: (subspace_overlap(part), part) for name, part in weights_by_head(layer).items()}
+        chance = {name: torch.full_like(of, part.shape[1] / part.shape[2]) for name, (of, part) in parts.items()}
+        found.append({name: torch.stack([of, chance[name]]) for name, (of, _) in parts.items()} | {"outputs": outputs})
+    return found
+
+
+def overlaps(subject: Subject) -> Findings:
+    """The overlap of the heads of each layer, trained and untrained, see `HeadRedundancy`."""
+    trained, untrained = (head_overlaps(replace(subject, network=network)) for network in subject.networks().values())
+    rows = []
+    for (layer, a), (other, b) in itertools.combinations(subject.living_heads, 2):
+        heads = subject.layers[layer].head_map
+        for part in trained[layer] if layer == other else ():
+            if heads.kv_heads[a] != heads.kv_heads[b] or part not in ("W_K", "W_V"):
+                own, chance = trained[layer][part][:, a, b].tolist()
+                values = [own, float(untrained[layer][part][0, a, b]), chance]
+                rows.append([*subject.addresses[layer], heads.ids[a], heads.ids[b], part, *values])
+    if not rows:  # no layer has two heads
+        return Findings()
+    found = Findings(tables={"overlap": ([*subject.address_columns, "head_a", "head_b", "part", *OVERLAPS], rows)})
+    found.lines["overlap"] = "mean over pairs of heads of a layer: squared cosine between subspaces, CKA of outputs"
+    cells: dict[tuple[str, str], float] = {}
+    for part in dict.fromkeys(row[-4] for row in rows):
+        of_part = [row for row in rows if row[-4] == part]
+        means = dict(
+            zip(OVERLAPS, map(statistics.fmean, zip(*(row[-3:] for row in of_part), strict=True)), strict=True)
+        )
+        found.scalars |= {f"analysis/overlap/{part}/{name}": mean for name, mean in means.items()}
+        most, above = max(of_part, key=lambda row: row[-3]), max(row[-2] for row in of_part)
+        found.lines[f"  {part}"] = (
+            ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+            + f"; {sum(row[-3] > above for row in of_part)} of {len(of_part)} pairs above all untrained ones; most: "
+            f"{layer_title(tuple(most[:-6]))} heads {most[-6]} and {most[-5]}, {most[-3]:.3f}"
+        )
+        for address in subject.addresses:
+            of_layer = [row[-3:] for row in of_part if row[:-6] == list(address)]
+            for at, name in enumerate(OVERLAPS[:2] if of_layer else ()):
+                beyond = statistics.fmean(values[at] - values[2] for values in of_layer)
+                cells[layer_title(address), f"{part}\n{name}"] = beyond
+    title = "Overlap of two heads of a layer beyond chance, mean over pairs"
+    down, across = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
+    found.figures["overlap"] = change_grid(cells, down, across, title, "overlap minus that of chance")
+    return found
