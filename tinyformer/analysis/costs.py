@@ -74,7 +74,8 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     embeddings = [part for stack in stacks for part in (stack.token_embedding, stack.position) if part is not None]
     by_part = flops_per_token(network)
     forward, weights = sum(by_part.values()), projection_weights(attentions)
-    cached = [*attentions_in(stacks[-1]), *mixers_in(stacks[-1])]  # the last stack generates
+    last = stacks[-1]  # which generates
+    cached: list[BaseAttention | TokenMixer] = [*attentions_in(last), *mixers_in(last)]
     multi_head = sum(multi_head_cache_elements(layer) for layer in cached)
     elements = [cache_elements(layer) for layer in cached]
     kept = sum(size * min(layer.window or seq_len, seq_len) for size, layer in zip(elements, cached, strict=True))
