@@ -78,7 +78,9 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     cached: list[BaseAttention | TokenMixer] = [*attentions_in(last), *mixers_in(last)]
     multi_head = sum(multi_head_cache_elements(layer) for layer in cached)
     elements = [cache_elements(layer) for layer in cached]
-    kept = sum(size * min(layer.window or seq_len, seq_len) for size, layer in zip(elements, cached, strict=True))
+    # A decoder's whole source is kept, whatever the window in it.
+    windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
+    kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(elements, windows, strict=True))
     return Costs(
         vocab_size=network.vocab_size,
         seq_len=seq_len,

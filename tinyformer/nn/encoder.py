@@ -141,6 +141,6 @@ class Decoder(Encoder):
                 error.path = error.path[1:]  # the block was given what is an argument of this class
             raise
         for layer in self.layers:
-            if (window := getattr(layer.cross_attention, "window", None)) is not None:
-                reason = "must be None in cross-attention: positions in two sequences have no distance"
-                raise ArgumentError("cross_attention.window", window, reason, {"window": None})
+            if getattr(layer.cross_attention, "gaussian", None) is not None:
+                reason = "must be False in cross-attention, whose windows are around the same position of the source"
+                raise ArgumentError("cross_attention.local_gaussian", True, reason, {"local_gaussian": False})
