@@ -240,6 +240,7 @@ def test_a_window_of_the_source_is_around_the_same_position(backend):
     masked = Context(context.vectors, AttentionMask(lengths=LENGTHS, allowed=torch.tensor(near).unsqueeze(1)))
     assert error(whole.decode(TARGET, masked), logits) <= 1e-5
     assert error(whole(SOURCE, TARGET, PADDED), logits) > 1e-3
+    assert error(network(SOURCE, TARGET)[:1], logits[:1]) <= 1e-5
     for layer in network.attentions_by_kind()["cross"]:
         layer.window = 18
     assert error(network(SOURCE, TARGET, PADDED), whole(SOURCE, TARGET, PADDED)) <= 1e-5

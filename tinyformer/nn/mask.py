@@ -109,7 +109,7 @@ class AttentionMask:
         """
         device = None if self.lengths is None else self.lengths.device
         keys = torch.arange(k_seq, device=device)
-        last = keys[-1:] if self.lengths is None else self.lengths.unsqueeze(1) - 1
+        last = keys[None, -1:] if self.lengths is None else self.lengths.unsqueeze(1) - 1
         centre = torch.arange(first, first + q_seq, device=device).minimum(last).unsqueeze(-1)
         near = ((centre - keys) <= window // 2) & ((keys - centre) <= (window - 1) // 2)
         return replace(self, allowed=near.unsqueeze(1) if self.allowed is None else self.allowed & near.unsqueeze(1))
