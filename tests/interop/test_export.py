@@ -134,7 +134,7 @@ REFUSED = {
     "bart": values(
         """
         cross_attention.num_kv_heads=2 cross_attention.head_dim=6 cross_attention.qk_norm=true
-        cross_attention.v_head_dim=6 cross_attention.scale=0.3
+        cross_attention.v_head_dim=6 cross_attention.scale=0.3 cross_attention.window=3
         cross_attention.score=general cross_attention.softcap=3.0 cross_attention.sink=true cross_attention.gate=true
         block.cross_attention_residual.skip=0.5 block.cross_attention_residual.branch=0.5 model.shared_embedding=false
         model.scaled_readout=true model.tied_readout=false norm.eps=0.1 attention.ablated_heads=[[cross,0,1]]
@@ -181,7 +181,7 @@ REFERENCES = values(
     task.masking.mask_share task.masking.random_share task.masking.whole_words task.readout.tied task.readout.norm
     task.objective.pseudo_perplexity_tokens task.datamodule task.num_texts
     cross_attention.d_model cross_attention.num_heads cross_attention.ablated_heads
-    cross_attention.position cross_attention.window cross_attention.local_gaussian
+    cross_attention.position cross_attention.local_gaussian
     """
 )
 """Keys that only refer to another key, do not concern the network, or have no effect or are refused in it."""

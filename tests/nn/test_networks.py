@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, token_ids
-from nn.variants import CAUSAL, NAMES, error, factory, tokens
+from nn.variants import CAUSAL, NAMES, ON_CPU, error, factory, tokens
+from tinyformer.analysis import capture_attention
 from tinyformer.nn import (
     Attention,
     AttentionMask,
     Cache,
+    Context,
     EncoderDecoder,
     PostNormBlock,
     PreNormBlock,
@@ -185,6 +187,34 @@ def test_decoding_behind_a_cache_projects_the_source_once(name):
     assert network.encode(SOURCE, CAUSAL).mask == AttentionMask()  # of a causal encoder, too
     held = sum(layer.num_bytes for layer in cache.context_layers)
     assert cache.num_bytes == held + sum(layer.num_bytes for layer in cache.layers) > held > 0
+
+
+@pytest.mark.parametrize("backend", ON_CPU)
+@torch.no_grad()
+def test_a_window_of_the_source_is_around_the_same_position(backend):
+    """Of 9 source tokens or 5, seen by 7 target tokens: t - 1, t and t + 1, or the same around the last."""
+    cross = partial(Attention, 32, 4, bias=True, window=3, backend=backend)
+    network, whole = make_encoder_decoder(cross=cross), make_encoder_decoder()
+    with capture_attention(network) as maps:
+        logits = network(SOURCE, TARGET, PADDED)
+    seen = [maps[layer][:, 0] > 0 for layer, (kind, _) in enumerate(network.layer_addresses()) if kind == "cross"]
+    last = [8, 4]
+    near = [
+        [[abs(min(t, last[row]) - s) <= 1 and s <= last[row] for s in range(9)] for t in range(7)] for row in (0, 1)
+    ]
+    assert len(seen) == 2
+    assert all(torch.equal(layer, torch.tensor(near)) for layer in seen)
+    context, cache = network.encode(SOURCE, PADDED), Cache(2)
+    parts = [network.decode(chunk, context, cache=cache) for chunk in TARGET.split([3, 1, 1, 2], dim=1)]
+    assert error(torch.cat(parts, dim=1), logits) <= 1e-5
+    masked = Context(context.vectors, AttentionMask(lengths=LENGTHS, allowed=torch.tensor(near).unsqueeze(1)))
+    assert error(whole.decode(TARGET, masked), logits) <= 1e-5
+    assert error(whole(SOURCE, TARGET, PADDED), logits) > 1e-3
+    assert error(network(SOURCE, TARGET)[:1], logits[:1]) <= 1e-5
+    for layer in network.attentions_by_kind()["cross"]:
+        layer.window = 18
+    assert error(network(SOURCE, TARGET, PADDED), whole(SOURCE, TARGET, PADDED)) <= 1e-5
+    assert network.resolve_backends("cpu", torch.float32, PADDED, training=False)
 
 
 def test_embeddings_are_shared_or_not():

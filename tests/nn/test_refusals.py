@@ -125,8 +125,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: attention(local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
     (lambda: LayerCache().extend(tokens().requires_grad_()), "cache=LayerCache of 0 tokens: keeps no gradients: call"),
     (
-        lambda: encoder_decoder(cross_attention=partial(TWO_HEADS, window=4)),
-        "cross_attention.window=4: must be None in cross-attention",
+        lambda: encoder_decoder(cross_attention=partial(TWO_HEADS, window=4, local_gaussian=True)),
+        "cross_attention.local_gaussian=True: must be False in cross-attention",
     ),
     (lambda: encoder_decoder().decoder(IDS, CAUSAL), "context=None: is needed by a block with cross-attention"),
     (of_another_context, "cache=LayerCache of 4 tokens: holds a context of 1 sequences of 4 tokens, and this one has"),

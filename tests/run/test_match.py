@@ -32,6 +32,10 @@ SOLVED = {
     "match=parameters attention.qk_norm=true": (512, 4 * 2 * 32),
     "match=parameters attention=mqa match.multiple_of=64": (576, -32 * 1024),
     "match=parameters attention=gqa match.multiple_of=100": (600, 24 * 1024),
+    # 8 x 128 x 128 weights and 8 x 128 biases in each layer, in place of 4 x 128 x 128 weights.
+    "match=parameters attention=lstm": (512 - 260, 0),
+    # 128 x 128 weights, filters of 3 or 128 for 128 dimensions, 2 x 128 biases.
+    "match=parameters attention=conv": (512 + 158, -256),
     "match=parameters attention=gqa model.d_ff=3": (512 + 64, 0),
 }
 FIRST, *OTHERS = SOLVED

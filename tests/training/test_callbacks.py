@@ -151,6 +151,7 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
         assert seconds in (1.125, 1.1875, 1.25)
         assert row["throughput/data_wait"] == pytest.approx((seconds - 1) / seconds)
         assert row["throughput/mfu"] == pytest.approx(flops / seconds / 1e7)
+    assert rows[-1]["throughput/seconds"] == reporter.total.seconds
     assert before / 1e9 <= rows[-1]["throughput/memory_gb"] <= after / 1e9
     assert reporter.total.flops == pytest.approx(16 * flops)
     assert reporter.total.mfu(reporter.peak) == pytest.approx(16 * flops / reporter.total.seconds / 1e7)

@@ -1,6 +1,7 @@
 from .ablation import HeadAblation, HeadImportance
 from .alignment import CrossAlignment
 from .circuit import HeadCircuit
+from .distance import AccuracyByDistance
 from .gradients import GradientFlow
 from .maps import HeadMaps
 from .measures.capture import (
@@ -43,6 +44,7 @@ __all__ = [
     "MEASURES",
     "PATTERNS",
     "TRAITS",
+    "AccuracyByDistance",
     "Analysis",
     "Axes",
     "CapturedMaps",

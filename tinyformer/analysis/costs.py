@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition
-from tinyformer.nn.network import attentions_in
+from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition, TokenMixer
+from tinyformer.nn.network import attentions_in, mixers_in
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}  # bytes of an element of the KV cache, by dtype
@@ -56,7 +56,7 @@ class Costs:
     attended_flops_per_token: int  # of a forward pass, if the kernel skips the keys that the mask hides
     cache_dtype: str  # a name in `BYTES`
     cache_bytes_per_token: int  # over all layers
-    cache_bytes: int  # after T tokens; a layer with a window keeps only the window
+    cache_bytes: int  # after T tokens; a layer with a window keeps only the window, an LSTM the state of one token
     cache_reduction: float  # how many times larger a cache with a key and a value for each query head is
 
 
@@ -67,17 +67,20 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
         ArgumentError: the dtype is unknown, or an attention is no `BaseAttention`, so that its operations are unknown.
     """
     require_choice("cache_dtype", cache_dtype, BYTES)
-    if others := network.other_attentions():
+    if others := uncounted(network):
         reason = "is no BaseAttention, so its FLOPs and its cache cannot be counted"
         raise ArgumentError("attention", type(others[0]).__name__, reason)
-    attentions, stacks, seq_len = network.attentions(), network.stacks(), network.max_seq_len
+    attentions, stacks, seq_len = [*network.attentions(), *mixers_in(network)], network.stacks(), network.max_seq_len
     embeddings = [part for stack in stacks for part in (stack.token_embedding, stack.position) if part is not None]
     by_part = flops_per_token(network)
     forward, weights = sum(by_part.values()), projection_weights(attentions)
-    cached = attentions_in(stacks[-1])  # the last stack generates
-    multi_head = sum(layer.num_heads * head_cache_elements(layer) for layer in cached)
+    last = stacks[-1]  # which generates
+    cached: list[BaseAttention | TokenMixer] = [*attentions_in(last), *mixers_in(last)]
+    multi_head = sum(multi_head_cache_elements(layer) for layer in cached)
     elements = [cache_elements(layer) for layer in cached]
-    kept = sum(size * min(layer.window or seq_len, seq_len) for size, layer in zip(elements, cached, strict=True))
+    # A decoder's whole source is kept, whatever the window in it.
+    windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
+    kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(elements, windows, strict=True))
     return Costs(
         vocab_size=network.vocab_size,
         seq_len=seq_len,
@@ -114,9 +117,9 @@ def feed_forwards(network: Network) -> list[nn.Module]:
 
 
 def projection_weights(modules: Iterable[nn.Module]) -> int:
-    """The number of weights of all linear layers within several modules, without biases."""
-    layers = (layer for module in modules for layer in module.modules())
-    return sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear))
+    """The number of weights of all linear and recurrent layers within several modules, without biases."""
+    layers = (layer for module in modules for layer in module.modules() if isinstance(layer, nn.Linear | nn.RNNBase))
+    return sum(weight.numel() for layer in layers for weight in layer.parameters(recurse=False) if weight.ndim == 2)
 
 
 def flops_per_token(network: Network) -> dict[str, int]:
@@ -126,12 +129,13 @@ def flops_per_token(network: Network) -> dict[str, int]:
     - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, plus the
       products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
-      product.
+      product. A convolution has 2 · kernel_size · d_model, as without FFT; an LSTM's matrices are projections.
     """
-    seq_len, attentions = network.max_seq_len, network.attentions()
+    seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
+    mixing += sum(mixer.multiply_adds for mixer in mixers)
     return {
-        "attention_projections": 2 * projection_weights(attentions),
+        "attention_projections": 2 * projection_weights([*attentions, *mixers]),
         "attention_scores_and_values": 2 * mixing,
         "feed_forward": 2 * projection_weights(feed_forwards(network)),
         "readout": 2 * projection_weights([network.readout]),
@@ -156,7 +160,7 @@ class TrainingFlops:
 
     A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes only the
     one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted. Where
-    an attention is no `BaseAttention`, its operations are unknown, and all counts are nan.
+    an attention is of a class of one's own, its operations are unknown, and all counts are nan.
     """
 
     per_size: Mapping[str, float]  # FLOPs of the layers for each token or pair, by the names of `batch_sizes`
@@ -166,7 +170,7 @@ class TrainingFlops:
     def of(cls, network: Network) -> "TrainingFlops":
         trains = any(parameter.requires_grad for parameter in network.encoder.parameters())
         layers, readout = (3, 3) if trains else (1, 2)
-        counts = {"tokens": math.nan} if network.other_attentions() else multiply_adds(network)
+        counts = {"tokens": math.nan} if uncounted(network) else multiply_adds(network)
         return cls(
             {size: layers * 2 * number for size, number in counts.items()},
             readout * 2 * projection_weights([network.readout]),
@@ -185,6 +189,7 @@ def multiply_adds(network: Network) -> Counter[str]:
         for layer in cast(Iterable[Any], stack.layers):
             inner = attentions_in(layer.attention)
             own = projection_weights([layer.attention, layer.feed_forward]) + sum(map(query_multiply_adds, inner))
+            own += sum(mixer.multiply_adds for mixer in mixers_in(layer.attention))
             counts.update({f"{prefix}tokens": own, f"{prefix}pairs": sum(map(pair_multiply_adds, inner))})
             if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user's block may lack it
                 # Keys and values are projected from the source, queries from the target and outputs to it.
@@ -222,8 +227,20 @@ def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
     return seq_len**2 - sum(corner * (corner + 1) // 2 for corner in corners)
 
 
-def cache_elements(layer: BaseAttention) -> int:
-    """KV-cache elements per token: keys and values, or the latent and the positional key."""
+def uncounted(network: Network) -> list[nn.Module]:
+    """The attention modules of a class of one's own, whose operations are unknown."""
+    return [module for module in network.other_attentions() if not mixers_in(module)]
+
+
+def multi_head_cache_elements(layer: BaseAttention | TokenMixer) -> int:
+    """Elements per token of a cache with a key and a value for each query head, or of multi-head attention's."""
+    return 2 * layer.d_model if isinstance(layer, TokenMixer) else layer.num_heads * head_cache_elements(layer)
+
+
+def cache_elements(layer: BaseAttention | TokenMixer) -> int:
+    """Cache elements per token: keys and values, the latent and the positional key, or a mixer's state."""
+    if isinstance(layer, TokenMixer):
+        return layer.cache_elements
     if isinstance(layer, LatentAttention):
         return layer.kv_rank + layer.position_dim
     return layer.num_kv_heads * head_cache_elements(layer)

@@ -89,8 +89,10 @@ def key_of(written: Any, path: str | Sequence[str]) -> str:
         if not isinstance(node, Mapping):
             raise KeyError(".".join(keys))
         node = node[key]
-        if isinstance(node, str) and (reference := re.fullmatch(r"\$\{([\w.]+)\}", node)):
-            return key_of(written, [*reference[1].split("."), *keys[index + 1 :]])
+        if isinstance(node, str) and (reference := re.fullmatch(r"\$\{(oc\.select:)?([\w.]+)(?(1),.*)\}", node)):
+            followed = [*reference[2].split("."), *keys[index + 1 :]]
+            with contextlib.suppress(*[KeyError] if reference[1] else []):  # what oc.select names may not be there
+                return key_of(written, followed)
     return ".".join(keys)
 
 

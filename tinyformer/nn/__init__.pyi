@@ -1,6 +1,7 @@
 from .attention import Attention, BaseAttention
 from .block import Context, PostNormBlock, PreNormBlock
 from .cache import Cache, LayerCache
+from .convolution import BaseConv
 from .differential import DifferentialAttention
 from .encoder import Decoder, Encoder
 from .encoder_decoder import EncoderDecoder
@@ -12,6 +13,7 @@ from .kernels.support import BACKENDS, LACKS, select_backend
 from .latent import LatentAttention
 from .maps import QKV, AttentionCall
 from .mask import AttentionMask
+from .mixer import TokenMixer
 from .network import Network, backend_refusal, kernel_of_layer, resolve_backend
 from .norm import LayerNorm, RMSNorm
 from .position import (
@@ -26,6 +28,7 @@ from .position import (
 )
 from .prune import prune_heads
 from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout
+from .recurrent import LSTM
 from .residual import Residual
 from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from .transformer import Transformer
@@ -34,6 +37,7 @@ from .vocabulary import vocabulary_cross_entropy
 __all__ = [
     "BACKENDS",
     "LACKS",
+    "LSTM",
     "QKV",
     "SCORES",
     "ALiBi",
@@ -43,6 +47,7 @@ __all__ = [
     "AttentionMaps",
     "AttentionMask",
     "BaseAttention",
+    "BaseConv",
     "Cache",
     "ClassReadout",
     "Context",
@@ -75,6 +80,7 @@ __all__ = [
     "SinusoidalPosition",
     "SpanReadout",
     "T5Position",
+    "TokenMixer",
     "TokenReadout",
     "Transformer",
     "attention_weights",

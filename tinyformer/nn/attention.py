@@ -59,6 +59,7 @@ class BaseAttention(SoftmaxAttention):
     ) -> None:
         sizes = (num_heads, head_dim, v_head_dim, position_dim, num_kv_heads)
         super().__init__(*sizes, layer_index=layer_index, **options)
+        self.kind = kind
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
         self.head_gate = HeadGate(num_heads, ablated)
@@ -149,14 +150,24 @@ class BaseAttention(SoftmaxAttention):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> AttentionCall:
-        """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window."""
+        """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window.
+
+        In cross-attention the window is around the aligned position, see `AttentionMask.aligned`.
+        """
         if isinstance(mask, Tensor):
             reason = (
                 "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are those of `context`"
             )
             raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross = context is not None
-        mask = ((context_mask if is_cross else mask) or AttentionMask()).within(self.window)
+        mask = (context_mask if is_cross else mask) or AttentionMask()
+        if context is not None and self.window is not None:
+            first = 0 if cache is None else cache.num_queries
+            mask = mask.aligned(self.window, first, x.shape[1], context.shape[1])
+            if cache is not None:
+                cache.num_queries += x.shape[1]
+        elif not is_cross:
+            mask = mask.within(self.window)
         mask = self.head_map.mask_of_left(mask)
         if cache is not None and cache.length and not is_cross and not mask.causal:
             reason = "must be True: cached tokens do not attend to new ones"

@@ -20,6 +20,8 @@ class LayerCache:
         """Number of tokens so far, including those outside the window."""
         self.num_held = 0
         """Number of tokens in memory."""
+        self.num_queries = 0
+        """In cross-attention with a window, number of tokens so far that have attended to the context."""
         self._room = room
         self._memory: tuple[Tensor, ...] = ()
 
@@ -64,7 +66,7 @@ class LayerCache:
     def copy(self) -> "LayerCache":
         """A copy with memory of its own."""
         other = LayerCache(self._room)
-        other.length, other.num_held = self.length, self.num_held
+        other.length, other.num_held, other.num_queries = self.length, self.num_held, self.num_queries
         other._memory = tuple(tensor.clone() for tensor in self.tensors)
         return other
 

@@ -14,6 +14,7 @@ from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.mixer import TokenMixer
 from tinyformer.nn.residual import make_dropout
 from tinyformer.nn.sizes import require_sizes
 
@@ -76,9 +77,9 @@ class Encoder(nn.Module):
 
     @property
     def takes_cache(self) -> bool:
-        """Whether the attention of every layer is of a class that keeps keys and values in a cache."""
+        """Whether the attention of every layer is of a class that keeps keys and values, or its state, in a cache."""
         parts = [getattr(layer, name, None) for layer in self.layers for name in ("attention", "cross_attention")]
-        return all(isinstance(part, BaseAttention) for part in parts if part is not None)
+        return all(isinstance(part, BaseAttention | TokenMixer) for part in parts if part is not None)
 
     def forward(
         self,
@@ -140,6 +141,6 @@ class Decoder(Encoder):
                 error.path = error.path[1:]  # the block was given what is an argument of this class
             raise
         for layer in self.layers:
-            if (window := getattr(layer.cross_attention, "window", None)) is not None:
-                reason = "must be None in cross-attention: positions in two sequences have no distance"
-                raise ArgumentError("cross_attention.window", window, reason, {"window": None})
+            if getattr(layer.cross_attention, "gaussian", None) is not None:
+                reason = "must be False in cross-attention, whose windows are around the same position of the source"
+                raise ArgumentError("cross_attention.local_gaussian", True, reason, {"local_gaussian": False})

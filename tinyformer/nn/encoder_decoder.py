@@ -137,8 +137,13 @@ class EncoderDecoder(Network):
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The source's mask for the encoder, a causal one for the decoder, the source's padding for cross-attention."""
-        masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
-        return [masks[str(kind)] for kind, _ in self.layer_addresses()]
+        cross = AttentionMask(lengths=mask.lengths)
+        masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": cross}
+        layers = zip(self.layer_addresses(), self.attentions(), strict=True)
+        return [
+            cross.aligned(layer.window, 0, 1, 1) if kind == "cross" and layer.window else masks[str(kind)]
+            for (kind, _), layer in layers
+        ]
 
     def attention_paths(self) -> list[tuple[str, ...]]:
         """The attention of the blocks, or the decoder's cross-attention."""

@@ -100,6 +100,20 @@ class AttentionMask:
             return self
         return replace(self, window=window)
 
+    def aligned(self, window: int, first: int, q_seq: int, k_seq: int) -> "AttentionMask":
+        """This mask with a window of the keys around position t for query t (local-m, Luong et al. 2015, §3.2).
+
+        Queries, the first of which is query `first`, and keys are those of two sequences that are read at the same
+        pace (arXiv 1508.04025: p_t = t); a query beyond the last key has the window of the last. The window has
+        `window // 2` keys before p_t and `(window - 1) // 2` after it.
+        """
+        device = None if self.lengths is None else self.lengths.device
+        keys = torch.arange(k_seq, device=device)
+        last = keys[None, -1:] if self.lengths is None else self.lengths.unsqueeze(1) - 1
+        centre = torch.arange(first, first + q_seq, device=device).minimum(last).unsqueeze(-1)
+        near = ((centre - keys) <= window // 2) & ((keys - centre) <= (window - 1) // 2)
+        return replace(self, allowed=near.unsqueeze(1) if self.allowed is None else self.allowed & near.unsqueeze(1))
+
     def without_first(self, num_keys: int) -> "AttentionMask":
         """This mask without its first keys, which a cache with a window has dropped."""
         if not num_keys:

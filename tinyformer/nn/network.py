@@ -18,11 +18,17 @@ from tinyformer.nn.kernels.observe import running_kernel
 from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.mixer import TokenMixer
 
 
 def attentions_in(module: nn.Module) -> list[BaseAttention]:
     """The `BaseAttention` within a module, itself included."""
     return [part for part in module.modules() if isinstance(part, BaseAttention)]
+
+
+def mixers_in(module: nn.Module) -> list[TokenMixer]:
+    """The `TokenMixer` within a module, itself included."""
+    return [part for part in module.modules() if isinstance(part, TokenMixer)]
 
 
 class Network(nn.Module):
@@ -101,7 +107,13 @@ class Network(nn.Module):
         return [[*address, head] for address, layer in layers for head in layer.head_map.pruned]
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
-        """Choose the attention backend of every layer, see `resolve_backend`; returns "eager, sdpa" or so."""
+        """Choose the attention backend of every layer, see `resolve_backend`; returns "eager, sdpa" or so.
+
+        A mask that a `TokenMixer` does not take is refused.
+        """
+        for mixer in mixers_in(self.encoder):  # those of a decoder are under a causal mask
+            with argument_path("encoder", "block"):
+                mixer.require_causal(mask)
         layers = zip(self.attentions(), self.attention_masks(mask), self.attention_paths(), strict=True)
         names = set()
         for layer, own, path in layers:

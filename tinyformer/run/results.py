@@ -172,7 +172,7 @@ def summarise(
         "num_parameters": network.num_parameters(),
         "device": describe_device(run.settings.device),
         "precision": run.settings.precision,
-        "attention_backend": run.config.attention.backend,
+        "attention_backend": run.config.attention.get("backend"),
         "attention_kernel": kernel,
         "steps": steps,
         "data_fingerprint": data.fingerprint,
@@ -181,7 +181,8 @@ def summarise(
     rows: Lines = dict.fromkeys(("checkpoint", "parameters", "matched", "device", "attention")) | first
     rows["parameters"] = f"{shared['num_parameters']:,}"
     rows["device"] = f"{shared['device']}, {shared['precision']}"
-    rows["attention"] = f"{kernel} kernel (attention.backend={shared['attention_backend']})"
+    backend = shared["attention_backend"]
+    rows["attention"] = f"{kernel} kernel" + (f" (attention.backend={backend})" if backend else "")
     scored: dict[str, Any] = {}
     for name, metrics in scores.splits.items() if scores else ():
         scored |= summary.split_results(metrics, data.splits[name], name, limit)

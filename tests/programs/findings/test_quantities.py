@@ -162,7 +162,8 @@ def with_curve(**of):
         (with_check(of=A | {"source": {"heads": "entropy", "over": "great"}}), "over=great: must be one of largest"),
         (with_check(at_most=None), "must have at_least or at_most"),
         (with_check(at_mots=1), "Extra inputs are not permitted"),
-        (with_curve(metric="loss", table="cells"), "a curve needs one of metric, heads, table, points"),
+        (with_curve(metric="loss", table="cells"), "a curve needs one of metric, heads, series, table, points"),
+        (with_curve(series=LOSS, against={}), "a source needs one of metric"),
         (with_curve(points=["one"], source=LOSS), "points: each label needs runs with a number"),
         (with_curve(points={"all": {"one": 1}}, source=LOSS | {"where": {}}), "unexpected keyword argument"),
     ],
@@ -175,9 +176,10 @@ def test_mistakes_in_a_file_are_named(tmp_path, change, problem):
         read_finding("mine", tmp_path)
 
 
+TIMED = [{"step": "50", "loss": "3", "time": "0.5"}, {"step": "99", "loss": "2", "time": "0.9"}]
 CURVES = [  # of two seeds
     {
-        "one": Record({"loss": 2.0 + seed}, metrics=[{"step": "50", "loss": "3"}, {"step": "99", "loss": "2"}]),
+        "one": Record({"loss": 2.0 + seed}, metrics=TIMED),
         "two": Record({"loss": 8.0}, metrics=[{"step": "50", "loss": "4"}], tables=CELLS),
     }
     for seed in range(2)
@@ -195,6 +197,7 @@ BY_RUN = {"points": {"size": {"one": 1, "two": 4}}, "source": LOSS}
         (LOSS, ["two"], {"two": [{50: 4}] * 2}),
         (BY_COLUMN, ["two"], {"two": [{1: 7, 4: 1}] * 2}),
         (BY_COLUMN | {"groups": "is"}, ["two"], {"a": [{1: 7}] * 2, "b": [{4: 1}] * 2}),
+        ({"series": LOSS, "against": {"metric": "time"}}, ["one"], {"one": [{0.5: 3, 0.9: 2}] * 2}),
         (BY_RUN, None, {"size": [{1: 2, 4: 8}, {1: 3, 4: 8}]}),
     ],
 )

@@ -65,8 +65,9 @@ class Curve(_Checked):
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Curve":
         function_of("a curve", self.of, LINES)
-        if "table" not in self.of:
-            function_of("a source", self.of["source"] if "points" in self.of else self.of, SOURCES)
+        inner = [self.of[name] for name in ("series", "against", "source") if name in self.of] or [self.of]
+        for source in [] if "table" in self.of else inner:
+            function_of("a source", source, SOURCES)
         points = self.of.get("points", {})
         if not isinstance(points, dict) or not all(isinstance(of_label, dict) for of_label in points.values()):
             raise ValueError("points: each label needs runs with a number, as in {all: {run: 1}}")

@@ -268,6 +268,12 @@ def by_step(records: Records, **source: Any) -> dict[str, Line]:
     return {run: record.series(source) for run, record in records.items()}
 
 
+def by_series(records: Records, series: Source, against: Source) -> dict[str, Line]:
+    """A series against another one, such as the loss against the time, a line for each run; see `Record.series`."""
+    pairs = {run: (record.series(series), record.series(against)) for run, record in records.items()}
+    return {run: {x[step]: value for step, value in y.items() if step in x} for run, (y, x) in pairs.items()}
+
+
 def by_column(
     records: Records, table: str, x: str, y: str, where: Mapping[str, Any] = {}, groups: str | None = None
 ) -> dict[str, Line]:
@@ -295,6 +301,7 @@ def by_run(records: Records, points: Mapping[str, Mapping[str, float]], source: 
 LINES: dict[str, Callable[..., dict[str, Line]]] = {
     "metric": by_step,
     "heads": by_step,
+    "series": by_series,
     "table": by_column,
     "points": by_run,
 }

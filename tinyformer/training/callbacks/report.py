@@ -51,7 +51,8 @@ class Report(L.Callback):
 
     - `train/loss`: the mean over all targets since the last report, of all processes, without batches whose loss is not
       finite; `train/learning_rate`: that of the step.
-    - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`.
+    - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`; `throughput/seconds`:
+      the time of all training steps so far, without validation and telemetry.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
     Losses are summed on the device, so that the host waits for it only at reports. Validation and telemetry do not
@@ -148,6 +149,7 @@ class Report(L.Callback):
             "throughput/mfu": work.mfu(self.peak),
             "throughput/memory_gb": peak_memory(pl_module.device) / 1e9,
             "throughput/data_wait": work.data_wait,
+            "throughput/seconds": self.total.seconds,
         }
         self._since = _clock(trainer)  # again, since the peak may just have been measured
         for logger in trainer.loggers:

@@ -1,0 +1,64 @@
+"""Accuracy by distance, by hand: a model that copies what followed the last occurrence, and one that never does."""
+
+import pytest
+import torch
+
+from analysis.subjects import loud_transformer, make_subject
+from tinyformer.analysis import AccuracyByDistance, Subject
+from tinyformer.batch import IGNORED
+from tinyformer.errors import ArgumentError
+from tinyformer.tasks import CausalLM, MaskedLM
+
+# Input 7 comes again after 2 and after 3 tokens, 9 after 4; a target that is not scored, and one without an occurrence.
+INPUTS = torch.tensor([[7, 9, 7, 5, 9, 7, 9, 4]])
+TARGETS = torch.tensor([[IGNORED, IGNORED, 9, 1, 7, 6, IGNORED, 3]])
+
+
+class Says(CausalLM):
+    """Predicts the given tokens."""
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.tokens = torch.tensor([tokens])
+
+    def logits(self, network, batch):
+        return torch.nn.functional.one_hot(self.tokens, 10).float()
+
+
+def table(tokens, width=1):
+    subject = Subject(loud_transformer(), [{"inputs": INPUTS, "targets": TARGETS}], Says(tokens), None)
+    findings = AccuracyByDistance(width=width)(subject)
+    assert list(findings.figures) == ["distance"]
+    return findings.tables["distance"][1], findings.lines["accuracy"]
+
+
+def test_the_distance_is_that_to_the_last_occurrence():
+    # Place 2: 9 has followed the 7 at 0; place 4: 7 the 9 at 1; place 5: 5, not 6, the 7 at 2.
+    right = [0, 0, 9, 0, 7, 6, 0, 3]
+    assert table(right)[0] == [[2, 2, 1, 1.0, 1.0], [3, 3, 2, 1.0, 0.5]]
+    rows, line = table([0, 0, 9, 0, 0, 0, 0, 0], width=4)
+    assert rows == [[1, 4, 3, 1 / 3, 2 / 3]]
+    assert line.startswith("33.3% of 3 targets at 1 to 4 tokens")
+
+
+def test_an_untrained_model_is_right_by_chance_for_five_seeds():
+    rates = []
+    for seed in range(5):
+        findings = AccuracyByDistance(width=8)(make_subject(loud_transformer(seed=seed), num_windows=64))
+        ((_, _, targets, accuracy, copied),) = findings.tables["distance"][1]
+        rates += [accuracy, copied]
+        assert targets > 20
+    assert max(rates) < 0.2  # of 50 tokens
+
+
+def test_other_tasks_and_windows_without_repeats_are_refused():
+    subject = make_subject(loud_transformer())
+    batch = {"inputs": torch.arange(8).unsqueeze(0), "targets": torch.ones(1, 8, dtype=torch.long)}
+    for task, batches, reason in (
+        (MaskedLM(), subject.batches, "analysis='distance': analyses models that predict the next token"),
+        (CausalLM(), [batch], "num_windows=1: have no target whose input has occurred before"),
+    ):
+        with pytest.raises(ArgumentError, match=reason):
+            AccuracyByDistance()(Subject(subject.network, batches, task, None))
+    with pytest.raises(ArgumentError, match="width=0: must be at least 1"):
+        AccuracyByDistance(width=0)
