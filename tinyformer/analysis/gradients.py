@@ -20,6 +20,7 @@ from tinyformer.analysis.residual import (
     depth_table,
     inputs_without_padding,
     residual_streams,
+    scalar_of,
     stacks_of,
 )
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, changed, require_positive
@@ -82,9 +83,7 @@ class GradientFlow:
             scalars={
                 **{f"analysis/{name}": _finite(mean) for name, mean in means.items()},
                 **{
-                    f"analysis/{'/'.join([*kind, name]).replace(', ', '_').replace(' ', '_')}/gradient_ratio": _finite(
-                        ratio
-                    )
+                    scalar_of(kind, name, "gradient_ratio"): _finite(ratio)
                     for kind, of_kind in relative.items()
                     for name, ((ratio,), *_) in of_kind.items()
                 },

@@ -140,6 +140,11 @@ def depth_table(subject: Subject, measured: ByDepth, *columns: str) -> Table:
     ]
 
 
+def scalar_of(kind: Sequence[str], model: str, name: str) -> str:
+    """The name of a scalar of a stack and of a model of `by_depth`: "analysis/encoder/trained_with_skips/…"."""
+    return "/".join(["analysis", *kind, model.replace(", ", "_").replace(" ", "_"), name])
+
+
 def depth_charts(
     measured: ByDepth,
     charts: Mapping[str, tuple[str, str, str]],
@@ -204,14 +209,9 @@ class ResidualSurgery:
         return Findings(
             scalars={
                 "analysis/loss": base.mean,
+                **{scalar_of(at[:-1], at[-1], "rank_distance"): distance for at, (distance, _) in last.items()},
                 **{
-                    f"analysis/{'/'.join(at).replace(', ', '_').replace(' ', '_')}/rank_distance": distance
-                    for at, (distance, _) in last.items()
-                },
-                **{
-                    f"analysis/{'/'.join([*kind, name]).replace(', ', '_').replace(' ', '_')}/{what}_read": share
-                    if math.isfinite(share)
-                    else None
+                    scalar_of(kind, name, f"{what}_read"): share if math.isfinite(share) else None
                     for kind, of_kind in read.items()
                     for name, values in of_kind.items()
                     for what, share in zip(("tokens", "positions"), values[-1], strict=True)
@@ -299,7 +299,7 @@ def readings(
 
 
 def _verdict(what: str, last: float, first: float, by_chance: float) -> str:
-    """What is left of a reading, in words: it is kept or lost if a tenth of what the embeddings show is missing or left."""
+    """What is left of a reading: it is kept, or lost, if a tenth of what the embeddings show is missing, or left."""
     shown = first - by_chance
     left = (last - by_chance) / shown if shown > MIN_SHOWN else math.nan
     word = (
