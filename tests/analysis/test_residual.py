@@ -158,7 +158,7 @@ def test_identity_blocks_keep_tokens_and_positions_and_empty_ones_lose_them(seed
 
 @pytest.mark.parametrize(
     ("skip", "words"),
-    [(1.0, "1 for each: it is kept"), (0.5, "0.25 for each: it vanishes"), (2.0, "4 for each: it explodes")],
+    [(1.0, "1 for each: it is kept"), (0.25, "0.0625 for each: it vanishes"), (4.0, "16 for each: it explodes")],
 )
 def test_the_ratio_of_gradients_by_hand(skip, words):
     """Of three layers of two sublayers that add nothing."""

@@ -6,24 +6,24 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-RESOLUTION = 1e-3
-"""The size of the noise that a probe has to stand, as a share of the root mean square of what it reads."""
+RESOLUTION = 2**-7  # of bfloat16, as a share of the root mean square of what a probe reads
 
 
 @torch.no_grad()
 def linear_probe(
     x: Float[Tensor, "samples d_model"], labels: Int[Tensor, " samples"], is_fit: Bool[Tensor, " samples"]
 ) -> float:
-    """The share of right labels among the samples that do not fit the probe, by linear discriminant analysis.
+    """The share of right labels among the samples that do not fit the probe, of labels that occur in those that do.
 
-    The label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹ μ / 2 + ln π, where μ are the means of the labels, π their shares, and
-    Σ the covariance within them (Fisher 1936): unlike logistic regression, as in Alain & Bengio 2016 (arXiv
-    1610.01644), it has a closed form. Σ includes noise of the size `RESOLUTION`, so that smaller differences count as
-    lost. If all vectors are equal, the most frequent label is told. nan if no sample is left to fit or to test it.
+    By linear discriminant analysis (Fisher 1936), the label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹ μ / 2 + ln π, where μ
+    are the means of the labels, π their shares, and Σ the covariance within them: unlike logistic regression, as in
+    Alain & Bengio 2016 (arXiv 1610.01644), it has a closed form. Σ includes noise of the size `RESOLUTION`, so that
+    smaller differences count as lost. If all vectors are equal, the most frequent label is told. nan without a test.
     """
     x = x.double()
-    train, test = x[is_fit], x[~is_fit]
-    if not len(train) or not len(test):
+    is_test = ~is_fit & torch.isin(labels, labels[is_fit])
+    train, test = x[is_fit], x[is_test]
+    if not len(test):
         return math.nan
     known, index, counts = labels[is_fit].unique(return_inverse=True, return_counts=True)
     centre = train.mean(dim=0)
@@ -34,4 +34,4 @@ def linear_probe(
     weights = torch.linalg.solve(covariance, means.mT)
     bias = (counts / len(train)).log() - (means.mT * weights).sum(dim=0) / 2
     told = known[((test - centre) @ weights + bias).argmax(dim=-1)]
-    return float((told == labels[~is_fit]).double().mean())
+    return float((told == labels[is_test]).double().mean())

@@ -105,8 +105,8 @@ class HeadMaps:
         return Findings(
             lines={
                 "atlas": f"{len(table[1])} maps of {shown.extent} token{plural}; open {atlas.name} in a browser",
-                "labels": f"{named}, of {len(table[1])} heads; {' and '.join(controls)} maps reach "
-                + (f"those of {withheld}, which no head is given" if withheld else "none of their thresholds"),
+                "labels": f"{named}, of {len(table[1])} heads; withheld, since random maps or untrained heads have it: "
+                + (withheld or "none"),
             },
             tables={"maps": table, "labels": labels},
             figures={f"{kind}_maps".removeprefix("_"): picture for kind, picture in pictures.items()},
