@@ -68,7 +68,7 @@ def chart_of_maps(
 
 
 def heat_map(
-    weights: Float[Tensor, "*maps queries keys"],
+    weights: Float[Tensor, "*maps queries keys"] | Float[np.ndarray, "*maps queries keys"],
     tokens: str | Sequence[str],
     keys: str | Sequence[str] | None = None,
     titles: Sequence[str] = (),
