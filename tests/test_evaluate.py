@@ -155,9 +155,9 @@ WRITTEN = {
     f"analysis=heads {ALL}": ({"ablation": 4, "kv_groups": 2}, ["ablation"]),
     f"analysis=importance {ALL}": ({"importance": 4}, ["importance"]),
     f"analysis=prune {ALL}": ({"prune": 3}, ["prune"]),
-    f"analysis=residual {ALL}": ({"residual": 8, "rank": 12}, ["residual", "rank", "token_cosine"]),
+    f"analysis=residual {ALL}": ({"residual": 8, "rank": 12, "reading": 12}, ["residual", "rank", "tokens_read"]),
     f"analysis=gradients {ALL}": ({"gradients": 12, "saturation": 4, "logits": 4, "sublayers": 8}, ["saturation"]),
-    f"analysis=maps {ALL}": ({"maps": 4}, ["maps"]),
+    f"analysis=maps {ALL}": ({"maps": 4, "labels": 12}, ["maps"]),
     RELATIONS: ({"relations": 8}, ["relations"]),
 }
 """By analysis, its tables with their number of rows, and its pictures."""

@@ -27,6 +27,7 @@ RESULT_KEYS = {
 }
 MEASURED = (
     *("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near", "vertical", "block"),
+    *("offset_share", "offset", "segment_vertical", "horizontal", "phrases"),
     *("largest_logit", "rank", "similarity", "mean_similarity", "induction", "duplicate_token"),
 )
 

@@ -282,10 +282,10 @@ def test_measures_are_those_of_rows_without_padding(tmp_path):
     measures = [measure_layers(MEASURES, *each) for each in zip(maps, (row["inputs"] for row in rows), strict=True)]
     table = columns_of(HeadMaps(importance=False)(subject, tmp_path).tables["maps"])
     # Rows of one length are measured together, and share the head that is most similar.
-    for name in MEASURES.keys() - {"similarity"}:
+    for name in MEASURES.keys() - {"similarity", "offset", "offset_share", "segment_vertical"}:  # rows are too short
         values = torch.tensor([found[name] for found in measures]).flatten(1)
         expected = values.amax(dim=0) if name == "largest_logit" else values.nanmean(dim=0)
-        torch.testing.assert_close(torch.tensor(table[name]), expected)
+        torch.testing.assert_close(torch.tensor(table[name]), expected, msg=name)
 
 
 def test_a_head_of_two_softmaxes_has_the_larger_measure(tmp_path):

@@ -2,10 +2,12 @@
 
 import base64
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
+from nn.model_cases import make_transformer
 
 from analysis.subjects import (
     ADDRESSES,
@@ -53,9 +55,17 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     assert list(table) == ["layer", "head", *expected, "importance", "label"]
     for name, layers in expected.items():
         values = [value for layer in layers for value in layer]
-        assert table[name] == pytest.approx([None if value != value else value for value in values], rel=1e-4), name  # noqa: PLR0124
+        assert table[name] == tuple(pytest.approx(v, rel=1e-4) if math.isfinite(v) else None for v in values), name
     assert table["importance"] == tuple(head_importance(subject))
-    assert table["label"] == tuple(itertools.chain(*head_labels(expected)))
+    # Of two queries, random maps have some of the traits, too; no head is given those.
+    limits = {
+        label: (limit, values) for label, _, limit, *values, _ in found.tables["labels"][1] if label != "collapsed"
+    }
+    beyond = {label for label, (limit, values) in limits.items() if any(value and value >= limit for value in values)}
+    assert beyond >= ({"uniform", "self"} if rows == 2 else {"uniform"})  # untrained heads are uniform
+    withheld = beyond - ({"uniform"} if limits["uniform"][1][0] < 0.95 else set())
+    labels = [set(label.split(" + ")) - withheld for label in itertools.chain(*head_labels(expected))]
+    assert [set(label.split(" + ")) - {""} for label in table["label"]] == [label - {""} for label in labels]
     assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
     assert data["kinds"][0]["keys"] == TOKENIZER.token_strings(windows[0, :3].tolist())
     assert found.lines["atlas"].startswith("7 maps of 3 tokens;")
@@ -64,11 +74,15 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
 def test_the_measures_of_a_text_are_its_own(tmp_path):
     """Of as much of it as the model reads."""
     network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 13
-    found = HeadMaps(text=text)(make_subject(network), tmp_path)
+    untrained = partial(make_transformer, max_seq_len=40)
+    found = HeadMaps(text=text)(make_subject(network, untrained=untrained), tmp_path)
     own = Model(network, TOKENIZER, CausalLM()).attention(text[:39]).measures()
     table, data = columns_of(found.tables["maps"]), stored(tmp_path / "atlas.html")
     for name in MEASURES | PATTERNS:
-        assert table[name] == pytest.approx([row[name] for row in own], rel=1e-4), name
+        assert (table[name] == (None,) * 8) is (own[0][name] is None)
+        assert table[name] == tuple(value and pytest.approx(value, rel=1e-4) for value in (row[name] for row in own)), (
+            name
+        )
     assert "importance" not in table
     assert data["facts"] == {"text": f'"{text}"'}
     assert data["kinds"][0]["keys"] == ["<eos>", *text[:39]]

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from nn.model_cases import make_transformer
 
 from analysis.subjects import ADDRESSES, loud_encoder_decoder, pair_subject
 from tinyformer.analysis import (
@@ -13,6 +14,7 @@ from tinyformer.analysis import (
     PATTERNS,
     EventDetector,
     Trait,
+    capture_weights,
     head_labels,
     head_traits,
     measure_layers,
@@ -22,9 +24,11 @@ from tinyformer.analysis import (
 )
 from tinyformer.analysis.measures.capture import CapturedMaps
 from tinyformer.analysis.measures.measures import coverage, diagonal_distance, monotonicity, source_end
-from tinyformer.nn import AttentionMaps
+from tinyformer.analysis.measures.probe import random_maps as random_maps_of
+from tinyformer.nn import AttentionMaps, AttentionMask
 
 ALL = MEASURES | PATTERNS
+NEW = ("offset_share", "offset", "segment_vertical", "horizontal", "phrases")
 THREE = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
 OFFSET = torch.tensor([[0.1, 0.2, 0.7, 0.0], [0.4, 0.3, 0.2, 0.1]])  # the last two of four positions
 
@@ -73,6 +77,7 @@ def random_maps(seed=0, batch=2, heads=3, seq=8):
             (0.54 + 0.3) ** 2 / (0.54**2 + 0.3**2 + 2 * 0.24**2),
         ),
         *((name, math.nan, math.nan) for name in ("similarity", "mean_similarity", "induction", "duplicate_token")),
+        *((name, math.nan, math.nan) for name in NEW),  # too short
     ],
 )
 def test_measures_by_hand(name, three, offset):
@@ -130,6 +135,84 @@ def test_overlap_with_blocks_by_hand(weights, causal, expected):
     assert MEASURES["block"].compute(maps, rows, rows).item() == pytest.approx(expected, rel=1e-5, nan_ok=True)
 
 
+def segments(*lengths):
+    """Even attention within each of several blocks."""
+    block = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    same = (block.unsqueeze(1) == block).float()
+    return same / same.sum(dim=-1, keepdim=True)
+
+
+def with_rows(weights, rows):
+    """A map in which some rows are replaced by even ones."""
+    weights = weights.clone()
+    weights[rows] = 1 / weights.shape[-1]
+    return weights
+
+
+EYE = torch.eye(16)
+HALF = torch.cat([EYE[:8], 0.4 * EYE[8:] + 0.6 * EYE[5]])  # the second half attends to key 5
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "causal", "expected"),
+    [
+        ("offset_share", 0.7 * EYE.roll(1, 1) + 0.3 * EYE, False, 0.7),
+        ("offset", 0.7 * EYE.roll(1, 1) + 0.3 * EYE, False, 1),
+        ("offset_share", 0.6 * EYE.roll(-3, 1) + 0.4 * EYE.roll(-1, 1), True, 0.6),
+        ("offset", 0.6 * EYE.roll(-3, 1) + 0.4 * EYE.roll(-1, 1), True, -3),
+        ("offset_share", 0.9 * EYE + 0.1 / 16, False, 0.1 / 16),  # its own token does not count
+        ("offset_share", EYE.roll(-12, 1), True, 0),  # too few queries see so far
+        ("segment_vertical", HALF, False, 0.6),
+        ("segment_vertical", EYE, False, 1 / 8),
+        ("segment_vertical", EYE[[0]].expand(16, 16), True, 0),  # the first token
+        ("segment_vertical", EYE[:15], False, math.nan),
+        ("horizontal", with_rows(EYE, [9]), False, 15 / 16),
+        ("horizontal", with_rows(EYE, [8, 9, 10, 11]), False, 15 / 16),
+        ("horizontal", with_rows(EYE, list(range(8))), False, 0),  # a block of even rows is no stripe
+        ("horizontal", torch.full((16, 16), 1 / 16), False, 0),
+        ("phrases", segments(2, 3, 4, 5, 2), False, 1),
+        ("phrases", segments(2, 3, 4, 5, 2) / 2, False, 1 / 2),  # with a sink
+        ("phrases", segments(8, 8), False, 5 / 8 * 5 / 8 + 3 / 8 * 3 / 8),
+        ("phrases", EYE, False, 1 / 2),
+        ("phrases", EYE, True, (0.5 + 5 * 1.5) / 11),  # tokens 5 to 15, as the ends and beginnings of pairs
+        ("phrases", EYE[:15], False, math.nan),  # not all queries
+    ],
+)
+def test_patterns_by_hand(name, weights, causal, expected):
+    rows = torch.arange(len(weights))
+    weights = weights.tril() if causal else weights
+    visible = torch.ones(weights.shape).tril() if causal else torch.ones(weights.shape)
+    maps = AttentionMaps(weights.expand(2, 1, -1, -1), visible.log().expand(2, 1, -1, -1))
+    assert MEASURES[name].compute(maps, rows, rows).item() == pytest.approx(expected, abs=1e-6, nan_ok=True)
+
+
+def segmentations(num_tokens):
+    """All ways to divide tokens into phrases of 2 to 5 and single tokens."""
+    if num_tokens == 0:
+        return [[]]
+    return [
+        [length, *rest] for length in range(1, min(num_tokens, 5) + 1) for rest in segmentations(num_tokens - length)
+    ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_phrases_are_the_best_of_all_segmentations(causal):
+    maps, _ = random_maps(batch=1, heads=1, seq=9)
+    logits = maps.logits if causal else maps.logits.nan_to_num(neginf=0.5)
+    weights = logits.softmax(dim=-1)[0, 0]
+    visible = (logits > -torch.inf)[0, 0].double()
+    found = []
+    for lengths in segmentations(9):
+        inside = (segments(*lengths) > 0).double() * (torch.tensor(lengths) > 1).repeat_interleave(
+            torch.tensor(lengths)
+        )
+        even = inside * visible / (inside * visible).sum(dim=-1, keepdim=True).clamp(min=1)
+        overlap = torch.minimum(weights, even).sum(dim=-1)
+        found.append(overlap[visible.sum(dim=-1) > 5].mean().item())
+    maps = AttentionMaps(weights[None, None], logits)
+    assert MEASURES["phrases"].compute(maps, torch.arange(9), None).item() == pytest.approx(max(found))
+
+
 def test_repeated_tokens():
     state = torch.get_rng_state()
     tokens = repeated_tokens(40, 5, period=30)
@@ -142,10 +225,10 @@ def test_repeated_tokens():
         assert sorted(row[:4].tolist()) == sorted(row[4:8].tolist()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "similarity" not in name])
+@pytest.mark.parametrize("name", [name for name in ALL if "similarity" not in name and "offset" not in name])
 def test_heads_are_independent_and_the_batch_is_averaged(name):
-    maps, tokens = random_maps(batch=3, heads=4)
-    tokens, rows = tokens[:1].expand(3, -1), torch.arange(8)
+    maps, tokens = random_maps(batch=3, heads=4, seq=20)
+    tokens, rows = tokens[:1].expand(3, -1), torch.arange(20)
     together = ALL[name].compute(maps, rows, tokens)
     for head in range(4):
         parts = [AttentionMaps(*(x[row : row + 1, head : head + 1] for x in maps)) for row in range(3)]
@@ -194,7 +277,8 @@ def test_measures_of_pairs_are_means_and_of_logits_the_largest():
     assert network.training
     assert whole.addresses == ADDRESSES
     assert "attention/cross/layer_00/head_03/coverage" in whole.scalars()
-    for name, layers in whole.values.items():
+    assert whole.values.keys() >= set(NEW)
+    for name, layers in ((name, layers) for name, layers in whole.values.items() if name not in NEW):  # short pairs
         known = [name in MEASURES] * 3 + [name in CROSS_MEASURES]
         assert [not math.isnan(values[0]) for values in layers] == known
         values = torch.tensor([[value for layer in one.values[name] for value in layer] for one in alone])
@@ -279,17 +363,26 @@ def maps_of(weights, logits):
 TOKENS = repeated_tokens(40, 1, 16)
 CAUSAL = [
     (lambda q, k: 1.1 * (k == q - 1) + (k == q - 2), "previous token"),
-    (lambda q, k: (k == q - 1) + 1.1 * (k == q - 2), ""),
+    (lambda q, k: (k == q - 1) + 1.1 * (k == q - 2), "offset -2"),
+    (lambda q, k: (k == q - 1) + (k == q - 2) + 0.2 * (k == q), ""),
+    (lambda q, k: 1.2 * (k == q - 5) + (k == q // 2), "offset -5"),
     (lambda q, k: 1.1 * (k == 0) + (k == q), "first token"),
-    (lambda q, k: (k == 0) + 1.3 * (k == q - 2), ""),
+    (lambda q, k: (k == 0) + 1.3 * (k == q - 2), "offset -2"),
     (lambda q, k: 1.1 * (k == q) + (k == q - 2), "self"),
-    (lambda q, k: (k == q) + 1.3 * (k == q - 2), ""),
+    (lambda q, k: (k == q) + 1.3 * (k == q - 2), "offset -2"),
     # A third of the queries, and then most of them, are before the column.
     (lambda q, k: (k == 10) + 0.2 * (k == q // 2), "vertical"),
-    (lambda q, k: (k == 20) + 0.2 * (k == q // 2) + 0.1 * (k == q), ""),
+    (lambda q, k: (k == 20) + 0.2 * (k == q // 2) + 0.1 * (k == q), "segment vertical"),
+    (lambda q, k: (k == q // 8 * 8) + 0.2 * (k == q // 2), "segment vertical"),
+    (lambda q, k: (k == q // 4 * 4) + 0.2 * (k == q // 2), ""),  # segments too short
+    (lambda q, k: (k == q // 2) + (q % 8 == 6), "horizontal"),
+    (lambda q, k: 40 * (k == q // 2) + (q % 8 == 6), ""),
     (lambda q, k: (k < 14) == (q < 14), "block"),
     (lambda q, k: ((k < 14) == (q < 14)) * (1 + k % 2), "block"),
     (lambda q, k: (k // 8) == (q // 8), ""),
+    (lambda q, k: (k // 5) == (q // 5), "phrases"),
+    (lambda q, k: (1 + k % 2) * ((k // 5) == (q // 5)), "phrases"),
+    (lambda q, k: q - k < 3, ""),
     (lambda q, k: q - k < 14, ""),
     (lambda q, k: q >= 0, "uniform"),
     (lambda q, k: 1 + (k < q / 3), "uniform"),
@@ -317,3 +410,41 @@ def test_labels_of_maps_and_of_their_near_misses(maps, measures, label):
     rows = torch.arange(maps.weights.shape[-2])
     values = {name: [measure.compute(maps, rows, TOKENS).tolist()] for name, measure in measures.items()}
     assert head_labels(values) == [[label]]
+
+
+BIDIRECTIONAL = [
+    (segments(2, 3, 4, 5, 5, 2, 3), "phrases"),
+    (segments(12, 12), "block"),
+    (torch.eye(24).roll(1, 1) + 0.6 * torch.eye(24), "next token"),
+    (torch.eye(24).roll(3, 1) + 0.6 * torch.eye(24), "offset +3"),
+]
+
+
+@pytest.mark.parametrize(("weights", "label"), BIDIRECTIONAL, ids=[label for _, label in BIDIRECTIONAL])
+def test_labels_of_maps_without_a_mask(weights, label):
+    maps = maps_of(weights + 1e-3, torch.zeros(24, 24))
+    rows = torch.arange(24)
+    assert head_labels({name: [m.compute(maps, rows, rows[None]).tolist()] for name, m in MEASURES.items()}) == [
+        [label]
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("causal", [False, True])
+def test_neither_random_nor_untrained_maps_have_a_label(seed, causal):
+    """Random rows that are even in the mean, or peaked as those of a trained head; untrained heads are uniform."""
+    torch.manual_seed(seed)
+    network = make_transformer(max_seq_len=48).eval()
+    tokens = torch.randint(50, (2, 48))
+    captured = capture_weights(network, tokens, AttentionMask(causal=causal))
+    labels = [head_labels(measure_layers(ALL, captured, tokens))]
+    random_maps_of(captured, seed)
+    assert all((weights.sum(dim=-1) - 1).abs().max() < 1e-5 for weights in captured)
+    assert all(torch.equal(weights == 0, logits == -torch.inf) for weights, logits in captured.layers)
+    labels.append(head_labels(measure_layers(ALL, captured, tokens)))
+    logits = [
+        2 * torch.randn(2, 4, 48, 48).masked_fill(layer.logits == -torch.inf, -torch.inf) for layer in captured.layers
+    ]
+    captured.layers = [AttentionMaps(layer.softmax(dim=-1), layer) for layer in logits]
+    labels.append(head_labels(measure_layers(ALL, captured, tokens)))
+    assert labels == [[["uniform"] * 4] * 2, [[""] * 4] * 2, [[""] * 4] * 2]

@@ -1,6 +1,7 @@
 """Removed residual connections and sublayers, and the rank, gradients and softmax rows by depth."""
 
 import itertools
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from analysis.subjects import (
 )
 from tinyformer.analysis import GradientFlow, ResidualSurgery
 from tinyformer.analysis.gradients import gradient_norms, sublayer_gradients
+from tinyformer.analysis.linear_probe import linear_probe
 from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.analysis.residual import (
     SUBLAYER_NAMES,
@@ -117,7 +119,56 @@ def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, su
     assert found.scalars[last] == rows[-1][-2]
 
 
+# What a linear probe reads from the residual stream.
+
+
+def test_a_linear_probe_by_hand():
+    labels, is_fit = torch.tensor([0, 1, 2, 2] * 6), torch.arange(24) < 16
+    assert linear_probe(torch.eye(3)[labels], labels, is_fit) == 1
+    assert linear_probe(torch.eye(3)[labels] + 100, labels, is_fit) == 1  # equally far from the origin
+    assert linear_probe(torch.ones(24, 3), labels, is_fit) == 1 / 2  # the most frequent label
+    assert linear_probe(1 + 1e-5 * torch.eye(3)[labels], labels, is_fit) == 1 / 2  # below the resolution
+    noisy = torch.cat([torch.eye(3)[labels], 50 * torch.randn(24, 1)], dim=1)
+    assert linear_probe(noisy @ torch.randn(4, 4), labels, is_fit) == 1  # a direction without any label
+    assert math.isnan(linear_probe(torch.ones(24, 3), labels, is_fit | True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_identity_blocks_keep_tokens_and_positions_and_empty_ones_lose_them(seed):
+    """Of a network whose sublayers add nothing: with its skips the identity, without them zero."""
+    bare = {name: partial(Residual, branch=0.0) for name in ("attention_residual", "feed_forward_residual")}
+    subject = make_subject(loud_transformer(3, seed, **bare), 40, untrained=partial(loud_transformer, 3, seed))
+    subject = replace(subject, batches=[batch | {"inputs": batch["inputs"] % 8} for batch in subject.batches])
+    found = ResidualSurgery(num_resamples=2)(subject, Path())
+    rows = [row[1:] for row in found.tables["reading"][1] if row[0] == "trained, with skips"]
+    assert rows == [[depth, 1, 1] for depth in range(4)]
+    tokens = torch.cat([batch["inputs"] for batch in subject.batches])
+    chance = (tokens[1::2] == tokens[::2].flatten().mode().values).double().mean().item()
+    assert found.scalars["analysis/trained_without_skips/tokens_read"] == pytest.approx(chance)
+    assert found.scalars["analysis/trained_without_skips/positions_read"] == pytest.approx(1 / 8)
+    line = (
+        f"tokens {chance:.1%} (lost; embeddings 100.0%, chance {chance:.1%}), positions 12.5% (lost; embeddings 100.0%"
+    )
+    assert found.lines["  read, trained, without skips"].startswith(line)
+    assert "tokens 100.0% (kept; " in found.lines["  read, trained, with skips"]
+
+
 # Gradients by depth, logits, and saturated softmax rows.
+
+
+@pytest.mark.parametrize(
+    ("skip", "words"),
+    [(1.0, "1 for each: it is kept"), (0.25, "0.0625 for each: it vanishes"), (4.0, "16 for each: it explodes")],
+)
+def test_the_ratio_of_gradients_by_hand(skip, words):
+    """Of three layers of two sublayers that add nothing."""
+    bare = {name: partial(Residual, skip, 0.0) for name in ("attention_residual", "feed_forward_residual")}
+    found = GradientFlow()(make_subject(loud_transformer(3, **bare)), Path())
+    assert found.scalars["analysis/trained_with_skips/gradient_ratio"] == pytest.approx(skip**6, rel=1e-4)
+    assert found.lines["  trained, with skips"].endswith(f"ratio {skip**6:.3g} over 3 layers, {words}")
+    assert found.lines["  trained, without skips"].endswith("no ratio: it is 0 somewhere")
+    shown = found.figures["gradients"].axes[0].lines[1].get_ydata()
+    assert shown == pytest.approx([skip**6, skip**4, skip**2, 1], rel=1e-4)
 
 
 def norms_by_hand(network, tokens, targets):

@@ -11,7 +11,9 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from model.models import model, translator
-from tinyformer.model import showing
+from tinyformer.analysis import save_png
+from tinyformer.errors import ArgumentError
+from tinyformer.model import heat_map, showing
 
 READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
 
@@ -44,6 +46,44 @@ def test_two_models_beside_each_other_and_their_difference():
     assert chart.norm.vmin == -chart.norm.vmax
     words = first.words() - second.words()
     torch.testing.assert_close(words[1, 2], first.words()[1, 2] - second.words()[1, 2])
+
+
+def test_any_weights_are_drawn_with_their_tokens(tmp_path):
+    maps = torch.rand(7, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
+    figure = heat_map(maps, "The cat sat on the mat", titles=list("abcdefg"))
+    axes = [axes for axes in figure.axes if axes.images]
+    for chart, weights, title in zip(axes, maps, "abcdefg", strict=True):
+        np.testing.assert_array_equal(chart.images[0].get_array(), weights)
+        assert [label.get_text() for label in chart.get_yticklabels()] == ["The", "cat", "sat", "on", "the", "mat"]
+        assert chart.get_title(loc="left") == title
+    assert save_png(figure, f"{tmp_path}/new/cat.png").stat().st_size > 5_000
+    scores = heat_map(np.array([[-2.0, 0.5]]), ["a"], "b c").axes  # another library's, of other keys
+    assert [label.get_text() for label in scores[0].get_xticklabels()] == ["b", "c"]
+    assert (scores[0].images[0].norm.vmin, scores[1].get_ylabel()) == (-2, "Score")
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "message"),
+    [
+        (
+            (6, 6),
+            {"tokens": "The cat sat"},
+            "tokens=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 rows",
+        ),
+        (
+            (3, 6),
+            {"tokens": "The cat sat"},
+            "keys=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 columns",
+        ),
+        ((1, 2, 3, 3), {"tokens": "The cat sat"}, "weights.shape=(1, 2, 3, 3): must be the shape of one map"),
+        ((2, 3, 3), {"tokens": "The cat sat", "titles": ["a"]}, "titles=['a']: must have one title for each of 2 maps"),
+    ],
+)
+def test_weights_without_their_tokens_are_refused(shape, arguments, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        heat_map(torch.ones(shape) / 9, **arguments)
+    with pytest.raises(ArgumentError, match="not finite"):
+        heat_map(torch.full((3, 3), -torch.inf), "a b c")
 
 
 @pytest.mark.parametrize(

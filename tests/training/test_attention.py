@@ -19,7 +19,7 @@ from training.runs import CONTENTS, QUIET, fit, interrupt
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
-COSTLY = ("vertical", "block", "mean_similarity")
+COSTLY = ("vertical", "block", "mean_similarity", "offset_share", "offset", "segment_vertical", "horizontal", "phrases")
 NAMES = {
     f"attention/layer_{layer:02d}/head_{head:02d}/{name}"
     for layer in range(2)

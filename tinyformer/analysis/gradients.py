@@ -14,11 +14,13 @@ from tinyformer.analysis.measures.capture import attention_calls, head_label, ma
 from tinyformer.analysis.measures.probe import ablated_maps
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.residual import (
+    ByDepth,
     by_depth,
     depth_charts,
     depth_table,
     inputs_without_padding,
     residual_streams,
+    scalar_of,
     stacks_of,
 )
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, changed, require_positive
@@ -26,7 +28,8 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, Network
 
-NORM_TITLE = "Gradient of the loss with respect to the residual stream (depth 0: the embeddings)"
+NORM_TITLE = "Gradient of the loss by depth, as a multiple of that at the last layer (depth 0: the embeddings)"
+KEPT = 100  # a gradient that changes by a smaller factor over all layers neither vanishes nor explodes
 
 
 @dataclass(eq=False)
@@ -61,6 +64,10 @@ class GradientFlow:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         norms = by_depth(subject, lambda network: gradient_norms(subject, network))
+        relative: ByDepth = {
+            kind: {name: [(_ratio(norm, values[-1][0]),) for (norm,) in values] for name, values in of_kind.items()}
+            for kind, of_kind in norms.items()
+        }
         statistics = row_statistics(subject, self.saturated)
         shares = {name: statistics[name] for name in ("saturated", "saturated_without_scale")}
         means = {
@@ -73,12 +80,20 @@ class GradientFlow:
             for (kind, *at), of_sublayer in sublayer_gradients(subject, network).items()
         ]
         return Findings(
-            scalars={f"analysis/{name}": _finite(mean) for name, mean in means.items()},
+            scalars={
+                **{f"analysis/{name}": _finite(mean) for name, mean in means.items()},
+                **{
+                    scalar_of(kind, name, "gradient_ratio"): _finite(ratio)
+                    for kind, of_kind in relative.items()
+                    for name, ((ratio,), *_) in of_kind.items()
+                },
+            },
             lines={
                 "gradients": f"norm of the loss's gradient with respect to embeddings and to the last layer's output, "
                 f"mean of {subject.num_windows} {subject.row}s",
                 **{
-                    f"  {' '.join([*kind, name])}": f"{values[0][0]:.3g} and {values[-1][0]:.3g}"
+                    f"  {' '.join([*kind, name])}": f"{values[0][0]:.3g} and {values[-1][0]:.3g}, "
+                    + _ratio_in_words(relative[kind][name][0][0], len(values) - 1)
                     for kind, of_kind in norms.items()
                     for name, values in of_kind.items()
                 },
@@ -92,7 +107,12 @@ class GradientFlow:
                 "sublayers": ([*subject.address_columns[:-1], *columns], rows),
             },
             figures={
-                **depth_charts(norms, {"gradients": (NORM_TITLE, "norm", "log")}),
+                **depth_charts(
+                    relative,
+                    {"gradients": (NORM_TITLE, "norm / norm at the last layer", "log")},
+                    "kept",
+                    {kind: [1.0] for kind in relative},
+                ),
                 "saturation": head_grid(
                     shares["saturated"],
                     [[head_label(name) for name in map_names(layer)] for layer in subject.layers],
@@ -233,6 +253,18 @@ def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, " maps
     has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
     is_saturated = maps.weights.amax(dim=-1) >= threshold
     return (is_saturated & has_choice).sum(dim=(0, 2))
+
+
+def _ratio(norm: float, last: float) -> float:
+    return norm / last if last else math.nan
+
+
+def _ratio_in_words(ratio: float, num_layers: int) -> str:
+    """What becomes of the gradient from the last layer to the embeddings."""
+    if not ratio > 0:
+        return "no ratio: it is 0 somewhere"
+    word = "vanishes" if ratio < 1 / KEPT else "explodes" if ratio > KEPT else "is kept"
+    return f"ratio {ratio:.3g} over {num_layers} layers, {ratio ** (1 / num_layers):.3g} for each: it {word}"
 
 
 def _finite(value: float) -> float | None:

@@ -1,22 +1,29 @@
 """Attention maps of a text, or of a pair of texts: an interactive page, a picture and a table of measures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from tinyformer.analysis.ablation import head_importance
 from tinyformer.analysis.measures.capture import CapturedMaps, capture_pair, capture_weights, head_label
-from tinyformer.analysis.measures.events import head_labels
+from tinyformer.analysis.measures.events import TRAITS, Trait, control_of, head_labels
 from tinyformer.analysis.measures.inputs import Axes, axes_of, pairs_of, queries_by_kind, without_padding
-from tinyformer.analysis.measures.probe import HeadMeasures, make_probes, measure_heads, measure_pairs
-from tinyformer.analysis.measures.table import MEASURES, PATTERNS, measure_layers
+from tinyformer.analysis.measures.probe import (
+    HeadMeasures,
+    Probe,
+    Probes,
+    make_probes,
+    measure_heads,
+    measure_pairs,
+)
+from tinyformer.analysis.measures.table import MEASURES, PATTERNS
 from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import maps_by_kind
-from tinyformer.analysis.subject import Findings, Subject, Trained, refuse_target, require_positive
+from tinyformer.analysis.subject import Findings, Subject, Table, Trained, refuse_target, require_positive
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.tasks import Seq2Seq
@@ -31,7 +38,7 @@ class Shown(NamedTuple):
 
     captured: Mapping[str, CapturedMaps]  # the weights of each layer, by the kind of attention
     axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one
-    measures: HeadMeasures
+    measure: Callable[[Any, int | None], HeadMeasures]  # of a network; with a seed, of `random_maps`
     extent: str  # the number of tokens that are shown, in words
 
 
@@ -67,7 +74,12 @@ class HeadMaps:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
-        measures = self._with_importance(subject, shown.measures)
+        measures = self._with_importance(subject, shown.measure(subject.network, None))
+        controls = {
+            "random": shown.measure(subject.network, 0),
+            **({"untrained": shown.measure(subject.untrained(), None)} if subject.untrained else {}),
+        }
+        traits, labels = _supported(measures, controls)
         names = [list(map(head_label, layer)) for layer in measures.names]
         if self.text:
             facts = shown_facts = subject.facts_of_text(self.text)
@@ -82,15 +94,21 @@ class HeadMaps:
             names,
             addresses=subject.addresses,
             facts=shown_facts,
-            labels=head_labels(measures.values),
+            labels=head_labels(measures.values, traits),
             ablated=measures.ablated,
         )
         plural = "s" * (shown.extent != "1")
-        table = measures.table()
+        table, (_, rows) = measures.table(traits), labels
+        named = ", ".join(f"{row[-1]} {row[0]}" for row in rows if row[-1]) or "none"
+        withheld = ", ".join(row[0] for row in rows if row[0].replace(" ", "_") not in traits)
         pictures = maps_by_kind(shown.captured, shown.axes, "attention maps", PICTURE_TOKENS)
         return Findings(
-            lines={"atlas": f"{len(table[1])} maps of {shown.extent} token{plural}; open {atlas.name} in a browser"},
-            tables={"maps": table},
+            lines={
+                "atlas": f"{len(table[1])} maps of {shown.extent} token{plural}; open {atlas.name} in a browser",
+                "labels": f"{named}, of {len(table[1])} heads; withheld, since random maps or untrained heads have it: "
+                + (withheld or "none"),
+            },
+            tables={"maps": table, "labels": labels},
             figures={f"{kind}_maps".removeprefix("_"): picture for kind, picture in pictures.items()},
             files=[atlas],
             facts=facts,
@@ -106,13 +124,17 @@ class HeadMaps:
         with subject.precision():
             captured = capture_weights(network, shown, subject.task.mask({"inputs": shown}))
         if text is not None:
-            measures = HeadMeasures.of(network, measure_layers(MEASURES | PATTERNS, captured, shown))
+            probes = Probes([Probe(shown, subject.task.mask({"inputs": shown}), MEASURES | PATTERNS)])
         else:
             windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
             probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
-            measures = measure_heads(network, probes, self.rows, subject.precision())
+        rows = self.rows if text is None else len(tokens)
+
+        def measure(network: Transformer, random: int | None) -> HeadMeasures:
+            return measure_heads(network, probes, rows, subject.precision(), random=random)
+
         axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
-        return Shown({"": captured}, axes, measures, _extent(tokens, text))
+        return Shown({"": captured}, axes, measure, _extent(tokens, text))
 
     def _pair(self, subject: Subject) -> Shown:
         network = cast(EncoderDecoder, subject.network)
@@ -130,13 +152,16 @@ class HeadMaps:
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
         with subject.precision():
             captured = capture_pair(network, pair)
-        measures = measure_pairs(network, pairs or [pair], subject.precision())
+
+        def measure(network: EncoderDecoder, random: int | None) -> HeadMeasures:
+            return measure_pairs(network, pairs or [pair], subject.precision(), random)
+
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         )
         axes = axes_of(pair.ids_by_kind(), subject.tokenizer)
-        return Shown(captured, axes, measures, f"{of_source} source and {of_target} target")
+        return Shown(captured, axes, measure, f"{of_source} source and {of_target} target")
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show."""
@@ -159,6 +184,25 @@ class HeadMaps:
             for index, layer in enumerate(subject.layers)
         ]
         return replace(measures, values={**measures.values, "importance": of_maps})
+
+
+def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:
+    """The traits that neither random maps nor untrained heads have, and a row for each trait that was measured.
+
+    Untrained heads are uniform, so that "uniform" only has to be beyond random maps.
+    """
+    supported, rows = dict[str, Trait](), list[list[Any]]()
+    for name, trait in TRAITS.items():
+        reached = {control: control_of(trait, found.values) for control, found in controls.items()}
+        if all(not trait.is_met(value) for control, value in reached.items() if trait.ends or control == "random"):
+            supported[name] = trait
+        if trait.measure in measures.values:
+            met = [trait.is_met(value) for layer in measures.values[trait.measure] for value in layer]
+            values = [value if math.isfinite(value) else None for value in reached.values()]
+            rows.append(
+                [name.replace("_", " "), trait.measure, trait.threshold, *values, sum(met) * (name in supported)]
+            )
+    return supported, (["label", "measure", "threshold", *controls, "heads"], rows)
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:

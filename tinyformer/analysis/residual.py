@@ -1,6 +1,7 @@
-"""Residual surgery: the loss without each residual connection or sublayer, and rank collapse without connections."""
+"""Residual surgery: the loss without each residual connection or sublayer, and what is lost by depth without them."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from tinyformer.analysis.linear_probe import linear_probe
 from tinyformer.analysis.measures.inputs import pairs_of, without_padding
 from tinyformer.analysis.pictures.charts import change_grid, lines
 from tinyformer.analysis.subject import (
@@ -34,6 +36,7 @@ SUBLAYER_NAMES = {
     "cross_attention_residual": "cross-attention",
     "feed_forward_residual": "feed-forward",
 }
+MIN_SHOWN = 0.05  # what the embeddings show beyond chance, as a share of tokens, from which a loss of it is judged
 PART_NAMES = {"skip": "skip around", "branch": "sublayer"}
 """The parts of a residual connection, as they are called in figures."""
 
@@ -45,6 +48,12 @@ RANK_CHARTS = {
     "token_cosine": ("Mean cosine similarity of the tokens of a sequence", "mean cosine similarity", "linear"),
 }
 """Titles, y labels and y scales of the charts of `rank_by_depth`, by the names of their files."""
+
+READING_CHARTS = {
+    "tokens_read": ("Tokens that a linear probe reads from the residual stream", "share of tokens", "linear"),
+    "positions_read": ("Positions that a linear probe reads from the residual stream", "share of tokens", "linear"),
+}
+"""The charts of `readings`."""
 
 ByDepth: TypeAlias = dict[tuple[str, ...], dict[str, Sequence[tuple[float, ...]]]]
 """By stack, then by model: values at each depth. A stack is ("encoder",), ("decoder",), or () if it is the only one."""
@@ -131,8 +140,21 @@ def depth_table(subject: Subject, measured: ByDepth, *columns: str) -> Table:
     ]
 
 
-def depth_charts(measured: ByDepth, charts: Mapping[str, tuple[str, str, str]]) -> dict[str, Figure]:
-    """Charts over depth for each stack, one for each value, given their names, titles, y labels and y scales."""
+def scalar_of(kind: Sequence[str], model: str, name: str) -> str:
+    """The name of a scalar of a stack and of a model of `by_depth`: "analysis/encoder/trained_with_skips/…"."""
+    return "/".join(["analysis", *kind, model.replace(", ", "_").replace(" ", "_"), name])
+
+
+def depth_charts(
+    measured: ByDepth,
+    charts: Mapping[str, tuple[str, str, str]],
+    control: str = "",
+    controls: Mapping[tuple[str, ...], Sequence[float]] | None = None,
+) -> dict[str, Figure]:
+    """Charts over depth for each stack, one for each value, given their names, titles, y labels and y scales.
+
+    `controls` are the values of a grey line of the name `control` in each chart of a stack.
+    """
     return {
         "_".join([*kind, name]): lines(
             {
@@ -143,6 +165,7 @@ def depth_charts(measured: ByDepth, charts: Mapping[str, tuple[str, str, str]]) 
             f"layers of the {kind[0]}" if kind else "layers",
             ylabel,
             yscale,
+            {control: ([0, len(next(iter(of_kind.values()))) - 1], [controls[kind][index]] * 2)} if controls else None,
         )
         for kind, of_kind in measured.items()
         for index, (name, (title, ylabel, yscale)) in enumerate(charts.items())
@@ -155,8 +178,9 @@ class ResidualSurgery:
 
     Both stacks of an encoder–decoder are analysed; the decoder also has residual connections around cross-attention.
 
-    Without residual connections and feed-forward networks, the output of attention converges to rank 1, the same vector
-    for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
+    What is lost with them is read back: `readings` of the residual stream, of which the embeddings and chance are the
+    controls. Without residual connections and feed-forward networks, the output of attention converges to rank 1, the
+    same vector for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
     """
 
     num_windows: int = 32
@@ -176,13 +200,21 @@ class ResidualSurgery:
                         changes[*kind, depth, name, part] = subject.losses().change_from(base, self.num_resamples)
         ranks = by_depth(subject, partial(_mean_ranks, subject))
         worst = sorted(changes, key=lambda removed: -changes[removed].mean)[:5]
+        read = by_depth(subject, partial(readings, subject))
+        chances = {
+            kind: of_stack[0]
+            for kind, of_stack in zip(read, readings(subject, subject.network, torch.zeros_like), strict=True)
+        }
         last = {(*kind, name): values[-1] for kind, of_kind in ranks.items() for name, values in of_kind.items()}
         return Findings(
             scalars={
                 "analysis/loss": base.mean,
+                **{scalar_of(at[:-1], at[-1], "rank_distance"): distance for at, (distance, _) in last.items()},
                 **{
-                    f"analysis/{'/'.join(at).replace(', ', '_').replace(' ', '_')}/rank_distance": distance
-                    for at, (distance, _) in last.items()
+                    scalar_of(kind, name, f"{what}_read"): share if math.isfinite(share) else None
+                    for kind, of_kind in read.items()
+                    for name, values in of_kind.items()
+                    for what, share in zip(("tokens", "positions"), values[-1], strict=True)
                 },
             },
             lines={
@@ -192,6 +224,16 @@ class ResidualSurgery:
                     f"  {' '.join(at)}": f"distance to rank 1 {distance:.3f}, token cosine {cosine:.3f}"
                     for at, (distance, cosine) in last.items()
                 },
+                "reading": "what a linear probe reads from the last layer, on rows that do not fit it; "
+                "the embeddings and chance are its controls:",
+                **{
+                    f"  read, {' '.join([*kind, name])}": ", ".join(
+                        _verdict(*shares)
+                        for shares in zip(("tokens", "positions"), values[-1], values[0], chances[kind], strict=True)
+                    )
+                    for kind, of_kind in read.items()
+                    for name, values in of_kind.items()
+                },
             },
             tables={
                 "residual": (
@@ -199,10 +241,12 @@ class ResidualSurgery:
                     [[*at, *change.row(base)] for at, change in changes.items()],
                 ),
                 "rank": depth_table(subject, ranks, "distance_to_rank_one", "token_cosine"),
+                "reading": depth_table(subject, read, *READING_CHARTS),
             },
             figures={
                 "residual": _change_figure({at: change.mean for at, change in changes.items()}, subject.task.unit),
                 **depth_charts(ranks, RANK_CHARTS),
+                **depth_charts(read, READING_CHARTS, "chance", chances),
             },
         )
 
@@ -217,6 +261,51 @@ def _mean_ranks(subject: Subject, network: Network) -> list[list[tuple[float, ..
     # Sequences of one token are left out: they have no pair of tokens, so their cosine is nan.
     means = [ranks.repeat_interleave(num_rows, dim=0).nanmean(dim=0) for ranks in of_rows]
     return [list(map(tuple, of_stack.tolist())) for of_stack in means]
+
+
+@torch.no_grad()
+def readings(
+    subject: Subject, network: Network, seen: Callable[[Tensor], Tensor] = lambda x: x
+) -> list[list[tuple[float, float]]]:
+    """For each stack, the shares of tokens, and of positions, that a `linear_probe` reads by depth: embeddings first.
+
+    Every other row of the sample, without its padding, fits the probes; the others test them. `seen` is what the probes
+    see of a residual stream; of zeros they tell the most frequent label, which is chance.
+    """
+    streams: list[list[list[Tensor]]] = []
+    labels: list[list[Tensor]] = []  # of each batch and stack: token, position, and whether the row fits the probes
+    num_rows = 0
+    for arguments in inputs_without_padding(subject):
+        with subject.precision(), residual_streams(network) as found:
+            network(*arguments)
+        streams.append([[seen(x.float()).flatten(0, 1) for x in stream] for stream in found])
+        rows = torch.arange(num_rows, num_rows + len(arguments[0]), device=arguments[0].device)
+        num_rows += len(rows)
+        labels.append(
+            [
+                torch.stack([ids, torch.arange(ids.shape[1], device=ids.device).expand_as(ids), of_row]).flatten(1)
+                for ids in arguments[: len(found)]
+                for of_row in [(rows % 2).unsqueeze(-1).expand_as(ids)]
+            ]
+        )
+    read = []
+    for of_stack, of_labels in zip(zip(*streams, strict=True), zip(*labels, strict=True), strict=True):
+        tokens, positions, is_test = torch.cat(of_labels, dim=1)
+        by_layer = [torch.cat(parts) for parts in zip(*of_stack, strict=True)]
+        read.append(
+            [(linear_probe(x, tokens, is_test == 0), linear_probe(x, positions, is_test == 0)) for x in by_layer]
+        )
+    return read
+
+
+def _verdict(what: str, last: float, first: float, by_chance: float) -> str:
+    """What is left of a reading: it is kept, or lost, if a tenth of what the embeddings show is missing, or left."""
+    shown = first - by_chance
+    left = (last - by_chance) / shown if shown > MIN_SHOWN else math.nan
+    word = (
+        "kept" if left >= 0.9 else "lost" if left <= 0.1 else "partly lost" if left < 0.9 else "not in the embeddings"
+    )
+    return f"{what} {last:.1%} ({word}; embeddings {first:.1%}, chance {by_chance:.1%})"
 
 
 def stacks_of(network: Network) -> dict[tuple[str, ...], Encoder]:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import matplotlib as mpl
 import numpy as np
+import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,10 +22,13 @@ from torch import Tensor
 
 from tinyformer.analysis.pictures.charts import Chart, ink_on
 from tinyformer.analysis.pictures.picture import readable
+from tinyformer.errors import ArgumentError
 
 CELL, SIDE = 0.34, 9.0
 """Inches: the side of a cell that holds a number, and the longest side of a map; in larger maps, cells are smaller."""
 
+MAX_ACROSS = 5  # maps beside each other; others are below them
+MAX_LARGE, SIDE_OF_MANY = 3, 3.0  # number of maps that are drawn at full size; and the longest side of more of them
 LABEL_POINTS, NUMBER_POINTS = 7.5, 6.5
 LABEL_PITCH = 0.13  # smallest distance in inches between labels; if tokens are closer, only some of them are labelled
 WEIGHT_TICKS = (0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of the colour bar, on which small weights are spread out
@@ -48,14 +52,66 @@ def chart_of_maps(
 ) -> Figure:
     """Maps of the same tokens side by side, on the given axes of matplotlib, one for each, or in a new `Chart`."""
     if not axes:
-        cell = min(CELL, SIDE / max(len(queries), len(keys)))
+        cell = min(CELL, (SIDE if len(panels) <= MAX_LARGE else SIDE_OF_MANY) / max(len(queries), len(keys)))
         width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
-        chart = Chart(figsize=(width * len(panels), height), dpi=130, layout="constrained")
+        across = min(len(panels), MAX_ACROSS)
+        down = math.ceil(len(panels) / across)
+        chart = Chart(figsize=(width * across, height * down), dpi=130, layout="constrained")
         FigureCanvasAgg(chart)
-        axes = chart.subplots(1, len(panels), squeeze=False)[0].tolist()
+        axes = chart.subplots(down, across, squeeze=False).flatten().tolist()
+        for unused in axes[len(panels) :]:
+            unused.remove()
+        axes = axes[: len(panels)]
     for panel, axes_of_panel in zip(panels, axes, strict=True):
         _draw(axes_of_panel, panel, queries, keys)
     return cast(Figure, axes[0].get_figure(root=True))
+
+
+def heat_map(
+    weights: Float[Tensor, "*maps queries keys"] | Float[np.ndarray, "*maps queries keys"],
+    tokens: str | Sequence[str],
+    keys: str | Sequence[str] | None = None,
+    titles: Sequence[str] = (),
+) -> Figure:
+    """A heat map of any weights with their tokens, or several beside each other, as `TextMaps.plot` draws a model's.
+
+        heat_map(weights, "The cat sat on the mat").savefig("cat.png")
+
+    The colour is the square root of the weight, from 0 to 1; scores, with values below 0 or above 1, have a linear
+    scale around 0. A mismatch of weights and tokens is an `ArgumentError`.
+
+    Args:
+        weights: a map, or several of the same tokens; for example those that `torch.nn.MultiheadAttention` returns.
+        tokens: the tokens of the queries; a text is divided at spaces.
+        keys: those of the keys, if they are others.
+        titles: one for each map.
+    """
+    maps = torch.as_tensor(weights).detach().float()
+    if maps.ndim not in (2, 3) or not maps.numel():
+        reason = "must be the shape of one map, queries × keys, or of several, maps × queries × keys"
+        raise ArgumentError("weights.shape", tuple(maps.shape), reason, {"weights.shape": tuple(maps.shape[-2:])})
+    if not maps.isfinite().all():
+        reason = "has values that are not finite; those that a mask hides are 0 in weights"
+        raise ArgumentError("weights", float(maps[~maps.isfinite()][0]), reason)
+    sides: list[Sequence[str]] = []
+    for name, given, size in (
+        ("tokens", tokens, maps.shape[-2]),
+        ("keys", tokens if keys is None else keys, maps.shape[-1]),
+    ):
+        side = given.split() if isinstance(given, str) else list(map(str, given))
+        if len(side) != size:
+            what = "rows (queries)" if name == "tokens" else "columns (keys)"
+            raise ArgumentError(name, side, f"has {len(side)} tokens, while the weights have {size} {what}")
+        sides.append(side)
+    maps = maps.reshape(-1, *maps.shape[-2:])
+    if titles and len(titles) != len(maps):
+        raise ArgumentError("titles", list(titles), f"must have one title for each of {len(maps)} maps")
+    signed = bool((maps < 0).any() or (maps > 1 + 1e-3).any())
+    panels = [
+        Panel(each, title, signed, "Score" if signed else Panel.label)
+        for each, title in zip(maps, titles or [""] * len(maps), strict=True)
+    ]
+    return chart_of_maps(panels, sides[0], sides[1])
 
 
 def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ class Trait:
     begins: str  # the event when a head acquires the trait, such as "became an induction head"
     ends: str | None  # the event when a head loses the trait; None if that is no event
     below: bool = False  # whether the trait means values at most, instead of at least, the threshold
+    offset: str = ""  # a measure in tokens that names the label: "next token" for 1, "offset -3" for -3
+    part_of: str = ""  # the trait beside which the label would say nothing new, and is left out
 
     def is_met(self, value: float, slack: float = 0.0) -> bool:
         """Whether a value is at or beyond the threshold, or at most a share `slack` of it short of it; nan is not."""
@@ -49,7 +51,15 @@ TRAITS: dict[str, Trait] = {
     "first_token": Trait("first_token", 0.5, "became a first-token sink", "is no longer a first-token sink"),
     "self": Trait("self", 0.5, "came to attend to its own token", "no longer attends to its own token"),
     "vertical": Trait("vertical", 0.5, "became a vertical head", "is no longer a vertical head"),
+    "segment_vertical": Trait(
+        "segment_vertical", 0.6, "became vertical in segments", "is no longer vertical in segments", part_of="vertical"
+    ),
+    "horizontal": Trait("horizontal", 0.5, "became a horizontal head", "is no longer a horizontal head"),
+    "offset": Trait(
+        "offset_share", 0.5, "came to attend at one offset", "no longer attends at one offset", offset="offset"
+    ),
     "block": Trait("block", 0.8, "became a block head", "is no longer a block head"),
+    "phrases": Trait("phrases", 0.8, "became a head of phrases", "is no longer a head of phrases"),
     "induction": Trait("induction", 0.4, "became an induction head", "is no longer an induction head"),
     "uniform": Trait("entropy_share", 0.95, "became uniform", None),  # as all heads are before training
     "collapsed": Trait("entropy_share", 0.05, "collapsed in entropy", "is no longer collapsed in entropy", below=True),
@@ -59,11 +69,12 @@ TRAITS: dict[str, Trait] = {
 """The traits of heads, by the name of their label, with default thresholds.
 
 Traits of attention to one key begin at half of the attention: to the previous token (Clark et al. 2019, arXiv
-1906.04341, section 3.1), to the first token (Xiao et al. 2023, arXiv 2309.17453), to the own token and to any other
-single token ("vertical"; Kovaleva et al. 2019, arXiv 1908.08593). Block heads (Kovaleva et al. 2019) and uniform heads
-(Clark et al. 2019) are close to even attention. Induction heads are found by prefix matching (Olsson et al. 2022, arXiv
-2209.11895), collapsed heads by low entropy (Zhai et al. 2023, arXiv 2303.06296). The last two traits are those of heads
-of cross-attention.
+1906.04341, section 3.1), to the first token (Xiao et al. 2023, arXiv 2309.17453), to the own token, to any other single
+token ("vertical"; Kovaleva et al. 2019, arXiv 1908.08593) and at any other single offset. Block heads (Kovaleva et al.
+2019) and uniform heads (Clark et al. 2019) are close to even attention. Induction heads are found by prefix matching
+(Olsson et al. 2022, arXiv 2209.11895), collapsed heads by low entropy (Zhai et al. 2023, arXiv 2303.06296). All
+thresholds are beyond what random maps of 24 tokens or more reach. The last two traits are those of heads of
+cross-attention.
 """
 
 
@@ -86,15 +97,29 @@ def head_labels(
 
     `measures` are by name, then by layer and head; a trait needs a measure that is there and not nan.
     """
-    measured = {name.replace("_", " "): trait for name, trait in traits.items() if trait.measure in measures}
+    measured = {name: trait for name, trait in traits.items() if trait.measure in measures}
 
     def label(layer: int, head: int) -> str:
+        has = [name for name, trait in measured.items() if trait.is_met(measures[trait.measure][layer][head])]
         return " + ".join(
-            name for name, trait in measured.items() if trait.is_met(measures[trait.measure][layer][head])
+            offset_label(measures[traits[name].offset][layer][head]) if traits[name].offset else name.replace("_", " ")
+            for name in has
+            if traits[name].part_of not in has
         )
 
     layers = next(iter(measures.values()))
     return [[label(layer, head) for head in range(len(values))] for layer, values in enumerate(layers)]
+
+
+def control_of(trait: Trait, measures: Mapping[str, Sequence[Sequence[float]]]) -> float:
+    """The value of a trait's measure that comes nearest to having it, of all heads; nan if there is none."""
+    values = [value for layer in measures.get(trait.measure, ()) for value in layer if not math.isnan(value)]
+    return (min if trait.below else max)(values, default=math.nan)
+
+
+def offset_label(tokens: float) -> str:
+    """An offset in words: "next token", or "offset -3" for the third token before the query."""
+    return "next token" if tokens == 1 else f"offset {tokens:+.0f}"
 
 
 class EventDetector:

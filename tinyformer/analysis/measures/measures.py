@@ -23,6 +23,11 @@ REACH = 8  # the largest distance in tokens between a query and a near key
 MIN_BLOCK, MAX_BOUNDARIES = 4, 32
 """The smallest number of tokens in a block, and the largest number of boundaries that are tried."""
 
+LONGEST_PHRASE = 5  # tokens
+SEGMENT = 8  # consecutive queries over which a stripe is averaged
+STRIPE = 9  # rows; a horizontal stripe has fewer than half as many
+FEWEST = 8  # queries that show an offset, and keys that an even row is spread over; fewer reach any share by chance
+
 
 def entropy(weights: Weights) -> Heads:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
@@ -208,6 +213,89 @@ def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     return _mean_of_rows(overlap, num_across > 0).squeeze(-1).nanmean(dim=-2)
 
 
+def offset_share(weights: Weights, logits: Weights, rows: Rows) -> Heads:
+    """max_d mean_q w_{q,q+d}: share of attention at the one offset d that receives most, other than 0 and -1.
+
+    A diagonal beside the main one: d = 1 is the next token. Only offsets count at which at least half of the queries,
+    and `FEWEST`, see a key; nan if there are none. The token itself and the previous one have their own measures.
+    """
+    shares = _shares_by_offset(weights, logits, rows).amax(dim=-1)
+    return shares.masked_fill(shares == -torch.inf, math.nan)
+
+
+def offset(weights: Weights, logits: Weights, rows: Rows) -> Heads:
+    """The offset d of `offset_share`, in tokens: 1 for the next token, -3 for the third before; nan for none."""
+    shares = _shares_by_offset(weights, logits, rows)
+    offsets = (shares.argmax(dim=-1) - weights.shape[-1] + 1).to(shares)
+    return offsets.masked_fill(shares.amax(dim=-1) == -torch.inf, math.nan)
+
+
+def segment_vertical(weights: Weights) -> Heads:
+    """Share of attention along vertical stripes of a segment, in the quarter of the queries that show them best.
+
+    s_q is max_k of the mean of w_k over `SEGMENT` consecutive queries, in the best such run that holds q; the measure
+    is the 75 % quantile of s_q. So it reaches 0.5 if a quarter of the queries lie in segments that give half of their
+    attention to one key. The first key, where sinks form, does not count; nan for fewer than two segments.
+    """
+    if weights.shape[-2] < 2 * SEGMENT:
+        return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
+    sums = torch.nn.functional.pad(weights[..., 1:].cumsum(dim=-2), (0, 0, 1, 0))
+    stripes = (sums[..., SEGMENT:, :] - sums[..., :-SEGMENT, :]).amax(dim=-1) / SEGMENT
+    best = torch.nn.functional.pad(stripes, (SEGMENT - 1, SEGMENT - 1)).unfold(-1, SEGMENT, 1).amax(dim=-1)
+    return best.quantile(0.75, dim=-1).mean(dim=-2)
+
+
+def horizontal(weights: Weights, logits: Weights) -> Heads:
+    """How much more evenly a few queries gather from their keys than those around them: horizontal stripes.
+
+    e_q = Σ_k min(w_qk, 1/n) is the overlap of a row with even attention on its n visible keys: 1 for an even row, 1/n
+    for attention on one key. The measure is the 95 % quantile of e_q minus the median of e in the `STRIPE` rows around
+    q: near 1 if at least a twentieth of the queries gather evenly, each beside rows that attend to single keys; 0 if
+    all rows are alike, as in a uniform head. Only queries with at least `FEWEST` visible keys count.
+    """
+    visible = (logits > -torch.inf).sum(dim=-1)
+    even = torch.minimum(weights, 1 / visible.clamp(min=1).unsqueeze(-1)).sum(dim=-1)
+    even = even.masked_fill(visible < FEWEST, math.nan)
+    around = torch.nn.functional.pad(even, (STRIPE // 2, STRIPE // 2), value=math.nan).unfold(-1, STRIPE, 1)
+    contrast = even - around.nanmedian(dim=-1).values
+    return contrast.nanquantile(0.95, dim=-1, interpolation="higher").nanmean(dim=-2)
+
+
+def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
+    """mean_q Σ_k min(w_qk, b_qk): overlap with blocks of 2 to `LONGEST_PHRASE` tokens; 1 if attention is even in each.
+
+    As `block`, with the segmentation into phrases and single tokens between them that has the largest overlap, found by
+    dynamic programming. b is even attention on the visible keys of the query's phrase, 0 for a single token. Only
+    queries count that see more than `LONGEST_PHRASE` keys, so that a mask alone makes no phrases. nan unless all
+    queries are measured, since to few of them phrases can always be fitted.
+    """
+    num_rows, k_seq = weights.shape[-2:]
+    if num_rows != k_seq or k_seq <= LONGEST_PHRASE:
+        return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
+    reach = LONGEST_PHRASE - 1
+    band = rows.unsqueeze(-1) + torch.arange(-reach, reach + 1, device=weights.device)
+    inside, band = (band >= 0) & (band < k_seq), band.clamp(0, k_seq - 1)
+    visible = (logits[..., :1, :, :] > -torch.inf).float()  # the mask is the same for all heads
+    counted = visible.sum(dim=-1) > LONGEST_PHRASE
+    near, is_near = (part.gather(-1, band.expand(*part.shape[:-1], -1)) * inside for part in (weights, visible))
+    best = [torch.zeros_like(weights[..., 0, 0])]  # the overlap of the first tokens, by their number
+    overlaps = []  # of each query with its phrase, by the length of the phrase and the query's place in it
+    for length in range(2, LONGEST_PHRASE + 1):
+        places = [slice(reach - place, reach - place + length) for place in range(length)]
+        even = [1 / is_near[..., at].sum(dim=-1, keepdim=True).clamp(min=1) for at in places]
+        of_place = [
+            (torch.minimum(near[..., at], share) * is_near[..., at]).sum(dim=-1) * counted
+            for at, share in zip(places, even, strict=True)
+        ]
+        starts = [of_place[place][..., place : k_seq - length + 1 + place] for place in range(length)]
+        overlaps.append(torch.stack(starts).sum(dim=0))  # of each whole phrase, by its first token
+    for end in range(1, k_seq + 1):
+        lengths = range(2, min(end, LONGEST_PHRASE) + 1)
+        options = [best[end - length] + overlaps[length - 2][..., end - length] for length in lengths]
+        best.append(torch.stack([best[-1], *options]).amax(dim=0))
+    return (best[-1] / counted.sum(dim=-1)).nanmean(dim=-2)
+
+
 def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
     """Random sequences, each repeated once after `period` tokens, which are distinct if the vocabulary suffices."""
     generator = torch.Generator().manual_seed(seed)
@@ -227,6 +315,22 @@ def _queries(weights: Tensor, rows: Tensor | None) -> Int[Tensor, " rows"]:
 
 def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "*layers batch heads rows"]:
     return weights.gather(-1, keys.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
+
+
+def _shares_by_offset(weights: Weights, logits: Weights, rows: Rows) -> Float[Tensor, "*layers heads offsets"]:
+    """The mean weight of the visible keys at each offset, from the first key's to the last's; -inf where few count."""
+    k_seq, num_queries = weights.shape[-1], weights.shape[-4] * weights.shape[-2]
+    place = (torch.arange(k_seq, device=weights.device) - rows.unsqueeze(-1) + k_seq - 1).flatten()
+
+    def by_offset(values: Float[Tensor, "*layers batch heads rows k_seq"]) -> Float[Tensor, "*layers heads offsets"]:
+        sums = values.sum(dim=-4).flatten(-2)
+        return sums.new_zeros(*sums.shape[:-1], 2 * k_seq - 1).index_add_(-1, place, sums)
+
+    seen = by_offset((logits[..., :1, :, :] > -torch.inf).to(weights.dtype))  # the mask is the same for all heads
+    shares = by_offset(weights) / seen.clamp(min=1)
+    own = torch.arange(2 * k_seq - 1, device=weights.device)
+    has_own = (own == k_seq - 1) | (own == k_seq - 2)  # the measures `self` and `previous_token`
+    return shares.masked_fill((2 * seen < num_queries) | (seen < FEWEST) | has_own, -torch.inf)
 
 
 def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "batch 1 rows k_seq"]:

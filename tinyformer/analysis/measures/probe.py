@@ -27,7 +27,7 @@ from tinyformer.analysis.measures.table import (
 )
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import document_starts
-from tinyformer.nn import QKV, AttentionCall, AttentionMask, EncoderDecoder, Network, Transformer
+from tinyformer.nn import QKV, AttentionCall, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import Address
 from tinyformer.tasks import Task
 
@@ -134,17 +134,25 @@ class HeadMeasures:
 
 @torch.no_grad()
 def measure_heads(
-    network: Transformer, probes: Probes, rows: int, precision: AbstractContextManager[object], costly: bool = True
+    network: Transformer,
+    probes: Probes,
+    rows: int,
+    precision: AbstractContextManager[object],
+    costly: bool = True,
+    random: int | None = None,
 ) -> HeadMeasures:
     """The measures of several probes, of `rows` queries each, see `capture_attention`; nan where they are not defined.
 
     Values of the same measures are combined, weighted by the numbers of rows. The forward pass is in `precision`, the
-    measures in that of the attention weights. Without `costly`, the costly ones are left out, see `Measure`.
+    measures in that of the attention weights. Without `costly`, the costly ones are left out, see `Measure`. With a
+    seed `random`, they are those of `random_maps`.
     """
     captured = [CapturedMaps() for _ in probes.each]
     with precision:
         for maps, calls in zip(captured, _calls(network, probes), strict=True):
             maps.add(calls, rows)
+            if random is not None:
+                random_maps(maps, random)
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, probe in enumerate(probes.each):
         alike[tuple(probe.measures)].append(number)
@@ -177,16 +185,22 @@ def _part(call: AttentionCall, first: int, probe: Probe) -> AttentionCall:
 
 
 def measure_pairs(
-    network: EncoderDecoder, pairs: Sequence[TokenPair], precision: AbstractContextManager[object]
+    network: EncoderDecoder,
+    pairs: Sequence[TokenPair],
+    precision: AbstractContextManager[object],
+    random: int | None = None,
 ) -> HeadMeasures:
     """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
 
-    Each pair has a forward pass of its own, since the lengths differ and padding would be measured.
+    With a seed `random`, they are those of `random_maps`. Each pair has a forward pass of its own, since the lengths
+    differ and padding would be measured.
     """
     of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)
     with precision:
         for pair in pairs:
             for kind, maps in capture_pair(network, pair).items():
+                if random is not None:
+                    random_maps(maps, random)
                 tokens = pair.source if kind == "encoder" else pair.target
                 of_kinds[kind].append(measure_layers(_measures_of(kind), maps, tokens))
     values = {name: [[math.nan] * len(maps) for maps in ablated_maps(network)] for name in MEASURES | CROSS_MEASURES}
@@ -196,6 +210,20 @@ def measure_pairs(
             values[name][first : first + len(layers)] = of_layers
         first += len(layers)
     return HeadMeasures.of(network, values)
+
+
+def random_maps(maps: CapturedMaps, seed: int = 0) -> None:
+    """Put random weights in place of captured ones: the control of a measure, which has no pattern but the mask's.
+
+    Each row is drawn from the flat Dirichlet distribution over its visible keys, so that any way to share out attention
+    is equally likely.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for index, layer in enumerate(maps.layers):
+        drawn = torch.empty(layer.logits.shape).exponential_(generator=generator).log().to(layer.logits)
+        logits = drawn.masked_fill(layer.logits == -torch.inf, -torch.inf)
+        maps[index] = logits.softmax(dim=-1).nan_to_num()  # zeros for a query without visible keys
+        maps.layers[index] = AttentionMaps(maps[index], logits)
 
 
 def _measures_of(kind: str) -> dict[str, Measure]:

@@ -79,6 +79,40 @@ MEASURES: dict[str, Measure] = {
         "Overlap with a map of two blocks within each of which attention is even: 1 for such a map.",
         is_costly=True,
     ),
+    "offset_share": Measure(
+        lambda maps, rows, tokens: formulas.offset_share(*maps, rows),
+        "largest share at one offset",
+        "Share of attention at the one offset, such as the next token, that receives most, apart from the token itself "
+        "and the previous one.",
+        is_costly=True,
+    ),
+    "offset": Measure(
+        lambda maps, rows, tokens: formulas.offset(*maps, rows),
+        "that offset, tokens",
+        "The offset that receives most attention: 1 for the next token, -3 for the third before the query.",
+        limits=lambda num_keys: (-num_keys / 2, num_keys / 2),
+        combine=lambda values: values.nanmedian(dim=0).values,  # an offset that occurs
+        is_costly=True,
+    ),
+    "segment_vertical": Measure(
+        lambda maps, rows, tokens: formulas.segment_vertical(maps.weights),
+        "share on stripes of segments",
+        f"Share of attention on one key, other than the first, of {formulas.SEGMENT} queries in a row or more, in the "
+        "quarter of the queries where it is largest.",
+        is_costly=True,
+    ),
+    "horizontal": Measure(
+        lambda maps, rows, tokens: formulas.horizontal(*maps),
+        "evenness of few queries",
+        "How much more evenly a few queries gather from their keys than those around them; 0 if all rows are alike.",
+        is_costly=True,
+    ),
+    "phrases": Measure(
+        lambda maps, rows, tokens: formulas.phrases(*maps, rows),
+        "overlap with short blocks",
+        f"Overlap with blocks of 2 to {formulas.LONGEST_PHRASE} tokens in which attention is even: 1 for such a map.",
+        is_costly=True,
+    ),
     "largest_logit": Measure(
         lambda maps, rows, tokens: formulas.largest_logit(maps.logits),
         "largest logit",

@@ -135,8 +135,9 @@ def readable(text: str, longest: int = MAX_LABEL) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def save_png(picture: Picture | Figure, path: Path, caption: str = "") -> Path:
+def save_png(picture: Picture | Figure, path: str | Path, caption: str = "") -> Path:
     """Write a picture to a file, creating its folder; the caption, in a line above it, says where it comes from."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if caption and isinstance(picture, Picture):
         picture = picture.captioned(caption)

@@ -154,7 +154,7 @@ def measure_maps(
             picture.hatch(left + column * CELL_WIDTH, top + layer * CELL_HEIGHT, CELL_WIDTH, CELL_HEIGHT)
         bar_top = below + CAPTION // 2
         picture.colour_bar(left, bar_top, max(len(columns), 2) * CELL_WIDTH - GAP, {0: f"{low:.3g}", 1: f"{high:.3g}"})
-        picture.write(left - 5, bar_top + 4, "colour", "rm")
+        picture.write(left - 11, bar_top + 4, "colour", "rm")
     return picture
 
 
