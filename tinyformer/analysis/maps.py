@@ -67,7 +67,7 @@ class HeadMaps:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
-        measures = self._with_importance(subject, shown.measures)
+        measures = with_importance(subject, shown.measures) if self.needs_gradient else shown.measures
         names = [list(map(head_label, layer)) for layer in measures.names]
         if self.text:
             facts = shown_facts = subject.facts_of_text(self.text)
@@ -108,9 +108,7 @@ class HeadMaps:
         if text is not None:
             measures = HeadMeasures.of(network, measure_layers(MEASURES | PATTERNS, captured, shown))
         else:
-            windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
-            probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
-            measures = measure_heads(network, probes, self.rows, subject.precision())
+            measures = sample_measures(subject, self.rows)
         axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
         return Shown({"": captured}, axes, measures, _extent(tokens, text))
 
@@ -121,7 +119,7 @@ class HeadMaps:
         text = None if self.text is None else subject.tokens_of(self.text, around=False)
         target = None if self.target is None else subject.tokens_of(self.target, around=False, argument="target")
         if text is not None:
-            pair, pairs = subject.pair_of(text, target, num_tokens), []
+            pair = subject.pair_of(text, target, num_tokens)
         else:
             fitting = [pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens]
             source, predicted = (
@@ -130,7 +128,7 @@ class HeadMaps:
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
         with subject.precision():
             captured = capture_pair(network, pair)
-        measures = measure_pairs(network, pairs or [pair], subject.precision())
+        measures = sample_measures(subject) if text is None else measure_pairs(network, [pair], subject.precision())
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
@@ -147,18 +145,29 @@ class HeadMaps:
             raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
         return num_tokens
 
-    def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
-        if not self.needs_gradient:
-            return measures
-        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
-        of_maps = [  # a differential head has two maps and one importance
-            [
-                math.nan if is_ablated else importance[index, number // layer.num_softmaxes]
-                for number, is_ablated in enumerate(layer.ablated_maps())
-            ]
-            for index, layer in enumerate(subject.layers)
+
+def sample_measures(subject: Subject, rows: int = 256) -> HeadMeasures:
+    """The measures of every head on the subject's sample; `rows` queries of each window, or all of each pair."""
+    network = subject.network
+    if isinstance(network, EncoderDecoder):
+        pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
+        return measure_pairs(network, pairs, subject.precision())
+    windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
+    probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
+    return measure_heads(cast(Transformer, network), probes, rows, subject.precision())
+
+
+def with_importance(subject: Subject, measures: HeadMeasures) -> HeadMeasures:
+    """The measures, and among them `importance`, see `head_importance`; a differential head has two maps and one."""
+    importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+    of_maps = [
+        [
+            math.nan if is_ablated else importance[index, number // layer.num_softmaxes]
+            for number, is_ablated in enumerate(layer.ablated_maps())
         ]
-        return replace(measures, values={**measures.values, "importance": of_maps})
+        for index, layer in enumerate(subject.layers)
+    ]
+    return replace(measures, values={**measures.values, "importance": of_maps})
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:
