@@ -16,6 +16,7 @@ from tinyformer.analysis.measures.probe import HeadMeasures
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.subject import Change, Findings, Losses, Subject, naming_ablated
 from tinyformer.analysis.words import WordError, words_of
+from tinyformer.data import SETS, Line, make_lines
 from tinyformer.data.sources.files import READERS, Layout, read_rows
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import EncoderDecoder, Network, Transformer
@@ -25,15 +26,6 @@ NUM_UNTRAINED = 5  # seeds of untrained weights
 NUM_RESAMPLES = 1000  # bootstrap resamples of the lines
 ALPHA = 0.05
 CONTROLS = ("fixed_offset", "same_distances", "untrained")
-
-
-class Line(NamedTuple):
-    """A text in which a query belongs to a key and not to a distractor: words, or phrases such as "jumps over"."""
-
-    text: str
-    query: str
-    key: str
-    distractor: str
 
 
 class Placed(NamedTuple):
@@ -75,11 +67,15 @@ class HeadRoles:
 
 
 def read_lines(file: str) -> list[Line]:
-    """The lines of a .csv, .tsv, .json, .jsonl or .parquet file with the columns `text, query, key, distractor`."""
+    """The lines of one of `SETS`, or of a .csv or .jsonl file with the columns `text, query, key, distractor`."""
+    if file in SETS:
+        return make_lines(file)
     path = Path(file).expanduser()
     if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
-        reason = "is no .csv or .jsonl file with the columns text, query, key and distractor"
-        raise ArgumentError("file", file, reason, {"file": "lines.csv"})
+        reason = (
+            f"is no .csv or .jsonl file with the columns text, query, key and distractor, nor one of {', '.join(SETS)}"
+        )
+        raise ArgumentError("file", file, reason, {"file": "verb_object"})
     with argument_path(passed={"files": "file"}):
         rows = list(read_rows(path, Layout(Line._fields, arguments=("file",) * 4)))
     for number, row in enumerate(rows, start=1):
