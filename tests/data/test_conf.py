@@ -16,9 +16,10 @@ RUN = ["+tokenizer=byte", "+seed=3", "+model.max_seq_len=64", "data.token_dropou
 RUN += ["+model.special_tokens={_target_:tinyformer.data.SpecialTokens}"]
 RUN += [f"+task.{name}=null" for name in ("labels", "num_texts", "masking")]
 CHOICES = {path.stem for path in (CONF / "data").glob("*.yaml")} - {"_shared"}
+GENERATED = {"induction", "recall", "copy", "modular_addition", "agreement"}
 
 
-@pytest.mark.parametrize("choice", sorted(CHOICES - {"induction", "recall", "copy", "modular_addition"}))
+@pytest.mark.parametrize("choice", sorted(CHOICES - GENERATED))
 def test_every_choice_of_data_builds_its_source_and_modules(choice):
     with initialize_config_dir(str(CONF), version_base="1.3"):
         shared = compose(overrides=["+data=_shared"]).data
