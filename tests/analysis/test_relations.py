@@ -132,7 +132,7 @@ def test_a_constant_distance_is_a_fixed_offset(tmp_path):
     assert found.scalars["analysis/relation/fixed_offset"] == 1
     # " c" is 2½ tokens behind " dd" and 7½ behind " aa", which is the one nearer to k = -6.
     sentence = (
-        "no head does better than a fixed offset of -6 tokens and untrained weights (best of 5 seeds): the best, lay"
+        "no head does better than a fixed offset of -6 tokens or untrained weights (best of 5 seeds): the best, lay"
     )
     assert found.lines["  verdict"].startswith(sentence)
     assert set(columns_of(found.tables["relations"])["importance"]) == {None}

@@ -72,12 +72,10 @@ def read_lines(file: str) -> list[Line]:
         return make_lines(file)
     path = Path(file).expanduser()
     if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
-        reason = (
-            f"is no .csv or .jsonl file with the columns text, query, key and distractor, nor one of {', '.join(SETS)}"
-        )
+        reason = f"is no .csv or .jsonl file with the columns {', '.join(Line._fields)}, nor one of {', '.join(SETS)}"
         raise ArgumentError("file", file, reason, {"file": "verb_object"})
     with argument_path(passed={"files": "file"}):
-        rows = list(read_rows(path, Layout(Line._fields, arguments=("file",) * 4)))
+        rows = [*read_rows(path, Layout(Line._fields, arguments=("file",) * 4))]
     for number, row in enumerate(rows, start=1):
         if not all(str(value or "").strip() for value in row):
             raise ArgumentError("file", file, f"row {number} lacks one of text, query, key and distractor")
@@ -102,12 +100,12 @@ class RelationLines:
             raise ArgumentError("file", file, reason, {"file": None})
         self.subject, self.file = subject, file
         self.placed = [self._place(number, line, predicting) for number, line in enumerate(lines, start=1)]
-        self.groups, seen = self._maps(subject.network, range(len(lines)))
+        self.groups, seen = self._maps(subject.network)
         if len(seen) < 4:
             reason = (
                 f"the query sees both words in {len(seen)} of {len(lines)} lines, and 4 are needed; a causal model "
             )
-            reason += "does not see later words, and one that is trained with task=masked_lm does"
+            reason += "sees no later words, and one that is trained with task=masked_lm does"
             raise ArgumentError("file", file, reason)
         self.halves = seen[::2], seen[1::2]
 
@@ -125,12 +123,12 @@ class RelationLines:
             raise ArgumentError("file", self.file, reason)
         return Placed(ids, *(side.tokens(run[0], run[-1]) for side, run in zip(sides, runs, strict=True)))
 
-    def _maps(self, network: Network, indices: Sequence[int]) -> tuple[list[Group], list[int]]:
+    def _maps(self, network: Network) -> tuple[list[Group], list[int]]:
         """The maps of lines of equal length together, and the lines whose query sees both words in some layer."""
         of_length: dict[int, list[int]] = defaultdict(list)
-        for index in indices:
-            of_length[len(self.placed[index].ids)].append(index)
-        groups, seen, device = [], set[int](), self.subject.batches[0]["inputs"].device
+        for index, line in enumerate(self.placed):
+            of_length[len(line.ids)].append(index)
+        groups, seen, device = [], [], self.subject.batches[0]["inputs"].device
         for group in of_length.values():
             tokens = torch.tensor([self.placed[index].ids for index in group], device=device)
             with self.subject.precision():
@@ -138,19 +136,19 @@ class RelationLines:
             groups.append((torch.cat([weights.float().cpu() for weights in maps], dim=1), group))
             visible = torch.stack([layer.logits[0, 0].cpu() > -torch.inf for layer in maps.layers]).any(dim=0)
             for index in group:
-                query, *words = self.placed[index][1:]
-                seen |= {index} if visible[list(query)][:, [at for word in words for at in word]].all() else set()
+                query, key, distractor = map(list, self.placed[index][1:])
+                seen += [index] if visible[query][:, key + distractor].all() else []
         return groups, sorted(seen)
 
-    def preferred(self, groups: Sequence[Group]) -> dict[int, Float[Tensor, " heads"]]:
-        """By line, what each head prefers, see `prefers`."""
+    def preferred(self, groups: Sequence[Group]) -> Float[Tensor, "lines heads"]:
+        """What each head prefers in each line, see `prefers`."""
         found = {}
         for maps, indices in groups:
             for weights, index in zip(maps, indices, strict=True):
-                line = self.placed[index]
-                rows = weights[:, list(line.query)].mean(dim=1)
-                found[index] = prefers(*(rows[:, list(side)].mean(dim=1) for side in (line.key, line.distractor)))
-        return found
+                query, key, distractor = map(list, self.placed[index][1:])
+                rows = weights[:, query].mean(dim=1)
+                found[index] = prefers(*(rows[:, side].mean(dim=1) for side in (key, distractor)))
+        return torch.stack([found[index] for index in range(len(found))])
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
         """What each head prefers on average from other words at the same distances, in all lines; nan if none are.
@@ -177,10 +175,8 @@ class RelationLines:
         """The best rule "whichever is nearer to k tokens from the query", and what it prefers in the tested half."""
         longest = max(len(line.ids) for line in self.placed)
         offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good rules, the nearest
-        gaps = [
-            torch.tensor([[abs(line.center(side) - k) for line in self.placed] for k in offsets]) for side in (2, 3)
-        ]
-        by_rule = prefers(*(-gap for gap in gaps))
+        near = [[[-abs(line.center(side) - k) for line in self.placed] for k in offsets] for side in (2, 3)]
+        by_rule = prefers(*torch.tensor(near))
         best = int(by_rule[:, self.halves[0]].mean(dim=1).argmax())
         return offsets[best], by_rule[best, self.halves[1]]
 
@@ -189,16 +185,14 @@ class RelationLines:
         assert self.subject.untrained is not None
         found = []
         for seed in range(NUM_UNTRAINED):
-            network = self.subject.untrained(seed)
-            preferred = self.preferred(self._maps(network, range(len(self.placed)))[0])
-            chosen = self.choose(torch.stack([preferred[index] for index in self.halves[0]]))
-            found.append(torch.stack([preferred[index][chosen] for index in self.halves[1]]))
-        return max(found, key=lambda preferred: float(preferred.mean()))
+            preferred = self.preferred(self._maps(self.subject.untrained(seed))[0])
+            found.append(preferred[self.halves[1], self.choose(preferred)])
+        return max(found, key=lambda of_lines: float(of_lines.mean()))
 
     def choose(self, preferred: Float[Tensor, "lines heads"]) -> int:
-        """The head that prefers the key most often; no ablated one."""
+        """The head that prefers the key most often in the first half; no ablated one."""
         flags = [flag for layer in self.subject.layers for flag in layer.ablated_maps()]
-        return int(preferred.mean(dim=0).masked_fill(torch.tensor(flags), -1).argmax())
+        return int(preferred[self.halves[0]].mean(dim=0).masked_fill(torch.tensor(flags), -1).argmax())
 
 
 def holm(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
@@ -224,27 +218,26 @@ def verdict(head: str, number: int, share: Change, controls: Mapping[str, Change
     figures = f"{100 * share.mean:.0f} % of {number} lines ({100 * share.low:.0f} to {100 * share.high:.0f}; {beside})"
     if not unbeaten:
         return f"{head} links query to key in {figures}"
-    return f"no head does better than {' and '.join(unbeaten)}: the best, {head}, prefers the key in {figures}"
+    return f"no head does better than {' or '.join(unbeaten)}: the best, {head}, prefers the key in {figures}"
 
 
 def analyse_lines(subject: Subject, file: str, lines: Sequence[Line], predicting: bool, roles: HeadRoles) -> Findings:
     """How often heads prefer the keys of lines; a head is chosen on one half of the lines and tested on the other."""
     relation, name = RelationLines(subject, file, lines, predicting), Path(file).stem
     found = relation.preferred(relation.groups)
-    choosing, tested = (torch.stack([found[index] for index in half]) for half in relation.halves)
+    choosing, tested = (found[half] for half in relation.halves)
     elsewhere = torch.stack([relation.elsewhere(index) for index in relation.halves[1]])
-    (offset, by_offset), chosen = relation.best_offset(), relation.choose(choosing)
+    (offset, by_offset), chosen = relation.best_offset(), relation.choose(found)
     own, number = tested[:, chosen], len(tested)
     controls = {
-        f"a fixed offset of {offset:+d} tokens": by_offset,
+        f"a fixed offset of {offset:+d} tokens" if offset else "the nearer of both words": by_offset,
         "other words at the same distances": elsewhere[:, chosen],
         f"untrained weights (best of {NUM_UNTRAINED} seeds)": relation.untrained(),
     }
     share, of_controls = compare(own), {control: compare(values) for control, values in controls.items()}
     unbeaten = [control for control, values in controls.items() if not compare(own, values).low > 0]
-    margins = (tested - elsewhere)[~elsewhere.isnan().any(dim=1)]
-    mean = margins.mean(dim=0)
-    errors = ((margins - mean).square().mean(dim=0).clamp(min=1e-18) / len(margins)).sqrt() if len(margins) else mean
+    mean = (tested - elsewhere).nanmean(dim=0)
+    errors = ((tested - elsewhere - mean).square().nanmean(dim=0).clamp(min=1e-18) / number).sqrt()
     p_values = holm(torch.special.ndtr(-mean / errors))
 
     names, addresses, ablated = roles.measures.names, roles.measures.addresses, roles.measures.ablated
@@ -282,7 +275,7 @@ def analyse_lines(subject: Subject, file: str, lines: Sequence[Line], predicting
             "relations": naming_ablated([*subject.address_columns, *columns], rows, flags),
             "relation_lines": (
                 ["line", *Line._fields, "choosing", "preferred"],
-                [[at + 1, *lines[at], at in relation.halves[0], float(found[at][chosen])] for at in used],
+                [[at + 1, *lines[at], at in relation.halves[0], float(found[at, chosen])] for at in used],
             ),
         },
         figures={

@@ -129,10 +129,10 @@ class AgreementDataModule(RandomDataModule):
     """Sentences whose verb agrees with its subject, and whose pronoun with the object, across a phrase.
 
     "near the local servers , the key also has the new tables of the file , so they changed ." As in Linzen et al. 2016
-    (arXiv 1611.01368), a noun of the other number stands between the words that agree, or before both. It is the one
-    after a preposition. The verb (has, have) and the pronoun (it, they) are the only scored targets; without the noun
-    that they agree with, a guess is right in half of the cases. `make_lines("subject_verb")` and `pronoun_noun` make
-    such sentences for `analysis=relations`.
+    (arXiv 1611.01368), another noun stands between the words that agree, or before both: the one after a preposition,
+    whose number is the other one in half of the cases. The verb (has, have) and the pronoun (it, they) are the only
+    scored targets. `make_lines("subject_verb")` and `make_lines("pronoun_noun")` make such sentences for
+    `analysis=relations`, where the other noun always has the other number.
 
     Args:
         settings: further arguments of `RandomDataModule`.
