@@ -63,7 +63,7 @@ class HeadRoles:
         if not self.importance:
             return label
         value = self.importance[layer][head]
-        return f"{label}; importance {value:.4f}, rank {1 + self._ranked.index(value)} of {len(self._ranked)}"
+        return f"{label}; importance {value:.2g}, rank {1 + self._ranked.index(value)} of {len(self._ranked)}"
 
 
 def read_lines(file: str) -> list[Line]:
