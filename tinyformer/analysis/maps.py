@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
 from tinyformer.analysis.ablation import head_importance
 from tinyformer.analysis.measures.capture import CapturedMaps, capture_pair, capture_weights, head_label
 from tinyformer.analysis.measures.events import TRAITS, Trait, control_of, head_labels
-from tinyformer.analysis.measures.inputs import Axes, axes_of, pairs_of, queries_by_kind, without_padding
+from tinyformer.analysis.measures.inputs import Axes, TokenPair, axes_of, pairs_of, queries_by_kind, without_padding
 from tinyformer.analysis.measures.probe import (
     HeadMeasures,
     Probe,
@@ -33,12 +34,16 @@ PICTURE_TOKENS = 24  # number of tokens in the picture, few enough for legible l
 NUM_SEQUENCES, PERIOD = 8, 32  # number of sequences of repeated random tokens, and number of random tokens in each
 
 
+Measure: TypeAlias = Callable[[Any, int | None], HeadMeasures]
+"""Measures the heads of a network; with a seed, `random_maps` in their place."""
+
+
 class Shown(NamedTuple):
     """What is shown, and what is measured."""
 
     captured: Mapping[str, CapturedMaps]  # the weights of each layer, by the kind of attention
     axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one
-    measure: Callable[[Any, int | None], HeadMeasures]  # of a network; with a seed, of `random_maps`
+    measure: Measure
     extent: str  # the number of tokens that are shown, in words
 
 
@@ -74,12 +79,8 @@ class HeadMaps:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
-        measures = self._with_importance(subject, shown.measure(subject.network, None))
-        controls = {
-            "random": shown.measure(subject.network, 0),
-            **({"untrained": shown.measure(subject.untrained(), None)} if subject.untrained else {}),
-        }
-        traits, labels = _supported(measures, controls)
+        measures, traits, labels = with_controls(subject, shown.measure)
+        measures = with_importance(subject, measures) if self.needs_gradient else measures
         names = [list(map(head_label, layer)) for layer in measures.names]
         if self.text:
             facts = shown_facts = subject.facts_of_text(self.text)
@@ -123,16 +124,10 @@ class HeadMaps:
         network = cast(Transformer, subject.network)
         with subject.precision():
             captured = capture_weights(network, shown, subject.task.mask({"inputs": shown}))
+        measure = of_sample(subject, self.rows)
         if text is not None:
             probes = Probes([Probe(shown, subject.task.mask({"inputs": shown}), MEASURES | PATTERNS)])
-        else:
-            windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
-            probes = make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD)
-        rows = self.rows if text is None else len(tokens)
-
-        def measure(network: Transformer, random: int | None) -> HeadMeasures:
-            return measure_heads(network, probes, rows, subject.precision(), random=random)
-
+            measure = partial(_measure_heads, subject, probes, len(tokens))
         axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
         return Shown({"": captured}, axes, measure, _extent(tokens, text))
 
@@ -143,7 +138,7 @@ class HeadMaps:
         text = None if self.text is None else subject.tokens_of(self.text, around=False)
         target = None if self.target is None else subject.tokens_of(self.target, around=False, argument="target")
         if text is not None:
-            pair, pairs = subject.pair_of(text, target, num_tokens), []
+            pair = subject.pair_of(text, target, num_tokens)
         else:
             fitting = [pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens]
             source, predicted = (
@@ -152,10 +147,7 @@ class HeadMaps:
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
         with subject.precision():
             captured = capture_pair(network, pair)
-
-        def measure(network: EncoderDecoder, random: int | None) -> HeadMeasures:
-            return measure_pairs(network, pairs or [pair], subject.precision(), random)
-
+        measure = of_sample(subject) if text is None else partial(_measure_pairs, subject, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
@@ -172,18 +164,47 @@ class HeadMaps:
             raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
         return num_tokens
 
-    def _with_importance(self, subject: Subject, measures: HeadMeasures) -> HeadMeasures:
-        if not self.needs_gradient:
-            return measures
-        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
-        of_maps = [  # a differential head has two maps and one importance
-            [
-                math.nan if is_ablated else importance[index, number // layer.num_softmaxes]
-                for number, is_ablated in enumerate(layer.ablated_maps())
-            ]
-            for index, layer in enumerate(subject.layers)
+
+def of_sample(subject: Subject, rows: int = 256) -> Measure:
+    """Measures every head on the subject's sample: `rows` queries of each window, or all of each pair."""
+    network = subject.network
+    if isinstance(network, EncoderDecoder):
+        return partial(_measure_pairs, subject, [pair for batch in subject.batches for pair in pairs_of(batch)])
+    windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
+    return partial(_measure_heads, subject, make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD), rows)
+
+
+def _measure_heads(
+    subject: Subject, probes: Probes, rows: int, network: Transformer, random: int | None
+) -> HeadMeasures:
+    return measure_heads(network, probes, rows, subject.precision(), random=random)
+
+
+def _measure_pairs(
+    subject: Subject, pairs: Sequence[TokenPair], network: EncoderDecoder, random: int | None
+) -> HeadMeasures:
+    return measure_pairs(network, pairs, subject.precision(), random)
+
+
+def with_controls(subject: Subject, measure: Measure) -> tuple[HeadMeasures, dict[str, Trait], Table]:
+    """The measures of a subject's heads, the traits that its controls leave, and what these have; see `_supported`."""
+    measures, controls = measure(subject.network, None), {"random": measure(subject.network, 0)}
+    if subject.untrained:
+        controls["untrained"] = measure(subject.untrained(), None)
+    return measures, *_supported(measures, controls)
+
+
+def with_importance(subject: Subject, measures: HeadMeasures) -> HeadMeasures:
+    """The measures, and among them `importance`, see `head_importance`; a differential head has two maps and one."""
+    importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+    of_maps = [
+        [
+            math.nan if is_ablated else importance[index, number // layer.num_softmaxes]
+            for number, is_ablated in enumerate(layer.ablated_maps())
         ]
-        return replace(measures, values={**measures.values, "importance": of_maps})
+        for index, layer in enumerate(subject.layers)
+    ]
+    return replace(measures, values={**measures.values, "importance": of_maps})
 
 
 def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:

@@ -1,21 +1,21 @@
 """Relations between words: how much each head attends from one word of a text to another."""
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tinyformer.analysis.maps import of_sample, with_controls, with_importance
 from tinyformer.analysis.measures.capture import attention_calls, capture_pair, head_label, map_names
 from tinyformer.analysis.pictures.plots import measure_maps
-from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target
-from tinyformer.analysis.words import Words, merge_words, words_of
+from tinyformer.analysis.relation_lines import HeadRoles, analyse_lines, read_lines
+from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target, require_positive
+from tinyformer.analysis.words import WordError, Words, merge_words, words_of
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder
 from tinyformer.nn.heads import Address, layer_title
@@ -56,19 +56,34 @@ class HeadRelations:
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
     cross-attention; the query of a target token is the one that predicts it.
 
+    With `file` in place of a text and its pairs, relations are counted on many lines, beside their controls; see
+    `RelationLines`.
+
     Args:
-        pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`. If a word occurs several times,
-            `it:2` is its second occurrence.
+        pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`, or phrases, such as "jumps
+            over". If a word occurs several times, `it:2` is its second occurrence.
+        file: a .csv or .jsonl file with the columns `text, query, key, distractor`.
+        predicting: whether the query of a word is the token before it, which predicts it in a causal model.
+        importance: whether to compute the heads' importance, which needs gradients.
     """
 
     text: Text | None = None  # the text, or the source
     pairs: Sequence[Any] | None = None
     target: str | None = None  # the target of the source; by default what the model decodes
-
-    needs_gradient = False
-    num_windows = 1
+    file: str | None = None
+    predicting: bool = False
+    importance: bool = True
+    num_windows: int = 16  # of which labels and importance of heads are computed
 
     def __post_init__(self) -> None:
+        require_positive(self, "num_windows")
+        self.needs_gradient = self.importance
+        if self.file is not None:
+            self.lines = read_lines(self.file)
+            for name in ("text", "pairs", "target"):
+                if (value := getattr(self, name)) is not None:
+                    raise ArgumentError(name, value, f"`file`={self.file} has the texts and their words", {name: None})
+            return
         works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
         if not self.text or "".join(self.text).isspace():
             raise ArgumentError("text", self.text, "must be the text that has the words of `pairs`", works)
@@ -78,7 +93,12 @@ class HeadRelations:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
+        measures, traits, _ = with_controls(subject, of_sample(subject))
+        roles = HeadRoles(with_importance(subject, measures) if self.importance else measures, traits)
+        if self.file is not None:
+            return analyse_lines(subject, self.file, self.lines, self.predicting, roles)
         read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
+        first = len(subject.layers) - len(read.layers)  # the layers of cross-attention come last
         pairs = dict.fromkeys((str(query), str(key)) for query, key in self.pairs or ())
         found = {pair: self._related(read, pair) for pair in pairs}
         names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in read.layers), strict=True)
@@ -96,8 +116,9 @@ class HeadRelations:
                 weight, rank = float(related.weights[head]), int(related.ranks[head])
                 weights[title][layer][head] = weight
                 seen = [rank if related.uniform else None, related.num_words, related.uniform]
-                rows.append([*pair, *address, name, weight, *seen])
-                sentence = f"{weight:.4f}, rank {rank} of {related.num_words}; uniform {related.uniform:.4f}"
+                rows.append([*pair, *address, name, weight, *seen, *roles.row(first + layer, head)])
+                sentence = f"{weight:.4f}, rank {rank} of {related.num_words}; uniform {related.uniform:.4f}; "
+                sentence += roles.sentence(first + layer, head)
                 printed.append((weight, f"  {title}: {layer_title(address)} head {head_label(name)}", sentence))
             largest = sorted(printed, key=lambda line: -line[0])[:NUM_PRINTED]
             lines |= {heading: sentence for _, heading, sentence in largest}
@@ -110,7 +131,17 @@ class HeadRelations:
             limits=(0.0, 1.0),
             meanings=meanings,
         )
-        columns = ["query", "key", *subject.address_columns, "head", "weight", "rank", "num_words", "uniform"]
+        columns = [
+            "query",
+            "key",
+            *subject.address_columns,
+            "head",
+            "weight",
+            "rank",
+            "num_words",
+            "uniform",
+            *roles.columns,
+        ]
         return Findings(
             lines=lines,
             tables={"relations": (columns, rows)},
@@ -120,36 +151,25 @@ class HeadRelations:
 
     def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
         query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
-        found = [relate(maps, read.queries, read.keys, query, key) for maps in read.maps]
+        sides = read.queries.joined(query), read.keys.joined(key)
+        found = [relate(maps, *sides, query[0], key[0]) for maps in read.maps]
         if not any(related.uniform for related in found):
             hidden = f"{pair[0]} does not see {pair[1]}, which "
-            if query < key:
+            if query[0] < key[0]:
                 hidden += "comes later in the text; a model that is trained with task=masked_lm sees both directions"
             else:
                 hidden += "is outside of the window of every layer"
-            raise ArgumentError("pairs", [list(pair)], hidden, {"pairs": [[pair[1], pair[0]]]} if query < key else None)
+            raise ArgumentError(
+                "pairs", [list(pair)], hidden, {"pairs": [[pair[1], pair[0]]]} if query[0] < key[0] else None
+            )
         return found
 
-    def _find(self, words: Words, pair: tuple[str, str], side: int) -> int:
-        """The index of a word, which occurs once or is followed by the number of its occurrence."""
-        asked = pair[side]
-        name, _, number = asked.rpartition(":")
-        if asked in words.names or not number.isdecimal():
-            name, number = asked, ""
-        places = [index for index, word in enumerate(words.names) if word == name]
-        if len(places) == 1 and not number:
-            return places[0]
-        if number and 1 <= int(number) <= len(places):
-            return places[int(number) - 1]
-        if places:
-            times = f"{len(places)} times: {name}:1 to {name}:{len(places)}" if len(places) > 1 else "once"
-            reason, name = f"the text has {name} {times}", name if len(places) == 1 else f"{name}:1"
-        else:
-            known = shorten(" ".join(words.names), 200, placeholder=" …")
-            reason = f"{name} is not a word of the text, whose words are {known}"
-            (name,) = difflib.get_close_matches(name, words.names, 1) or words.names[:1]
-        works = [name if place == side else word for place, word in enumerate(pair)]
-        raise ArgumentError("pairs", [list(pair)], reason, {"pairs": [works]})
+    def _find(self, words: Words, pair: tuple[str, str], side: int) -> range:
+        try:
+            return words.find(pair[side])
+        except WordError as error:
+            works = [error.works if place == side else word for place, word in enumerate(pair)]
+            raise ArgumentError("pairs", [list(pair)], error.reason, {"pairs": [works]}) from None
 
     def _text(self, subject: Subject) -> Read:
         refuse_target(self.target)
@@ -161,7 +181,7 @@ class HeadRelations:
             calls = attention_calls(subject.network, tokens, subject.task.mask({"inputs": tokens}))
             maps = [layer.maps_of_call(call) for layer, call in calls]
         words = words_of(ids, subject.tokenizer)
-        return Read(subject.layers, subject.addresses, maps, words, words)
+        return Read(subject.layers, subject.addresses, maps, words.predicted() if self.predicting else words, words)
 
     def _pair(self, subject: Subject) -> Read:
         network = cast(EncoderDecoder, subject.network)

@@ -61,7 +61,7 @@ class Subject:
     task: Task
     tokenizer: TextTokenizer
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
-    untrained: Callable[[], Network] | None = None  # with the weights before the first training step
+    untrained: Callable[..., Network] | None = None  # with the weights before training; of a seed further on, if given
     save_pruned: Callable[[Network, Path], None] | None = None  # writes a checkpoint of a network with fewer heads
     row: str = "window"  # what a row of a batch is, in the singular
     facts: Mapping[str, str] = field(default_factory=dict)  # what is analysed, by name, see `caption`

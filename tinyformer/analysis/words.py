@@ -1,9 +1,11 @@
 """The words of a token sequence, and attention maps of words in place of tokens."""
 
+import difflib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise, takewhile
+from textwrap import shorten
 
 import torch
 from jaxtyping import Float
@@ -25,8 +27,59 @@ class Words:
     names: tuple[str, ...]
     of_tokens: tuple[int, ...]  # the index of the word that each token belongs to, ascending from 0
 
-    def tokens(self, word: int) -> range:
-        return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word))
+    def tokens(self, word: int, last: int | None = None) -> range:
+        """The positions of a word's tokens, or of those of all words up to the `last` of a phrase."""
+        return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word if last is None else last))
+
+    def find(self, asked: str) -> range:
+        """The indices of the words of a phrase, such as "jumps over", which occurs once or is numbered, as in `it:2`.
+
+        Raises:
+            WordError: the phrase does not occur, or there are several.
+        """
+        name, _, number = asked.rpartition(":")
+        if asked in self.names or not number.isdecimal():
+            name, number = asked, ""
+        phrase = (name,) if name in self.names else tuple(_split(name))
+        starts = range(len(self.names) - len(phrase) + 1) if phrase else ()
+        runs = [range(at, at + len(phrase)) for at in starts if self.names[at : at + len(phrase)] == phrase]
+        if len(runs) == 1 and not number:
+            return runs[0]
+        if number and 1 <= int(number) <= len(runs):
+            return runs[int(number) - 1]
+        if runs:
+            times = f"{len(runs)} times: {name}:1 to {name}:{len(runs)}" if len(runs) > 1 else "once"
+            raise WordError(f"the text has {name} {times}", name if len(runs) == 1 else f"{name}:1")
+        known = shorten(" ".join(self.names), 200, placeholder=" …")
+        close = difflib.get_close_matches(name, self.names, 1) or self.names[:1]
+        kind = "word" if len(phrase) < 2 else "phrase"
+        raise WordError(f"{name} is not a {kind} of the text, whose words are {known}", close[0])
+
+    def joined(self, phrase: range) -> "Words":
+        """The same words with those of a phrase as one, whose index is that of its first word."""
+        names = (
+            *self.names[: phrase[0]],
+            " ".join(self.names[phrase[0] : phrase[-1] + 1]),
+            *self.names[phrase[-1] + 1 :],
+        )
+        return Words(names, tuple(word - min(max(word - phrase[0], 0), len(phrase) - 1) for word in self.of_tokens))
+
+    def predicted(self) -> "Words":
+        """The words that the queries of a causal model predict: each token's place is that of the token before it."""
+        return Words((*self.names, ""), (*self.of_tokens[1:], len(self.names)))
+
+
+class WordError(ValueError):
+    """A phrase that is not found in a text: the reason, and a word that is."""
+
+    def __init__(self, reason: str, works: str) -> None:
+        super().__init__(reason)
+        self.reason, self.works = reason, works
+
+
+def _split(text: str) -> list[str]:
+    """The words of a text, without white space."""
+    return [word for word, _ in Split(Regex(WORD), "isolated").pre_tokenize_str(text) if word.strip()]
 
 
 def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:

@@ -3,6 +3,7 @@ from .batches.masking import MaskedWindows, Masker, Masking
 from .batches.windows import Pack, Windows
 from .cache import Recipe
 from .examples import ExampleFormat, Examples, LabelledSplit
+from .generated.agreement import SETS, AgreementDataModule, Line, make_lines
 from .generated.module import GeneratedDataModule
 from .generated.sequences import (
     CopyDataModule,
@@ -38,6 +39,8 @@ from .tokenizer.special_tokens import PairTokens, SpecialTokens
 from .tokenizer.tokenizer import TextTokenizer
 
 __all__ = [
+    "SETS",
+    "AgreementDataModule",
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
@@ -54,6 +57,7 @@ __all__ = [
     "HubTokenizer",
     "InductionDataModule",
     "LabelledSplit",
+    "Line",
     "LocalOrHub",
     "MaskedTokenizer",
     "MaskedWindows",
@@ -91,6 +95,7 @@ __all__ = [
     "Windows",
     "default_cache_dir",
     "hold_out",
+    "make_lines",
     "near_copy_groups",
     "tokenise_questions",
 ]

@@ -69,7 +69,7 @@ def make_subject(run: Run, num_windows: int) -> Subject:
         task=run.task,
         tokenizer=data.tokenizer,
         precision=trainer.precision_plugin.forward_context,
-        untrained=lambda: placed(make_seeded_network(run.config, data.tokenizer)),
+        untrained=lambda further=0: placed(make_seeded_network(run.config, data.tokenizer, further)),
         save_pruned=save_pruned,
         row=data.row_format.row,
         facts=describe_subject(checkpoint.path, checkpoint.step, data, run.split),

@@ -118,9 +118,9 @@ def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
         return task.mask(next(iter(data.evaluation_dataloader(split))))
 
 
-def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None) -> Network:
-    """The network of a run, its weights drawn from `seed`; see `make_network`."""
-    L.seed_everything(config.seed, verbose=False)
+def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None, further: int = 0) -> Network:
+    """The network of a run, its weights drawn from `seed`, or from one `further` on; see `make_network`."""
+    L.seed_everything(config.seed + further, verbose=False)
     return make_network(config, tokenizer)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import string
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class GeneratedDataModule(DataModule):
     Args:
         seq_len: tokens in a window, `<eos>` included.
         max_seq_len: the maximum length of the model.
-        symbols: the symbols, a character each.
+        symbols: the symbols, a character each, or words for a tokenizer that has a token for each.
         identity: everything else that determines the sequences, as plain values, for the fingerprint.
         tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
         masking: not supported, since the task is to predict the next token.
@@ -68,7 +69,7 @@ class GeneratedDataModule(DataModule):
         max_seq_len: int,
         batch_size: int,
         *,
-        symbols: str,
+        symbols: Sequence[str],
         identity: list[Any],
         tokenizer: TextTokenizer | None = None,
         masking: Masking | None = None,
@@ -84,7 +85,7 @@ class GeneratedDataModule(DataModule):
         super().__init__(WindowFormat(seq_len, "document"), batch_size, split_seed=split_seed, **settings)
         self.document = "sequence"
         self._symbols, self._identity = symbols, [self.name, _FORMAT, symbols, *identity, split_seed]
-        self.tokenizer = tokenizer or CharTokenizer().build([symbols])
+        self.tokenizer = tokenizer or CharTokenizer().build(symbols)
 
     @abstractmethod
     def _make(self) -> dict[str, Drawn]:

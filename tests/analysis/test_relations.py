@@ -1,0 +1,232 @@
+"""Relations on lines: a head that links two words, controls recomputed by hand, and networks that link none."""
+
+import csv
+import itertools
+import json
+import random
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
+from analysis.test_words import HEAD, TOKENIZER, linked_transformer
+from tinyformer.analysis import HeadRelations, Words, capture_weights
+from tinyformer.analysis.ablation import head_importance
+from tinyformer.analysis.relation_lines import Line, RelationLines, compare, holm
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import AttentionMask
+from tinyformer.tasks import MaskedLM
+
+
+def lines_of(number, seed=0, linked=True):
+    """Lines in which c belongs to a and not to d, or to any word; both are anywhere before it, and so are others."""
+    rng = random.Random(seed)
+    lines = []
+    for _ in range(number):
+        words = ["a" * rng.randint(1, 3), "d" * rng.randint(1, 3), *rng.sample("efgh", 3)]
+        rng.shuffle(words)
+        ends = ["c", rng.choice("ijkl") * rng.randint(1, 3)]
+        chosen = sorted(words, key=lambda word: "ad".find(word[0]) % 9)[:2] if linked else rng.sample(words, 2)
+        lines.append(Line(" ".join([*words, *ends]), "c", *chosen))
+    return lines
+
+
+def write(path, lines):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([Line._fields, *lines])
+    return str(path)
+
+
+def subject_of(network, **parts):
+    return replace(make_subject(network), **{"tokenizer": TOKENIZER, "untrained": longer} | parts)
+
+
+@pytest.fixture
+def lines(tmp_path):
+    return write(tmp_path / "a_of_c.csv", lines_of(40))
+
+
+def longer(further=0):
+    return linked_transformer(max_seq_len=32)
+
+
+def random_network(seed=0):
+    return loud_transformer(seed=seed, max_seq_len=32)
+
+
+def test_the_head_that_links_two_words_and_its_verdict(lines, tmp_path):
+    subject = subject_of(longer(), untrained=random_network)
+    found = HeadRelations(file=lines, num_windows=4)(subject, tmp_path)
+    table = columns_of(found.tables["relations"])
+    # Of " c", the space attends evenly and c to each a alone; the other heads attend evenly.
+    assert table["tested"] == table["choosing"] == (0.5,) * HEAD + (1.0,) + (0.5,) * (7 - HEAD)
+    assert (table["low"][HEAD], table["high"][HEAD], table["low"][0]) == (1, 1, 0.5)
+    assert table["chosen"] == tuple(at == HEAD for at in range(8))
+    assert (table["p_value"][HEAD] < 1e-4, min(table["p_value"][:HEAD])) == (True, 1)
+    assert found.lines["relation"] == "a_of_c: 20 lines choose the head, 20 others test it"
+    assert found.lines["  verdict"].startswith(
+        f"layer 0 head {HEAD} links query to key in 100 % of 20 lines (100 to 100; a fixed"
+    )
+    assert found.lines["  all heads"].startswith("1 of 8 prefer the key more often")
+    assert found.lines[f"  layer 0 head {HEAD}"].endswith(" of 8")  # its label, and its importance among all heads
+    assert found.scalars["analysis/relation/exceeds_controls"] == 1
+    assert len(found.tables["relation_lines"][1]) == 40
+
+
+def test_controls_by_hand(lines):
+    network = random_network()
+    relation = RelationLines(
+        subject_of(
+            network,
+        ),
+        lines,
+        lines_of(40),
+        False,
+    )
+    maps = [
+        torch.cat(list(capture_weights(network, torch.tensor([line.ids]), AttentionMask(causal=True))), dim=1)[0]
+        for line in relation.placed
+    ]
+
+    def mean(at, queries, keys, head):
+        return sum(float(maps[at][head, q, k]) for q, k in itertools.product(queries, keys)) / len(queries) / len(keys)
+
+    assert {len(side) for line in relation.placed for side in line[1:]} == {1, 2, 3, 4}  # tokens, with the space
+    preferred = relation.preferred(relation.groups)
+    for index in (0, 7):
+        line, head = relation.placed[index], 5
+        text = lines_of(40)[index].text
+        assert [text[side[0] - 1 : side[-1]].strip() for side in line[1:]] == [*lines_of(40)[index][1:]]
+        assert preferred[index][head] == (
+            mean(index, line.query, line.key, head) > mean(index, line.query, line.distractor, head)
+        )
+        places = []
+        for other, shift in itertools.product(range(40), range(-30, 30)):
+            query, key, distractor = ([at + shift for at in side] for side in line[1:])
+            inside = min(query + key + distractor) > 0 and max(query + key + distractor) < len(
+                relation.placed[other].ids
+            )
+            if inside and not {*query} & {*relation.placed[other].query}:
+                places.append(mean(other, query, key, head) > mean(other, query, distractor, head))
+        assert len(places) > 40
+        assert relation.elsewhere(index)[head] == pytest.approx(sum(places) / len(places))
+    # The best rule on the first half, among all offsets.
+    gaps = [[abs((side[0] + side[-1] - x.query[0] - x.query[-1]) / 2) for side in x[2:]] for x in relation.placed]
+    shares = {
+        k: sum(0.5 if abs(a - k) == abs(d - k) else abs(a - k) < abs(d - k) for a, d in gaps[::2]) / 20
+        for k in range(40)
+    }
+    offset, tested = relation.best_offset()
+    assert shares[-offset] == max(shares.values())
+    assert tested.tolist() == [
+        0.5 if abs(a + offset) == abs(d + offset) else abs(a + offset) < abs(d + offset) for a, d in gaps[1::2]
+    ]
+
+
+def test_a_constant_distance_is_a_fixed_offset(tmp_path):
+    made = [Line(f"{x}{y} aa {z} dd c", "c", "aa", "dd") for x, y, z in itertools.permutations("efgh", 3)]
+    subject = subject_of(longer(), untrained=longer)
+    found = HeadRelations(file=write(tmp_path / "near.csv", made), importance=False)(subject, tmp_path)
+    assert found.scalars["analysis/relation/fixed_offset"] == 1
+    # " c" is 2½ tokens behind " dd" and 7½ behind " aa", which is the one nearer to k = -6.
+    sentence = (
+        "no head does better than a fixed offset of -6 tokens or untrained weights (best of 5 seeds): the best, lay"
+    )
+    assert found.lines["  verdict"].startswith(sentence)
+    assert set(columns_of(found.tables["relations"])["importance"]) == {None}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_untrained_network_links_words(seed, tmp_path):
+    made = lines_of(120, seed, linked=False)
+    subject = subject_of(random_network(seed), untrained=lambda further=0: random_network(50 + further))
+    found = HeadRelations(file=write(tmp_path / "none.csv", made), importance=False, num_windows=2)(subject, tmp_path)
+    assert found.lines["  verdict"].startswith("no head does better than ")
+    table = columns_of(found.tables["relations"])
+    assert found.lines["  all heads"].startswith("0 of 8")
+    (chosen,) = (at for at, flag in enumerate(table["chosen"]) if flag)
+    assert table["tested"][chosen] == pytest.approx(table["same_distances"][chosen], abs=0.2)
+
+
+def test_the_query_that_predicts_a_word(lines):
+    relation, ahead = (RelationLines(subject_of(longer()), lines, lines_of(40), flag) for flag in (False, True))
+    for line, before in zip(relation.placed, ahead.placed, strict=True):
+        assert [at - 1 for at in line.query] == [*before.query]
+        assert line[2:] == before[2:]
+    assert Words(("<eos>", "a"), (0, 1, 1)).predicted() == Words(("<eos>", "a", ""), (1, 1, 2))
+
+
+def test_phrases_are_one_word():
+    words = Words(("The", "fox", "didn't", "jump", "over", "jump", "over"), (0, 1, 1, 2, 3, 4, 5, 6))
+    assert (words.find("jump over:2"), words.find("fox didn't"), words.tokens(1, 2)) == (
+        range(5, 7),
+        range(1, 3),
+        range(1, 4),
+    )
+    joined = words.joined(range(3, 5))
+    assert joined == Words(("The", "fox", "didn't", "jump over", "jump", "over"), (0, 1, 1, 2, 3, 3, 4, 5))
+    subject, pair = subject_of(longer()), ["cc", "bb aa"]
+    found = HeadRelations("dd bb aa cc", [pair], importance=False)(subject)
+    table = columns_of(found.tables["relations"])
+    assert table["query"][0], table["key"][0] == pair
+    assert table["num_words"] == (4,) * 8
+    # Of " cc", the space attends evenly, and both c to the two a alone.
+    even = sum(6 / n for n in (10, 11, 12)) / 3
+    assert table["weight"] == pytest.approx([even] * HEAD + [(6 / 10 + 2) / 3] + [even] * (7 - HEAD), abs=1e-4)
+
+
+def test_label_and_importance_stand_beside_each_relation():
+    found = HeadRelations("bb aa cc", [["cc", "aa"]], num_windows=6)(subject_of(loud_transformer()))
+    table = columns_of(found.tables["relations"])
+    ranked = sorted(table["importance"], reverse=True)
+    assert table["importance"] == pytest.approx(head_importance(subject_of(loud_transformer())))
+    for line in [*found.lines.values()][1:]:
+        *_, importance = line.split("; ")
+        value, rank = re.fullmatch(r"importance (\S+), rank (\d) of 8", importance).groups()
+        assert float(value) == pytest.approx(ranked[int(rank) - 1], rel=0.05)
+
+
+def test_p_values_and_intervals():
+    assert holm(torch.tensor([0.01, 0.04, 0.03, 0.005])).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    values = torch.tensor([1.0, 0.0, 1.0, torch.nan])
+    assert compare(values).mean == pytest.approx(2 / 3)
+    assert [*vars(compare(values, values)).values()] == [0, 0, 0]
+
+
+GOOD = {"text": "bb aa dd cc", "query": "cc", "key": "aa", "distractor": "dd"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "bb"}], "file=.*: row 1 of .* has no such column; it has text"),
+        ([GOOD | {"key": ""}], "file=.*: row 1 lacks one of text, query, key and distractor"),
+        ([GOOD, GOOD | {"key": "cat"}], "file=.*: line 2: cat is not a word of the text, whose words are <eos> bb"),
+        ([GOOD | {"query": "aa dd bb"}], "file=.*: line 1: aa dd bb is not a phrase of the text"),
+        ([GOOD | {"query": "bb"}] * 9, "file=.*: the query sees both words in 0 of 9 lines.*task=masked_lm"),
+        ([GOOD | {"text": "bb aa dd cc " + "e" * 89}], "file=.*: line 1 has 102 tokens; at most 32 fit"),
+    ],
+)
+def test_mistakes(rows, message, tmp_path):
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ArgumentError, match=message):
+        HeadRelations(file=str(file))(subject_of(longer()))
+
+
+def test_files_and_models_that_do_not_fit(lines):
+    with pytest.raises(ArgumentError, match=r"file='none.csv': is no \.csv"):
+        HeadRelations(file="none.csv")
+    with pytest.raises(ArgumentError, match=r"text='a b': file=.* has the texts"):
+        HeadRelations(file=lines, text="a b")
+    with pytest.raises(ArgumentError, match="reads lines of one text; a model of task=seq2seq"):
+        HeadRelations(file=lines, importance=False)(pair_subject(loud_encoder_decoder()))
+
+
+def test_a_masked_model_sees_words_on_both_sides(tmp_path):
+    made = [Line(f"c {x} aa {y} dd", "c", "aa", "dd") for x, y in itertools.permutations("efgh", 2)]
+    subject = subject_of(longer(), task=MaskedLM(), untrained=longer)
+    found = HeadRelations(file=write(tmp_path / "later.csv", made), importance=False)(subject)
+    assert found.scalars["analysis/relation/preferred"] == 1
