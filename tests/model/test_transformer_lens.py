@@ -25,6 +25,7 @@ HOOKS = {
     "attention.queries": "attn.hook_q",
     "attention.keys": "attn.hook_k",
     "attention.values": "attn.hook_v",
+    "attention.scores": "attn.hook_attn_scores",
     "attention.weights": "attn.hook_pattern",
     "attention.output_by_head": "attn.hook_z",
     "residual_mid": "hook_resid_mid",
@@ -39,7 +40,15 @@ POST_NORM = {"residual_mid": "ln1.hook_out"}
 CROSS = {
     f"cross_{name}": hook.replace("attn", "cross_attn") for name, hook in HOOKS.items() if name.startswith("attention")
 } | {"residual_cross_mid": "hook_resid_mid2"}
-LACKING = {("bert", "final_norm"), ("t5", "attention.weights"), ("t5", "cross_attention.weights")}
+LACKING = {
+    ("bert", "final_norm"),
+    ("bert", "attention.scores"),
+    ("t5", "attention.weights"),
+    ("t5", "attention.scores"),
+}
+LACKING |= {("t5", "cross_attention.weights"), ("t5", "cross_attention.scores")}
+LOWEST = torch.finfo(torch.float32).min
+"""The score of a masked key there, where ours is -inf."""
 IDS, TARGETS = tokens(), tokens().flip(0)[:, :13]
 
 
@@ -97,7 +106,7 @@ def test_captured_and_replaced_points_are_those_of_the_library(family: str, tmp_
         run = functools.partial(ours.run, IDS, TARGETS.tolist())
         arguments = {"decoder_input": torch.cat([torch.zeros(2, 1, dtype=torch.long), TARGETS], dim=1)}
     hooks = {point: hook for point in ours.points if (hook := hook_of(point, family))}
-    assert len(hooks) >= len(ours.points) - {"t5": 9}.get(family, 1)
+    assert len(hooks) >= len(ours.points) - {"t5": 16, "bert": 3}.get(family, 1)
     logits, activations = run(capture="*")
     assert logits.shape[-1] == VOCAB
     with torch.no_grad():
@@ -105,9 +114,9 @@ def test_captured_and_replaced_points_are_those_of_the_library(family: str, tmp_
     assert_same(logits, expected, "logits")
     generator = torch.Generator().manual_seed(3)
     for point, hook in hooks.items():
-        assert_same(activations[point], theirs_of(point, cache[hook]), point)
-        if family == "bert" and point.endswith("weights"):
-            continue  # theirs are computed beside the forward pass
+        assert_same(activations[point].clamp(min=LOWEST), theirs_of(point, cache[hook]), point)
+        if point.endswith("scores") or (family == "bert" and point.endswith("weights")):
+            continue  # BERT's are computed beside the forward pass
         other = activations[point] + torch.randn(activations[point].shape, generator=generator)
         replaced = run(replace={point: other}).logits
         name, value = hook_to_replace(hook, theirs_of(point, other).contiguous(), cache)

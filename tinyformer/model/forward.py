@@ -50,7 +50,8 @@ class Point:
     module: nn.Module  # the module whose output contains it
     shape: Shape
     get: Callable[[Any], Tensor] = lambda output: output  # takes it out of the output
-    put: Callable[[Any, Tensor], Any] = lambda output, value: value  # makes an output with another tensor in its place
+    # Makes an output with another tensor in its place; None if the activation can be captured only.
+    put: Callable[[Any, Tensor], Any] | None = lambda output, value: value
 
 
 def points_of(network: Network) -> dict[str, Point]:
@@ -94,11 +95,13 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
     yield "queries", projected("q", ("batch", maps, seq, layer.head_dim))
     yield "keys", projected("k", ("batch", keys, keys_seq, layer.head_dim))
     yield "values", projected("v", ("batch", layer.num_kv_heads, keys_seq, layer.v_head_dim))
+    shape: Shape = ("batch", maps, seq, keys_seq)
+    yield "scores", Point(layer.call_point, shape, lambda call: layer.maps_of_call(call).logits, None)
     yield (
         "weights",
         Point(
             layer.call_point,
-            ("batch", maps, seq, keys_seq),
+            shape,
             lambda call: layer.maps_of_call(call).weights,
             lambda call, value: call._replace(weights=value),
         ),
@@ -115,6 +118,8 @@ def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str
             near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
             reason = f"is no point of the model; it has {', '.join(near)} and others, see model.points"
             raise ArgumentError(argument, pattern, reason)
+        if argument == "replace" and not (names := [name for name in names if points[name].put]):
+            raise ArgumentError(argument, pattern, "can only be captured; queries, keys and weights can be replaced")
         if argument == "replace" and (twice := [name for name in names if name in matched]):
             raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")
         matched |= dict.fromkeys(names, pattern)
@@ -173,7 +178,7 @@ def forward_pass(
                 is_replacing = True
                 value = _replacement(name, value, replaced[name], point, lengths)
                 is_replacing = False
-                output = point.put(output, value)
+                output = point.put(output, value) if point.put else output
             activations[name] = _of_tokens(value, point, lengths)
             return output
 
