@@ -66,6 +66,8 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     withheld = beyond - ({"uniform"} if limits["uniform"][1][0] < 0.95 else set())
     labels = [set(label.split(" + ")) - withheld for label in itertools.chain(*head_labels(expected))]
     assert [set(label.split(" + ")) - {""} for label in table["label"]] == [label - {""} for label in labels]
+    first = sum("previous token" in label for label in labels)
+    assert found.lines["labels"].startswith(f"{first} previous token" if first else "none, of 7 heads")
     assert [head["name"] for head in data["heads"]] == ["0", "1", "2", "3", "0", "1", "3"]
     assert data["kinds"][0]["keys"] == TOKENIZER.token_strings(windows[0, :3].tolist())
     assert found.lines["atlas"].startswith("7 maps of 3 tokens;")

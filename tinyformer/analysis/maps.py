@@ -1,6 +1,7 @@
 """Attention maps of a text, or of a pair of texts: an interactive page, a picture and a table of measures."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,7 +101,8 @@ class HeadMaps:
         )
         plural = "s" * (shown.extent != "1")
         table, (_, rows) = measures.table(traits), labels
-        named = ", ".join(f"{row[-1]} {row[0]}" for row in rows if row[-1]) or "none"
+        given = Counter(part for row in table[1] for part in str(row[-1]).split(" + ") if part not in ("", "ablated"))
+        named = ", ".join(f"{number} {label}" for label, number in given.items()) or "none"
         withheld = ", ".join(row[0] for row in rows if row[0].replace(" ", "_") not in traits)
         pictures = maps_by_kind(shown.captured, shown.axes, "attention maps", PICTURE_TOKENS)
         return Findings(
