@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -14,14 +13,7 @@ from tinyformer.analysis.ablation import head_importance
 from tinyformer.analysis.measures.capture import CapturedMaps, capture_pair, capture_weights, head_label
 from tinyformer.analysis.measures.events import TRAITS, Trait, control_of, head_labels
 from tinyformer.analysis.measures.inputs import Axes, TokenPair, axes_of, pairs_of, queries_by_kind, without_padding
-from tinyformer.analysis.measures.probe import (
-    HeadMeasures,
-    Probe,
-    Probes,
-    make_probes,
-    measure_heads,
-    measure_pairs,
-)
+from tinyformer.analysis.measures.probe import HeadMeasures, Probe, Probes, make_probes, measure_heads, measure_pairs
 from tinyformer.analysis.measures.table import MEASURES, PATTERNS
 from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import maps_by_kind
@@ -129,7 +121,7 @@ class HeadMaps:
         measure = of_sample(subject, self.rows)
         if text is not None:
             probes = Probes([Probe(shown, subject.task.mask({"inputs": shown}), MEASURES | PATTERNS)])
-            measure = partial(_measure_heads, subject, probes, len(tokens))
+            measure = _of_probes(subject, probes, len(tokens))
         axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
         return Shown({"": captured}, axes, measure, _extent(tokens, text))
 
@@ -149,7 +141,7 @@ class HeadMaps:
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
         with subject.precision():
             captured = capture_pair(network, pair)
-        measure = of_sample(subject) if text is None else partial(_measure_pairs, subject, [pair])
+        measure = of_sample(subject) if text is None else _of_pairs(subject, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
@@ -171,21 +163,17 @@ def of_sample(subject: Subject, rows: int = 256) -> Measure:
     """Measures every head on the subject's sample: `rows` queries of each window, or all of each pair."""
     network = subject.network
     if isinstance(network, EncoderDecoder):
-        return partial(_measure_pairs, subject, [pair for batch in subject.batches for pair in pairs_of(batch)])
+        return _of_pairs(subject, [pair for batch in subject.batches for pair in pairs_of(batch)])
     windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
-    return partial(_measure_heads, subject, make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD), rows)
+    return _of_probes(subject, make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD), rows)
 
 
-def _measure_heads(
-    subject: Subject, probes: Probes, rows: int, network: Transformer, random: int | None
-) -> HeadMeasures:
-    return measure_heads(network, probes, rows, subject.precision(), random=random)
+def _of_probes(subject: Subject, probes: Probes, rows: int) -> Measure:
+    return lambda network, random: measure_heads(network, probes, rows, subject.precision(), random=random)
 
 
-def _measure_pairs(
-    subject: Subject, pairs: Sequence[TokenPair], network: EncoderDecoder, random: int | None
-) -> HeadMeasures:
-    return measure_pairs(network, pairs, subject.precision(), random)
+def _of_pairs(subject: Subject, pairs: Sequence[TokenPair]) -> Measure:
+    return lambda network, random: measure_pairs(network, pairs, subject.precision(), random)
 
 
 def with_controls(subject: Subject, measure: Measure) -> tuple[HeadMeasures, dict[str, Trait], Table]:

@@ -102,10 +102,8 @@ class RelationLines:
         self.placed = [self._place(number, line, predicting) for number, line in enumerate(lines, start=1)]
         self.groups, seen = self._maps(subject.network)
         if len(seen) < 4:
-            reason = (
-                f"the query sees both words in {len(seen)} of {len(lines)} lines, and 4 are needed; a causal model "
-            )
-            reason += "sees no later words, and one that is trained with task=masked_lm does"
+            reason = f"the query sees both words in {len(seen)} of {len(lines)} lines, and 4 are needed; a causal "
+            reason += "model sees no later words, and one that is trained with task=masked_lm does"
             raise ArgumentError("file", file, reason)
         self.halves = seen[::2], seen[1::2]
 

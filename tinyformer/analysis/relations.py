@@ -131,20 +131,10 @@ class HeadRelations:
             limits=(0.0, 1.0),
             meanings=meanings,
         )
-        columns = [
-            "query",
-            "key",
-            *subject.address_columns,
-            "head",
-            "weight",
-            "rank",
-            "num_words",
-            "uniform",
-            *roles.columns,
-        ]
+        columns = ["query", "key", *subject.address_columns, "head", "weight", "rank", "num_words", "uniform"]
         return Findings(
             lines=lines,
-            tables={"relations": (columns, rows)},
+            tables={"relations": ([*columns, *roles.columns], rows)},
             figures={"relations": picture},
             facts=subject.facts_of_text(cast(Text, self.text)),
         )
@@ -154,14 +144,11 @@ class HeadRelations:
         sides = read.queries.joined(query), read.keys.joined(key)
         found = [relate(maps, *sides, query[0], key[0]) for maps in read.maps]
         if not any(related.uniform for related in found):
-            hidden = f"{pair[0]} does not see {pair[1]}, which "
+            hidden, works = f"{pair[0]} does not see {pair[1]}, which is outside of the window of every layer", None
             if query[0] < key[0]:
-                hidden += "comes later in the text; a model that is trained with task=masked_lm sees both directions"
-            else:
-                hidden += "is outside of the window of every layer"
-            raise ArgumentError(
-                "pairs", [list(pair)], hidden, {"pairs": [[pair[1], pair[0]]]} if query[0] < key[0] else None
-            )
+                hidden = f"{pair[0]} does not see {pair[1]}, which comes later in the text; a model that is trained "
+                hidden, works = f"{hidden}with task=masked_lm sees both directions", {"pairs": [list(reversed(pair))]}
+            raise ArgumentError("pairs", [list(pair)], hidden, works)
         return found
 
     def _find(self, words: Words, pair: tuple[str, str], side: int) -> range:

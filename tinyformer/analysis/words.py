@@ -57,12 +57,9 @@ class Words:
 
     def joined(self, phrase: range) -> "Words":
         """The same words with those of a phrase as one, whose index is that of its first word."""
-        names = (
-            *self.names[: phrase[0]],
-            " ".join(self.names[phrase[0] : phrase[-1] + 1]),
-            *self.names[phrase[-1] + 1 :],
-        )
-        return Words(names, tuple(word - min(max(word - phrase[0], 0), len(phrase) - 1) for word in self.of_tokens))
+        first, end = phrase[0], phrase[-1] + 1
+        names = (*self.names[:first], " ".join(self.names[first:end]), *self.names[end:])
+        return Words(names, tuple(word - min(max(word - first, 0), len(phrase) - 1) for word in self.of_tokens))
 
     def predicted(self) -> "Words":
         """The words that the queries of a causal model predict: each token's place is that of the token before it."""

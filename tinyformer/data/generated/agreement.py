@@ -142,9 +142,8 @@ class AgreementDataModule(RandomDataModule):
 
     def __init__(self, *, tokenizer: TextTokenizer | None = None, **settings: Any) -> None:
         fixed = {word for sentence in SENTENCES for word in sentence.split() if not word.isupper()}
-        words = sorted(
-            {*fixed, *SINGULAR, *PLURAL, *HAVE, *VERBS, *PRONOUNS, *(w for *_, ws in FILLERS.values() for w in ws)}
-        )
+        fixed.update(*(fillers for *_, fillers in FILLERS.values()))
+        words = sorted({*fixed, *SINGULAR, *PLURAL, *HAVE, *VERBS, *PRONOUNS})
         self._index = {word: index for index, word in enumerate(words)}
         settings |= {"symbols": words, "identity": [SENTENCES], "tokenizer": tokenizer or word_tokenizer(words)}
         super().__init__(LONGEST + 1, **settings)
