@@ -183,7 +183,7 @@ class HeadRedundancy:
                 summed = sum(_half(trained[head,], 1).mean - base.mean for head in order[:count])
                 rows.append([name, count, *change.row(base), summed])
         drawn = {name: (counts, [change.mean for change in curve.values()]) for name, curve in curves.items()}
-        drawn["sum of each alone"] = counts, [row[-1] for row in rows[: len(counts)]]  # of the first order
+        drawn["sum of each alone"] = counts, [row[-1] for row in rows[: len(counts)]]
         at_half = {name: curve[total // 2] for name, curve in curves.items()}
         at_random = [at_half.pop(name).mean for name in orders if name.startswith("random")]
         everything = curves["least important first"][total]
@@ -200,11 +200,11 @@ class HeadRedundancy:
             tables={"sets": (["order", "removed", *CHANGE_COLUMNS, "sum_of_each_alone"], rows)},
             figures={
                 "sets": lines(
-                    {name: drawn[name] for name in at_half},
+                    {name: curve for name, curve in drawn.items() if not name.startswith("random")},
                     f"Change of the loss without growing sets of heads ({self.mode} ablation)",
                     "heads removed",
                     f"change of the loss, nats per {subject.task.unit}",
-                    baselines={name: curve for name, curve in drawn.items() if name not in at_half},
+                    baselines={name: curve for name, curve in drawn.items() if name.startswith("random")},
                 )
             },
         )
