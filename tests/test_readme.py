@@ -54,6 +54,8 @@ ADAPTED = {
     "-m model.num_heads=1,2,4,8 seed=1,2,3": "-m model.num_heads=1,2 seed=1",
     "trainer.max_steps=4000": "trainer.max_steps=6",
     "analysis.measures.near=0.5": "analysis.measures.near=0.1",
+    "analysis.file=subject_verb": "analysis.file=lines.csv",
+    "analysis.file=pronoun_noun": "analysis.file=lines.csv",
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
 }
@@ -112,6 +114,7 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
     Path("stories.txt").write_text(book.read_text().replace("\n", "\n<|endoftext|>\n"))
     Path("mine.py").write_text(MINE[-1])
+    Path("lines.csv").write_text("text,query,key,distractor\n" + "A cat met a hen.,hen,cat,met\n" * 4)
     Path("claims").mkdir()
     short = ", ".join(["trainer.max_steps=10", "data=text", "data.files=book.txt", *SMALL_RUN[4:]])
     claim = CLAIM.replace("trainer.max_steps=200", short).replace("seeds: [0, 1, 2]", "seeds: [0]")
@@ -207,6 +210,8 @@ def test_module_command(line: str, program: Program, place: Path, capsys: pytest
 
 
 PYTHON_ADAPTED = {
+    "analysis.file=subject_verb": "analysis.file=lines.csv",
+    "analysis.file=pronoun_noun": "analysis.file=lines.csv",
     "outputs/…": "outputs/run",
     '"analysis.mode=mean"': '"analysis.mode=mean", "data.files=book.txt"',
     "(model)  # the same": '(model.sample(9, ["data.files=book.txt"]))',

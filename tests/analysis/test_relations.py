@@ -77,14 +77,7 @@ def test_the_head_that_links_two_words_and_its_verdict(lines, tmp_path):
 
 def test_controls_by_hand(lines):
     network = random_network()
-    relation = RelationLines(
-        subject_of(
-            network,
-        ),
-        lines,
-        lines_of(40),
-        False,
-    )
+    relation = RelationLines(subject_of(network), lines, lines_of(40), False)
     maps = [
         torch.cat(list(capture_weights(network, torch.tensor([line.ids]), AttentionMask(causal=True))), dim=1)[0]
         for line in relation.placed
