@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from tinyformer.analysis.ablation import gated, head_changes, head_importance
+from tinyformer.analysis.ablation import gated, head_changes, head_importance, losses_without
 from tinyformer.analysis.costs import num_bytes
 from tinyformer.analysis.pictures.charts import lines
 from tinyformer.analysis.subject import Findings, Head, Subject, Trained, require_positive
@@ -168,12 +168,9 @@ def pruning_order(subject: Subject, scores: Sequence[float]) -> list[Head]:
 
 def _curve(subject: Subject, order: Sequence[Head], counts: Sequence[int], whole: float) -> dict[int, float]:
     """The loss without the first heads of an order, by their number; `whole` is the loss of the unpruned model."""
-    curve = {0: whole}
-    for count in counts:
-        if count:
-            with gated(subject.network, order[:count]):
-                curve[count] = subject.losses().mean
-    return curve
+    some = [count for count in counts if count]
+    losses = losses_without(subject, [order[:count] for count in some])
+    return {0: whole} | {count: without.mean for count, without in zip(some, losses, strict=True)}
 
 
 def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:

@@ -118,12 +118,8 @@ class HeadRedundancy:
                 sentences[pair] = f"without both {both:+.4f}, the sum of each alone {first + second:+.4f}: {change}"
         drawn = sorted(list(dict.fromkeys(head for pair in ranked for head in pair))[:NUM_DRAWN])
         across = {head: names[head].replace(" head", "\nhead") for head in drawn}
-        cells = {
-            (names[a], across[b]): found[pair].mean
-            for pair in found
-            if set(pair) <= set(drawn)
-            for a, b in (pair, pair[::-1])
-        }
+        of_drawn = {pair: change.mean for pair, change in found.items() if {*pair} <= {*drawn}}
+        cells = {(names[a], across[b]): mean for pair, mean in of_drawn.items() for a, b in (pair, pair[::-1])}
         num_untrained, total = list(map(len, self._beyond(control))), len(names) * (len(names) - 1) // 2
         address_columns = [f"{name}_{side}" for side in "ab" for name in (*subject.address_columns, "head")]
         own_columns = ["change_a", "change_b", "change_both", "interaction", "low", "high", "untrained"]
@@ -310,9 +306,7 @@ def overlaps(subject: Subject) -> Findings:
     cells: dict[tuple[str, str], float] = {}
     for part in dict.fromkeys(row[-4] for row in rows):
         of_part = [row for row in rows if row[-4] == part]
-        means = dict(
-            zip(OVERLAPS, map(statistics.fmean, zip(*(row[-3:] for row in of_part), strict=True)), strict=True)
-        )
+        means = {name: statistics.fmean(row[at] for row in of_part) for at, name in enumerate(OVERLAPS, -3)}
         found.scalars |= {f"analysis/overlap/{part}/{name}": mean for name, mean in means.items()}
         most, above = max(of_part, key=lambda row: row[-3]), max(row[-2] for row in of_part)
         found.lines[f"  {part}"] = (

@@ -252,8 +252,7 @@ def analyse_lines(subject: Subject, file: str, lines: Sequence[Line], predicting
     equal = [at for at, index in enumerate(relation.halves[1]) if len({*map(len, relation.placed[index][2:])}) == 1]
     better = sum(bool(p < ALPHA) and not flag for p, flag in zip(p_values, flags, strict=True))
     used = sorted([*relation.halves[0], *relation.halves[1]])
-    hidden = len(lines) - len(used)
-    unseen = f"; in {hidden} the query does not see both words" if hidden else ""
+    unseen = f"; in {len(lines) - len(used)} the query does not see both words" * (len(used) < len(lines))
     return Findings(
         scalars={
             "analysis/relation/preferred": share.mean,

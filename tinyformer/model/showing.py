@@ -54,14 +54,10 @@ def chart_of_maps(
     if not axes:
         cell = min(CELL, (SIDE if len(panels) <= MAX_LARGE else SIDE_OF_MANY) / max(len(queries), len(keys)))
         width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
-        across = min(len(panels), MAX_ACROSS)
-        down = math.ceil(len(panels) / across)
+        down, across = math.ceil(len(panels) / MAX_ACROSS), min(len(panels), MAX_ACROSS)
         chart = Chart(figsize=(width * across, height * down), dpi=130, layout="constrained")
         FigureCanvasAgg(chart)
-        axes = chart.subplots(down, across, squeeze=False).flatten().tolist()
-        for unused in axes[len(panels) :]:
-            unused.remove()
-        axes = axes[: len(panels)]
+        axes = [chart.add_subplot(down, across, place) for place in range(1, len(panels) + 1)]
     for panel, axes_of_panel in zip(panels, axes, strict=True):
         _draw(axes_of_panel, panel, queries, keys)
     return cast(Figure, axes[0].get_figure(root=True))
@@ -93,25 +89,18 @@ def heat_map(
     if not maps.isfinite().all():
         reason = "has values that are not finite; those that a mask hides are 0 in weights"
         raise ArgumentError("weights", float(maps[~maps.isfinite()][0]), reason)
-    sides: list[Sequence[str]] = []
-    for name, given, size in (
-        ("tokens", tokens, maps.shape[-2]),
-        ("keys", tokens if keys is None else keys, maps.shape[-1]),
-    ):
-        side = given.split() if isinstance(given, str) else list(map(str, given))
+    sides = [side.split() if isinstance(side, str) else list(map(str, side)) for side in (tokens, keys or tokens)]
+    axes = ("tokens", "rows (queries)"), ("keys", "columns (keys)")
+    for (name, what), side, size in zip(axes, sides, maps.shape[-2:], strict=True):
         if len(side) != size:
-            what = "rows (queries)" if name == "tokens" else "columns (keys)"
             raise ArgumentError(name, side, f"has {len(side)} tokens, while the weights have {size} {what}")
-        sides.append(side)
     maps = maps.reshape(-1, *maps.shape[-2:])
     if titles and len(titles) != len(maps):
         raise ArgumentError("titles", list(titles), f"must have one title for each of {len(maps)} maps")
     signed = bool((maps < 0).any() or (maps > 1 + 1e-3).any())
-    panels = [
-        Panel(each, title, signed, "Score" if signed else Panel.label)
-        for each, title in zip(maps, titles or [""] * len(maps), strict=True)
-    ]
-    return chart_of_maps(panels, sides[0], sides[1])
+    label = "Score" if signed else Panel.label
+    titled = zip(maps, titles or [""] * len(maps), strict=True)
+    return chart_of_maps([Panel(each, title, signed, label) for each, title in titled], sides[0], sides[1])
 
 
 def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
