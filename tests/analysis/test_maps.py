@@ -3,6 +3,7 @@
 import base64
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
