@@ -188,11 +188,8 @@ def test_patterns_by_hand(name, weights, causal, expected):
 
 def segmentations(num_tokens):
     """All ways to divide tokens into phrases of 2 to 5 and single tokens."""
-    if num_tokens == 0:
-        return [[]]
-    return [
-        [length, *rest] for length in range(1, min(num_tokens, 5) + 1) for rest in segmentations(num_tokens - length)
-    ]
+    lengths = range(1, min(num_tokens, 5) + 1)
+    return [[size, *rest] for size in lengths for rest in segmentations(num_tokens - size)] or [[]]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -203,9 +200,8 @@ def test_phrases_are_the_best_of_all_segmentations(causal):
     visible = (logits > -torch.inf)[0, 0].double()
     found = []
     for lengths in segmentations(9):
-        inside = (segments(*lengths) > 0).double() * (torch.tensor(lengths) > 1).repeat_interleave(
-            torch.tensor(lengths)
-        )
+        sizes = torch.tensor(lengths)
+        inside = (segments(*lengths) > 0) * (sizes > 1).repeat_interleave(sizes)
         even = inside * visible / (inside * visible).sum(dim=-1, keepdim=True).clamp(min=1)
         overlap = torch.minimum(weights, even).sum(dim=-1)
         found.append(overlap[visible.sum(dim=-1) > 5].mean().item())
@@ -424,9 +420,8 @@ BIDIRECTIONAL = [
 def test_labels_of_maps_without_a_mask(weights, label):
     maps = maps_of(weights + 1e-3, torch.zeros(24, 24))
     rows = torch.arange(24)
-    assert head_labels({name: [m.compute(maps, rows, rows[None]).tolist()] for name, m in MEASURES.items()}) == [
-        [label]
-    ]
+    measures = {name: [m.compute(maps, rows, rows[None]).tolist()] for name, m in MEASURES.items()}
+    assert head_labels(measures) == [[label]]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,13 +10,7 @@ import torch
 from nn.model_cases import make_transformer
 from torch import nn
 
-from analysis.subjects import (
-    columns_of,
-    loud_encoder_decoder,
-    loud_transformer,
-    make_subject,
-    pair_subject,
-)
+from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from tinyformer.analysis import HeadRedundancy, Subject
 from tinyformer.analysis.ablation import losses_without
 from tinyformer.analysis.redundancy import output_overlap, simultaneous, subspace_overlap, weights_by_head
@@ -88,11 +82,8 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
     assert sets["change"][4:8] == pytest.approx([0, second, second + alone - whole, second + none - whole], abs=1e-6)
     assert found.scalars["analysis/sum_of_each_alone"] == pytest.approx(second + 2 * (alone - whole), abs=1e-6)
     overlap = columns_of(found.tables["overlap"])
-    by_part = {
-        part: [v for p, v in zip(overlap["part"], overlap["trained"], strict=True) if p == part]
-        for part in overlap["part"]
-    }
-    assert by_part == {part: pytest.approx([1, 0, 0], abs=1e-6) for part in ("W_Q", "W_K", "W_V", "W_O", "outputs")}
+    assert overlap["part"] == ("W_Q", "W_K", "W_V", "W_O", "outputs") * 3
+    assert overlap["trained"] == pytest.approx([1] * 5 + [0] * 10, abs=1e-6)
     assert set(overlap["chance"][:4]) == {1 / 4}
     # Where the second head works against the first, less is lost without both.
     against = HeadRedundancy()(made_by_hand(writes=(4.0, -3.0, 3.0)), Path())
@@ -122,12 +113,8 @@ def test_overlap_is_that_of_projections_and_of_gram_matrices_in_numpy():
     handle = subject.layers[0].head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0]))
     subject.losses()
     handle.remove()
-    rows = [
-        row
-        for batch, of in zip(subject.batches, outputs, strict=True)
-        for row in zip(of, batch["targets"], strict=True)
-    ]
-    tokens = torch.cat([of[:, targets >= 0] for of, targets in rows], dim=1).double().numpy()
+    targets = torch.cat([batch["targets"] for batch in subject.batches])
+    tokens = torch.cat(outputs).transpose(0, 1)[:, targets >= 0].double().numpy()
     centred = [of - of.mean(axis=0) for of in tokens]
     grams = [of @ of.T for of in centred]
     norms = [np.linalg.norm(gram) for gram in grams]
@@ -164,11 +151,8 @@ def test_heads_of_several_kinds_of_attention_and_drawn_pairs():
     expected = [ab.mean - a.mean - b.mean + base.mean for ab, a, b in zip(both, first, second, strict=True)]
     assert table["interaction"] == pytest.approx(expected, abs=1e-9)
     overlap = columns_of(found.tables["overlap"])
-    cross = [
-        row[1:]
-        for row in zip(*(overlap[n] for n in ("kind", "part", "head_a", "head_b")), strict=True)
-        if row[0] == "cross"
-    ]
+    rows = zip(*(overlap[name] for name in ("kind", "part", "head_a", "head_b")), strict=True)
+    cross = [row for kind, *row in rows if kind == "cross"]
     # Heads 2 and 3 share a K/V head, head 1 is ablated.
     assert [pair for part, *pair in cross if part == "W_K"] == [[0, 2], [0, 3]]
     assert [pair for part, *pair in cross if part == "W_O"] == [[0, 2], [0, 3], [2, 3]]

@@ -146,9 +146,7 @@ def test_identity_blocks_keep_tokens_and_positions_and_empty_ones_lose_them(seed
     chance = (tokens[1::2] == tokens[::2].flatten().mode().values).double().mean().item()
     assert found.scalars["analysis/trained_without_skips/tokens_read"] == pytest.approx(chance)
     assert found.scalars["analysis/trained_without_skips/positions_read"] == pytest.approx(1 / 8)
-    line = (
-        f"tokens {chance:.1%} (lost; embeddings 100.0%, chance {chance:.1%}), positions 12.5% (lost; embeddings 100.0%"
-    )
+    line = f"tokens {chance:.1%} (lost; embeddings 100.0%, chance {chance:.1%}), positions 12.5% (lost; embeddings"
     assert found.lines["  read, trained, without skips"].startswith(line)
     assert "tokens 100.0% (kept; " in found.lines["  read, trained, with skips"]
 

@@ -72,10 +72,8 @@ def test_the_scored_words_agree_with_their_nouns():
             assert len({noun.removesuffix("s") for noun in nouns}) == 4
             same[len({noun.endswith("s") for noun in nouns[:2]})] += 1
     assert same[1] / same.total() == pytest.approx(0.5, abs=0.1)  # another noun has the number in half of the sentences
-    assert module.tokenizer.encode("the keys have cats") == [
-        *module.tokenizer.encode("the keys have"),
-        module.tokenizer.unk_id,
-    ]
+    encode = module.tokenizer.encode
+    assert encode("the keys have cats") == [*encode("the keys have"), module.tokenizer.unk_id]
     prompt, end = module.completion
     assert (prompt.split()[-1], end in ("it", "they")) == ("so", True)
 

@@ -65,23 +65,15 @@ def test_any_weights_are_drawn_with_their_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "arguments", "message"),
     [
-        (
-            (6, 6),
-            {"tokens": "The cat sat"},
-            "tokens=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 rows",
-        ),
-        (
-            (3, 6),
-            {"tokens": "The cat sat"},
-            "keys=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 columns",
-        ),
-        ((1, 2, 3, 3), {"tokens": "The cat sat"}, "weights.shape=(1, 2, 3, 3): must be the shape of one map"),
-        ((2, 3, 3), {"tokens": "The cat sat", "titles": ["a"]}, "titles=['a']: must have one title for each of 2 maps"),
+        ((6, 6), {}, "tokens=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 rows"),
+        ((3, 6), {}, "keys=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 columns"),
+        ((1, 2, 3, 3), {}, "weights.shape=(1, 2, 3, 3): must be the shape of one map"),
+        ((2, 3, 3), {"titles": ["a"]}, "titles=['a']: must have one title for each of 2 maps"),
     ],
 )
 def test_weights_without_their_tokens_are_refused(shape, arguments, message):
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        heat_map(torch.ones(shape) / 9, **arguments)
+        heat_map(torch.ones(shape) / 9, "The cat sat", **arguments)
     with pytest.raises(ArgumentError, match="not finite"):
         heat_map(torch.full((3, 3), -torch.inf), "a b c")
 

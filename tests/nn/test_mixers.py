@@ -73,15 +73,6 @@ def test_the_convolution_is_torchs_and_its_gradient_too(kernel_size):
         assert error(ours, theirs) <= 1e-5
 
 
-def test_a_filter_by_hand():
-    mixer = BaseConv(1, 4, 2)
-    for parameter, value in zip(mixer.parameters(), ([[[10.0, 1.0]]], [0.5], [[2.0]], [1.0]), strict=True):
-        parameter.data = torch.tensor(value)
-    x = torch.tensor([[[1.0], [2.0], [3.0]]])
-    # (2 x + 1)(10 x_before + x + 0.5)
-    torch.testing.assert_close(mixer(x, CAUSAL).flatten(), torch.tensor([3 * 1.5, 5 * 12.5, 7 * 23.5]))
-
-
 @pytest.mark.parametrize("names", [("lstm",), ("conv",), ("short", "conv"), ("mha", "lstm")], ids="+".join)
 @torch.no_grad()
 def test_steps_with_a_cache_are_the_forward_pass(names):
