@@ -83,9 +83,7 @@ def test_the_measures_of_a_text_are_its_own(tmp_path):
     table, data = columns_of(found.tables["maps"]), stored(tmp_path / "atlas.html")
     for name in MEASURES | PATTERNS:
         assert (table[name] == (None,) * 8) is (own[0][name] is None)
-        assert table[name] == tuple(value and pytest.approx(value, rel=1e-4) for value in (row[name] for row in own)), (
-            name
-        )
+        assert table[name] == tuple(row[name] and pytest.approx(row[name], rel=1e-4) for row in own), name
     assert "importance" not in table
     assert data["facts"] == {"text": f'"{text}"'}
     assert data["kinds"][0]["keys"] == ["<eos>", *text[:39]]

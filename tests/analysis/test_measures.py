@@ -437,9 +437,7 @@ def test_neither_random_nor_untrained_maps_have_a_label(seed, causal):
     assert all((weights.sum(dim=-1) - 1).abs().max() < 1e-5 for weights in captured)
     assert all(torch.equal(weights == 0, logits == -torch.inf) for weights, logits in captured.layers)
     labels.append(head_labels(measure_layers(ALL, captured, tokens)))
-    logits = [
-        2 * torch.randn(2, 4, 48, 48).masked_fill(layer.logits == -torch.inf, -torch.inf) for layer in captured.layers
-    ]
-    captured.layers = [AttentionMaps(layer.softmax(dim=-1), layer) for layer in logits]
+    peaked = [2 * torch.randn(2, 4, 48, 48).where(layer.logits > -torch.inf, -torch.inf) for layer in captured.layers]
+    captured.layers = [AttentionMaps(logits.softmax(dim=-1), logits) for logits in peaked]
     labels.append(head_labels(measure_layers(ALL, captured, tokens)))
     assert labels == [[["uniform"] * 4] * 2, [[""] * 4] * 2, [[""] * 4] * 2]

@@ -70,10 +70,7 @@ def mistake_in(*overrides: str) -> str:
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
         # Told by Hydra, in words of its own.
-        (
-            "attention=gqaa",
-            "attention=gqaa: there is no such choice. Did you mean gqa? Choices: conv, differential, *",
-        ),
+        ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: conv, *"),
         ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads*"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),

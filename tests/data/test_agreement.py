@@ -88,10 +88,8 @@ def test_the_lines_are_sentences_of_the_task():
 
 
 def test_the_sentences_depend_on_their_seed_and_fit_the_context():
-    fingerprints = {
-        module_of(**of).fingerprint for of in ({}, {"split_seed": 1}, {"num_sequences": 301}, {"fresh": True})
-    }
-    assert len(fingerprints) == 4
+    others = {}, {"split_seed": 1}, {"num_sequences": 301}, {"fresh": True}
+    assert len({module_of(**of).fingerprint for of in others}) == 4
     assert list(module_of().splits["train"].ids) == list(module_of().splits["train"].ids)
     with pytest.raises(ArgumentError, match=r"seq_len=29: must be at most max_seq_len=28"):
         module_of(max_seq_len=28)

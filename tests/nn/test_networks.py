@@ -198,10 +198,7 @@ def test_a_window_of_the_source_is_around_the_same_position(backend):
     with capture_attention(network) as maps:
         logits = network(SOURCE, TARGET, PADDED)
     seen = [maps[layer][:, 0] > 0 for layer, (kind, _) in enumerate(network.layer_addresses()) if kind == "cross"]
-    last = [8, 4]
-    near = [
-        [[abs(min(t, last[row]) - s) <= 1 and s <= last[row] for s in range(9)] for t in range(7)] for row in (0, 1)
-    ]
+    near = [[[abs(min(t, last) - s) <= 1 and s <= last for s in range(9)] for t in range(7)] for last in (8, 4)]
     assert len(seen) == 2
     assert all(torch.equal(layer, torch.tensor(near)) for layer in seen)
     context, cache = network.encode(SOURCE, PADDED), Cache(2)

@@ -76,7 +76,10 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     forward, weights = sum(by_part.values()), projection_weights(attentions)
     last = stacks[-1]  # which generates
     cached: list[BaseAttention | TokenMixer] = [*attentions_in(last), *mixers_in(last)]
-    multi_head = sum(multi_head_cache_elements(layer) for layer in cached)
+    multi_head = sum(  # elements of a cache with a key and a value for each query head, or of multi-head attention's
+        2 * layer.d_model if isinstance(layer, TokenMixer) else layer.num_heads * head_cache_elements(layer)
+        for layer in cached
+    )
     elements = [cache_elements(layer) for layer in cached]
     # A decoder's whole source is kept, whatever the window in it.
     windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
@@ -230,11 +233,6 @@ def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
 def uncounted(network: Network) -> list[nn.Module]:
     """The attention modules of a class of one's own, whose operations are unknown."""
     return [module for module in network.other_attentions() if not mixers_in(module)]
-
-
-def multi_head_cache_elements(layer: BaseAttention | TokenMixer) -> int:
-    """Elements per token of a cache with a key and a value for each query head, or of multi-head attention's."""
-    return 2 * layer.d_model if isinstance(layer, TokenMixer) else layer.num_heads * head_cache_elements(layer)
 
 
 def cache_elements(layer: BaseAttention | TokenMixer) -> int:

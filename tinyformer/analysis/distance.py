@@ -13,8 +13,6 @@ from tinyformer.batch import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import CausalLM
 
-COLUMNS = ["first", "last", "targets", "accuracy", "copied"]
-
 
 @dataclass(eq=False)
 class AccuracyByDistance:
@@ -46,12 +44,10 @@ class AccuracyByDistance:
         if not len(distance):
             raise ArgumentError("num_windows", subject.num_windows, "have no target whose input has occurred before")
         bins = (distance - 1) // self.width
-        totals = bins.bincount()
+        counts = zip(*(bins.bincount(of).tolist() for of in (None, hit, copied)), strict=True)
         rows = [
             [self.width * at + 1, self.width * (at + 1), total, hits / total, copies / total]
-            for at, (total, hits, copies) in enumerate(
-                zip(*(x.tolist() for x in (totals, bins.bincount(hit), bins.bincount(copied))), strict=True)
-            )
+            for at, (total, hits, copies) in enumerate(counts)
             if total
         ]
         near, far = rows[0], rows[-1]
@@ -66,7 +62,7 @@ class AccuracyByDistance:
         )
         return Findings(
             lines={"accuracy": ", ".join(told), "  copying": f"{near[4]:.1%} and {far[4]:.1%}"},
-            tables={"distance": (COLUMNS, rows)},
+            tables={"distance": (["first", "last", "targets", "accuracy", "copied"], rows)},
             figures={"distance": chart},
         )
 

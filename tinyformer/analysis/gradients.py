@@ -65,7 +65,10 @@ class GradientFlow:
         subject = model.sample(self.num_windows)
         norms = by_depth(subject, lambda network: gradient_norms(subject, network))
         relative: ByDepth = {
-            kind: {name: [(_ratio(norm, values[-1][0]),) for (norm,) in values] for name, values in of_kind.items()}
+            kind: {
+                name: [(norm / values[-1][0] if values[-1][0] else math.nan,) for (norm,) in values]
+                for name, values in of_kind.items()
+            }
             for kind, of_kind in norms.items()
         }
         statistics = row_statistics(subject, self.saturated)
@@ -253,10 +256,6 @@ def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, " maps
     has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
     is_saturated = maps.weights.amax(dim=-1) >= threshold
     return (is_saturated & has_choice).sum(dim=(0, 2))
-
-
-def _ratio(norm: float, last: float) -> float:
-    return norm / last if last else math.nan
 
 
 def _ratio_in_words(ratio: float, num_layers: int) -> str:

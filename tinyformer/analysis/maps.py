@@ -198,10 +198,7 @@ def with_importance(subject: Subject, measures: HeadMeasures) -> HeadMeasures:
 
 
 def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:
-    """The traits that neither random maps nor untrained heads have, and a row for each trait that was measured.
-
-    Untrained heads are uniform, so that "uniform" only has to be beyond random maps.
-    """
+    """The traits that neither random maps nor untrained heads have, which are uniform, and a row for each trait."""
     supported, rows = dict[str, Trait](), list[list[Any]]()
     for name, trait in TRAITS.items():
         reached = {control: control_of(trait, found.values) for control, found in controls.items()}

@@ -45,17 +45,16 @@ class HeadRedundancy:
 
     - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. Above
       0, each supplies what is lost without the other, as backup heads do (Wang et al. 2022, arXiv 2211.00593). Below 0,
-      what is lost without one is lost already without the other. Intervals are `simultaneous`, and a pair counts if
-      its whole interval lies beyond `margin`; the pairs of the untrained network are the control.
+      what is lost without one is lost already without the other. A pair counts if its whole `simultaneous` interval
+      lies beyond `margin`. The control is the untrained network.
     - Sets grow by the importance of heads, Δ(a) on one half of the windows, and at random; they are measured on the
-      other half. If heads did not interact, Δ of a set would be the sum of Δ of each of its heads alone.
-    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`; the
-      untrained network and chance are the controls. Heads that share a K/V head are not compared by it.
+      other half, beside the sum of Δ of each head alone.
+    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`, beside
+      that of the untrained network and of chance. Heads that share a K/V head are not compared by it.
 
     Args:
         mode: what replaces the outputs of ablated heads, see `HeadAblation`.
-        num_pairs: at most so many pairs, drawn at random if there are more. Each costs two evaluations of the windows,
-            one of them for the untrained network.
+        num_pairs: at most so many pairs, drawn at random if there are more; each costs two evaluations of the windows.
         margin: the smallest interaction that counts, in nats per target.
     """
 

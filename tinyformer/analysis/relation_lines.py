@@ -149,10 +149,9 @@ class RelationLines:
         return torch.stack([found[index] for index in range(len(found))])
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
-        """What each head prefers on average from other words at the same distances, in all lines; nan if none are.
+        """What each head prefers on average from other words at the same distances in all lines; nan if none are.
 
-        Queries, keys and distractors have the numbers of tokens of the line's own, so that a preference for a distance,
-        and for longer or shorter words, is the same here.
+        They have as many tokens, so that a preference for a distance, or for longer words, is the same here.
         """
         line, (before, after) = self.placed[index], map(len, self.subject.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))

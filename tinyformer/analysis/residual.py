@@ -53,7 +53,6 @@ READING_CHARTS = {
     "tokens_read": ("Tokens that a linear probe reads from the residual stream", "share of tokens", "linear"),
     "positions_read": ("Positions that a linear probe reads from the residual stream", "share of tokens", "linear"),
 }
-"""The charts of `readings`."""
 
 ByDepth: TypeAlias = dict[tuple[str, ...], dict[str, Sequence[tuple[float, ...]]]]
 """By stack, then by model: values at each depth. A stack is ("encoder",), ("decoder",), or () if it is the only one."""
@@ -266,7 +265,7 @@ def _mean_ranks(subject: Subject, network: Network) -> list[list[tuple[float, ..
 @torch.no_grad()
 def readings(
     subject: Subject, network: Network, seen: Callable[[Tensor], Tensor] = lambda x: x
-) -> list[list[tuple[float, float]]]:
+) -> list[list[tuple[float, ...]]]:
     """For each stack, the shares of tokens, and of positions, that a `linear_probe` reads by depth: embeddings first.
 
     Every other row of the sample, without its padding, fits the probes; the others test them. `seen` is what the probes
@@ -279,22 +278,16 @@ def readings(
         with subject.precision(), residual_streams(network) as found:
             network(*arguments)
         streams.append([[seen(x.float()).flatten(0, 1) for x in stream] for stream in found])
-        rows = torch.arange(num_rows, num_rows + len(arguments[0]), device=arguments[0].device)
-        num_rows += len(rows)
-        labels.append(
-            [
-                torch.stack([ids, torch.arange(ids.shape[1], device=ids.device).expand_as(ids), of_row]).flatten(1)
-                for ids in arguments[: len(found)]
-                for of_row in [(rows % 2).unsqueeze(-1).expand_as(ids)]
-            ]
-        )
+        is_test = torch.arange(num_rows, num_rows + len(arguments[0]), device=arguments[0].device).unsqueeze(-1) % 2
+        num_rows += len(is_test)
+        places = (torch.arange(ids.shape[1], device=ids.device) for ids in arguments[: len(found)])
+        parts = (torch.broadcast_tensors(*of_stack, is_test) for of_stack in zip(arguments, places, strict=False))
+        labels.append([torch.stack(of_stack).flatten(1) for of_stack in parts])
     read = []
     for of_stack, of_labels in zip(zip(*streams, strict=True), zip(*labels, strict=True), strict=True):
-        tokens, positions, is_test = torch.cat(of_labels, dim=1)
+        *texts, is_test = torch.cat(of_labels, dim=1)
         by_layer = [torch.cat(parts) for parts in zip(*of_stack, strict=True)]
-        read.append(
-            [(linear_probe(x, tokens, is_test == 0), linear_probe(x, positions, is_test == 0)) for x in by_layer]
-        )
+        read.append([tuple(linear_probe(x, labels, is_test == 0) for labels in texts) for x in by_layer])
     return read
 
 
@@ -302,9 +295,8 @@ def _verdict(what: str, last: float, first: float, by_chance: float) -> str:
     """What is left of a reading: it is kept, or lost, if a tenth of what the embeddings show is missing, or left."""
     shown = first - by_chance
     left = (last - by_chance) / shown if shown > MIN_SHOWN else math.nan
-    word = (
-        "kept" if left >= 0.9 else "lost" if left <= 0.1 else "partly lost" if left < 0.9 else "not in the embeddings"
-    )
+    lost = "kept" if left >= 0.9 else "lost" if left <= 0.1 else "partly lost"
+    word = "not in the embeddings" if math.isnan(left) else lost
     return f"{what} {last:.1%} ({word}; embeddings {first:.1%}, chance {by_chance:.1%})"
 
 

@@ -32,15 +32,12 @@ class Words:
         return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word if last is None else last))
 
     def find(self, asked: str) -> range:
-        """The indices of the words of a phrase, such as "jumps over", which occurs once or is numbered, as in `it:2`.
-
-        Raises:
-            WordError: the phrase does not occur, or there are several.
-        """
+        """The words of a phrase, such as "jumps over", by index; `it:2` is the second "it". Else a `WordError`."""
         name, _, number = asked.rpartition(":")
         if asked in self.names or not number.isdecimal():
             name, number = asked, ""
-        phrase = (name,) if name in self.names else tuple(_split(name))
+        split = Split(Regex(WORD), "isolated").pre_tokenize_str(name)
+        phrase = (name,) if name in self.names else tuple(word for word, _ in split if word.strip())
         starts = range(len(self.names) - len(phrase) + 1) if phrase else ()
         runs = [range(at, at + len(phrase)) for at in starts if self.names[at : at + len(phrase)] == phrase]
         if len(runs) == 1 and not number:
@@ -72,11 +69,6 @@ class WordError(ValueError):
     def __init__(self, reason: str, works: str) -> None:
         super().__init__(reason)
         self.reason, self.works = reason, works
-
-
-def _split(text: str) -> list[str]:
-    """The words of a text, without white space."""
-    return [word for word, _ in Split(Regex(WORD), "isolated").pre_tokenize_str(text) if word.strip()]
 
 
 def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:

@@ -50,8 +50,9 @@ class Point:
     module: nn.Module  # the module whose output contains it
     shape: Shape
     get: Callable[[Any], Tensor] = lambda output: output  # takes it out of the output
-    # Makes an output with another tensor in its place; None if the activation can be captured only.
-    put: Callable[[Any, Tensor], Any] | None = lambda output, value: value
+    put: Callable[[Any, Tensor], Any] | None = lambda output, value: (
+        value
+    )  # puts another there; None: cannot be replaced
 
 
 def points_of(network: Network) -> dict[str, Point]:

@@ -132,9 +132,8 @@ class BaseAttention(SoftmaxAttention):
     def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:
         """The exact attention weights of `forward`, given its arguments, on any backend; the cache is not changed.
 
-        Their shape is `batch num_heads q_seq k_seq`, with two maps for each head in differential attention. Rows sum to
-        1, or to less with a sink or a local Gaussian; one that the mask leaves without any key is 0. There is no
-        dropout.
+        Their shape is `batch num_heads q_seq k_seq`, with two maps for each head in differential attention. There is no
+        dropout: rows sum to 1, or to less with a sink or a local Gaussian; a row without visible keys is 0.
         """
         return self.maps_of_call(self.call(*args, cache=cache and cache.copy(), **kwargs)).weights
 

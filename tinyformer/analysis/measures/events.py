@@ -55,9 +55,7 @@ TRAITS: dict[str, Trait] = {
         "segment_vertical", 0.6, "became vertical in segments", "is no longer vertical in segments", part_of="vertical"
     ),
     "horizontal": Trait("horizontal", 0.5, "became a horizontal head", "is no longer a horizontal head"),
-    "offset": Trait(
-        "offset_share", 0.5, "came to attend at one offset", "no longer attends at one offset", offset="offset"
-    ),
+    "offset": Trait("offset_share", 0.5, "became an offset head", "is no longer an offset head", offset="offset"),
     "block": Trait("block", 0.8, "became a block head", "is no longer a block head"),
     "phrases": Trait("phrases", 0.8, "became a head of phrases", "is no longer a head of phrases"),
     "induction": Trait("induction", 0.4, "became an induction head", "is no longer an induction head"),

@@ -216,8 +216,7 @@ def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 def offset_share(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     """max_d mean_q w_{q,q+d}: share of attention at the one offset d that receives most, other than 0 and -1.
 
-    A diagonal beside the main one: d = 1 is the next token. Only offsets count at which at least half of the queries,
-    and `FEWEST`, see a key; nan if there are none. The token itself and the previous one have their own measures.
+    d = 1 is the next token. Offsets count at which at least half of the queries, and `FEWEST`, see a key; nan for none.
     """
     shares = _shares_by_offset(weights, logits, rows).amax(dim=-1)
     return shares.masked_fill(shares == -torch.inf, math.nan)
@@ -234,8 +233,7 @@ def segment_vertical(weights: Weights) -> Heads:
     """Share of attention along vertical stripes of a segment, in the quarter of the queries that show them best.
 
     s_q is max_k of the mean of w_k over `SEGMENT` consecutive queries, in the best such run that holds q; the measure
-    is the 75 % quantile of s_q. So it reaches 0.5 if a quarter of the queries lie in segments that give half of their
-    attention to one key. The first key, where sinks form, does not count; nan for fewer than two segments.
+    is the 75 % quantile of s_q. The first key, where sinks form, does not count; nan for fewer than two segments.
     """
     if weights.shape[-2] < 2 * SEGMENT:
         return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
@@ -264,10 +262,9 @@ def horizontal(weights: Weights, logits: Weights) -> Heads:
 def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     """mean_q Σ_k min(w_qk, b_qk): overlap with blocks of 2 to `LONGEST_PHRASE` tokens; 1 if attention is even in each.
 
-    As `block`, with the segmentation into phrases and single tokens between them that has the largest overlap, found by
-    dynamic programming. b is even attention on the visible keys of the query's phrase, 0 for a single token. Only
-    queries count that see more than `LONGEST_PHRASE` keys, so that a mask alone makes no phrases. nan unless all
-    queries are measured, since to few of them phrases can always be fitted.
+    As `block`, with the segmentation into phrases and single tokens that has the largest overlap, found by dynamic
+    programming. b is even attention on the visible keys of the query's phrase, 0 for a single token. Queries that see
+    at most `LONGEST_PHRASE` keys do not count. nan unless all are measured: to few, phrases can always be fitted.
     """
     num_rows, k_seq = weights.shape[-2:]
     if num_rows != k_seq or k_seq <= LONGEST_PHRASE:

@@ -89,10 +89,9 @@ class Line(NamedTuple):
 
 
 def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
-    """The different lines of one of `SETS`.
+    """The different lines of one of `SETS`, of which neither a distance nor a word tells which of two words is the key.
 
-    The key is the nearer word in half of the lines, the distances vary, and keys and distractors are the same words, so
-    that neither a distance nor a word tells which of two words is the key.
+    The key is the nearer word in half of the lines, the distances vary, and keys and distractors are the same words.
     """
     rng, made = random.Random(f"{name} {seed}"), dict[str, Line]()
     templates, *matches, which = SETS[name]
@@ -132,10 +131,7 @@ class AgreementDataModule(RandomDataModule):
     (arXiv 1611.01368), another noun stands between the words that agree, or before both: the one after a preposition,
     whose number is the other one in half of the cases. The verb (has, have) and the pronoun (it, they) are the only
     scored targets. `make_lines("subject_verb")` and `make_lines("pronoun_noun")` make such sentences for
-    `analysis=relations`, where the other noun always has the other number.
-
-    Args:
-        settings: further arguments of `RandomDataModule`.
+    `analysis=relations`, where the other noun always has the other number. `settings` are those of `RandomDataModule`.
     """
 
     name, alphabet_argument = "agreement", "tokenizer"
