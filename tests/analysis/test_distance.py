@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from analysis.subjects import loud_transformer, make_subject
+from analysis.subjects import TOKENIZER, loud_transformer, make_subject
 from tinyformer.analysis import AccuracyByDistance, Subject
 from tinyformer.batch import IGNORED
 from tinyformer.errors import ArgumentError
@@ -26,7 +26,7 @@ class Says(CausalLM):
 
 
 def table(tokens, width=1):
-    subject = Subject(loud_transformer(), [{"inputs": INPUTS, "targets": TARGETS}], Says(tokens), None)
+    subject = Subject(loud_transformer(), [{"inputs": INPUTS, "targets": TARGETS}], Says(tokens), TOKENIZER)
     findings = AccuracyByDistance(width=width)(subject)
     assert list(findings.figures) == ["distance"]
     return findings.tables["distance"][1], findings.lines["accuracy"]
@@ -59,6 +59,6 @@ def test_other_tasks_and_windows_without_repeats_are_refused():
         (CausalLM(), [batch], "num_windows=1: have no target whose input has occurred before"),
     ):
         with pytest.raises(ArgumentError, match=reason):
-            AccuracyByDistance()(Subject(subject.network, batches, task, None))
+            AccuracyByDistance()(Subject(subject.network, batches, task, TOKENIZER))
     with pytest.raises(ArgumentError, match="width=0: must be at least 1"):
         AccuracyByDistance(width=0)
