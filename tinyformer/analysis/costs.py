@@ -74,8 +74,7 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     embeddings = [part for stack in stacks for part in (stack.token_embedding, stack.position) if part is not None]
     by_part = flops_per_token(network)
     forward, weights = sum(by_part.values()), projection_weights(attentions)
-    last = stacks[-1]  # which generates
-    cached: list[BaseAttention | TokenMixer] = [*attentions_in(last), *mixers_in(last)]
+    cached: list[BaseAttention | TokenMixer] = [*attentions_in(stacks[-1]), *mixers_in(stacks[-1])]  # generates
     multi_head = sum(  # elements of a cache with a key and a value for each query head, or of multi-head attention's
         2 * layer.d_model if isinstance(layer, TokenMixer) else layer.num_heads * head_cache_elements(layer)
         for layer in cached

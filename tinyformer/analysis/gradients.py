@@ -259,7 +259,7 @@ def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, " maps
 
 
 def _ratio_in_words(ratio: float, num_layers: int) -> str:
-    """What becomes of the gradient from the last layer to the embeddings."""
+    """The ratio of gradient norms, embeddings to last layer, and whether the gradient vanishes or explodes."""
     if not ratio > 0:
         return "no ratio: it is 0 somewhere"
     word = "vanishes" if ratio < 1 / KEPT else "explodes" if ratio > KEPT else "is kept"

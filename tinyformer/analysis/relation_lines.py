@@ -218,9 +218,9 @@ def verdict(head: str, number: int, share: Change, controls: Mapping[str, Change
     return f"no head does better than {' or '.join(unbeaten)}: the best, {head}, prefers the key in {figures}"
 
 
-def analyse_lines(subject: Subject, file: str, lines: Sequence[Line], predicting: bool, roles: HeadRoles) -> Findings:
+def analyse_lines(relation: RelationLines, lines: Sequence[Line], roles: HeadRoles) -> Findings:
     """How often heads prefer the keys of lines; a head is chosen on one half of the lines and tested on the other."""
-    relation, name = RelationLines(subject, file, lines, predicting), Path(file).stem
+    subject, name = relation.subject, Path(relation.file).stem
     found = relation.preferred(relation.groups)
     choosing, tested = (found[half] for half in relation.halves)
     elsewhere = torch.stack([relation.elsewhere(index) for index in relation.halves[1]])

@@ -13,7 +13,7 @@ from torch import Tensor
 from tinyformer.analysis.maps import of_sample, with_controls, with_importance
 from tinyformer.analysis.measures.capture import attention_calls, capture_pair, head_label, map_names
 from tinyformer.analysis.pictures.plots import measure_maps
-from tinyformer.analysis.relation_lines import HeadRoles, analyse_lines, read_lines
+from tinyformer.analysis.relation_lines import HeadRoles, RelationLines, analyse_lines, read_lines
 from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target, require_positive
 from tinyformer.analysis.words import WordError, Words, merge_words, words_of
 from tinyformer.errors import ArgumentError
@@ -56,8 +56,7 @@ class HeadRelations:
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
     cross-attention; the query of a target token is the one that predicts it.
 
-    With `file` in place of a text and its pairs, relations are counted on many lines, beside their controls; see
-    `RelationLines`.
+    With `file` in place of a text, relations are counted on many lines, beside controls; see `RelationLines`.
 
     Args:
         pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`, or phrases, such as "jumps
@@ -93,14 +92,14 @@ class HeadRelations:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        measures, traits, _ = with_controls(subject, of_sample(subject))
-        roles = HeadRoles(with_importance(subject, measures) if self.importance else measures, traits)
         if self.file is not None:
-            return analyse_lines(subject, self.file, self.lines, self.predicting, roles)
+            relation = RelationLines(subject, self.file, self.lines, self.predicting)
+            return analyse_lines(relation, self.lines, self._roles(subject))
         read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
         first = len(subject.layers) - len(read.layers)  # the layers of cross-attention come last
         pairs = dict.fromkeys((str(query), str(key)) for query, key in self.pairs or ())
         found = {pair: self._related(read, pair) for pair in pairs}
+        roles = self._roles(subject)
         names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in read.layers), strict=True)
         living = [(layer, head) for layer, flags in enumerate(ablated) for head, flag in enumerate(flags) if not flag]
         rows: list[list[Any]] = []
@@ -139,16 +138,20 @@ class HeadRelations:
             facts=subject.facts_of_text(cast(Text, self.text)),
         )
 
+    def _roles(self, subject: Subject) -> HeadRoles:
+        measures, traits, _ = with_controls(subject, of_sample(subject))
+        return HeadRoles(with_importance(subject, measures) if self.importance else measures, traits)
+
     def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
         query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
         sides = read.queries.joined(query), read.keys.joined(key)
         found = [relate(maps, *sides, query[0], key[0]) for maps in read.maps]
         if not any(related.uniform for related in found):
-            hidden, works = f"{pair[0]} does not see {pair[1]}, which is outside of the window of every layer", None
+            hidden, works = "is outside of the window of every layer", None
             if query[0] < key[0]:
-                hidden = f"{pair[0]} does not see {pair[1]}, which comes later in the text; a model that is trained "
-                hidden, works = f"{hidden}with task=masked_lm sees both directions", {"pairs": [list(reversed(pair))]}
-            raise ArgumentError("pairs", [list(pair)], hidden, works)
+                hidden = "comes later in the text; a model that is trained with task=masked_lm sees both directions"
+                works = {"pairs": [list(reversed(pair))]}
+            raise ArgumentError("pairs", [list(pair)], f"{pair[0]} does not see {pair[1]}, which {hidden}", works)
         return found
 
     def _find(self, words: Words, pair: tuple[str, str], side: int) -> range:

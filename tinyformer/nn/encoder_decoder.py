@@ -137,11 +137,10 @@ class EncoderDecoder(Network):
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The source's mask for the encoder, a causal one for the decoder, the source's padding for cross-attention."""
-        cross = AttentionMask(lengths=mask.lengths)
-        masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": cross}
+        masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
         layers = zip(self.layer_addresses(), self.attentions(), strict=True)
         return [
-            cross.aligned(layer.window, 0, 1, 1) if kind == "cross" and layer.window else masks[str(kind)]
+            masks[kind].aligned(layer.window, 0, 1, 1) if kind == "cross" and layer.window else masks[str(kind)]
             for (kind, _), layer in layers
         ]
 
