@@ -78,7 +78,8 @@ def heat_map(
 
     Args:
         weights: a map, or several of the same tokens; for example those that `torch.nn.MultiheadAttention` returns.
-        tokens, keys: those of the queries, and those of the keys if they are others; a text is divided at spaces.
+        tokens: the tokens of the queries; a text is divided at spaces.
+        keys: those of the keys, if they are others.
         titles: one for each map.
     """
     maps = torch.as_tensor(weights).detach().float()

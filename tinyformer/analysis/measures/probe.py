@@ -215,8 +215,7 @@ def measure_pairs(
 def random_maps(maps: CapturedMaps, seed: int = 0) -> None:
     """Put random weights in place of captured ones: the control of a measure, which has no pattern but the mask's.
 
-    Each row is drawn from the flat Dirichlet distribution over its visible keys, so that any way to share out attention
-    is equally likely.
+    Each row is drawn from the flat Dirichlet distribution over its visible keys: any division is equally likely.
     """
     generator = torch.Generator().manual_seed(seed)
     for index, layer in enumerate(maps.layers):
