@@ -34,6 +34,7 @@ from tinyformer.analysis import (
     repeated_tokens,
 )
 from tinyformer.analysis.ablation import head_importance
+from tinyformer.analysis.maps import HeadMeasures, _supported
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
 from tinyformer.nn import prune_heads
@@ -142,3 +143,9 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path, is_pair, sett
     with pytest.raises(ArgumentError, match=f"^{message}"):
         HeadMaps(**settings)(subject, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_label_that_untrained_heads_have_is_given_to_none():
+    own, random = (HeadMeasures.of(make_transformer(), {"self": [[share] * 4] * 2}) for share in (0.9, 0.1))
+    assert "self" in _supported(own, {"random": random, "untrained": random})[0]
+    assert "self" not in _supported(own, {"random": random, "untrained": own})[0]

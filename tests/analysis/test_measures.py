@@ -136,14 +136,12 @@ def test_overlap_with_blocks_by_hand(weights, causal, expected):
 
 
 def segments(*lengths):
-    """Even attention within each of several blocks."""
     block = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     same = (block.unsqueeze(1) == block).float()
     return same / same.sum(dim=-1, keepdim=True)
 
 
 def with_rows(weights, rows):
-    """A map in which some rows are replaced by even ones."""
     weights = weights.clone()
     weights[rows] = 1 / weights.shape[-1]
     return weights

@@ -51,8 +51,7 @@ def test_two_models_beside_each_other_and_their_difference():
 def test_any_weights_are_drawn_with_their_tokens(tmp_path):
     maps = torch.rand(7, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
     figure = heat_map(maps, "The cat sat on the mat", titles=list("abcdefg"))
-    axes = [axes for axes in figure.axes if axes.images]
-    for chart, weights, title in zip(axes, maps, "abcdefg", strict=True):
+    for chart, weights, title in zip((axes for axes in figure.axes if axes.images), maps, "abcdefg", strict=True):
         np.testing.assert_array_equal(chart.images[0].get_array(), weights)
         assert [label.get_text() for label in chart.get_yticklabels()] == ["The", "cat", "sat", "on", "the", "mat"]
         assert chart.get_title(loc="left") == title

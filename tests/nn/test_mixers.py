@@ -43,7 +43,6 @@ def made(name: str) -> nn.Module:
 
 
 def layers(*names: str):
-    """A factory of attention with a mixer, or multi-head attention, in each layer."""
     return lambda layer_index, **layer: {**MIXERS, "mha": mha}[names[layer_index % len(names)]](**layer)
 
 
