@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.data import TokenSplit
+from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import require_numbers
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.nn import AttentionMask, Transformer
@@ -32,6 +33,10 @@ class CausalLM(TokenTask):
         inputs = batch["inputs"]
         is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
         return {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)}
+
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
+        """The last token of each text."""
+        return batch["lengths"] - 1
 
     def generate(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tinyformer.batch import Batch
+from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.tasks.task import Task, require_smoothing
 from tinyformer.tasks.user_texts import TextReader, Texts
@@ -51,6 +52,9 @@ class Classification(Task):
             require_choice("labels", label, [*known, *range(len(known))])
         ids = [known.index(label) if isinstance(label, str) else label for label in given]
         return {**batch, "labels": torch.tensor(ids, device=reader.device)}
+
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> None:
+        """A text has one set of logits, those of its classes."""
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
         logits = self.forward(network, batch)

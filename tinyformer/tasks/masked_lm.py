@@ -69,6 +69,14 @@ class MaskedLM(TokenTask):
         special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=reader.device)
         return {**batch, "targets": batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)}
 
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
+        """The mask token of each text."""
+        is_masked = batch["inputs"] == tokenizer.mask_id
+        if not bool((is_masked.sum(dim=1) == 1).all()):
+            mask = tokenizer.decode([] if tokenizer.mask_id is None else [tokenizer.mask_id])
+            raise ArgumentError("text", "…", f"must have one {mask}, whose token the model predicts")
+        return is_masked.int().argmax(dim=1)
+
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
         if (mask_id := getattr(reader.own_tokenizer, "mask_id", None)) is None:

@@ -153,6 +153,10 @@ class Seq2Seq(TokenTask):
         """Sources and targets, see `read`; targets have to be given."""
         return self.read(reader, texts, () if targets is None else targets)
 
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
+        """The last token of each target."""
+        return (batch["targets"] != IGNORED).sum(dim=1) - 1
+
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
         lines: dict[str, str | None] = {}
         if number := split.num_truncated_targets:

@@ -76,6 +76,10 @@ class Task(ABC):
         """The negative log-likelihood of each text of `read_scored`, and the number of targets that it sums over."""
         return self.nats(reader.network, batch)
 
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"] | None:
+        """The position whose logits predict what follows each text of `read`; None where there is one for the text."""
+        raise ArgumentError("task", type(self).__name__, "predicts no token after a text; CausalLM does")
+
     def generate(self, reader: TextReader, prompts: str | Sequence[str]) -> list[str]:
         """The texts that a model generates; each task that `generates` has settings of its own."""
         raise NotImplementedError

@@ -1,0 +1,345 @@
+"""Direct logit attribution: what each head, each feed-forward network and the embeddings add to a logit."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tinyformer.analysis.measures.inputs import queries_by_kind
+from tinyformer.analysis.mechanism.prompts import Prompts, exact_pass, read_prompt
+from tinyformer.analysis.pictures.charts import change_grid
+from tinyformer.analysis.points import points_of
+from tinyformer.analysis.relation_lines import compare
+from tinyformer.analysis.subject import Change, Findings, Head, Subject, Text, Trained, require_positive
+from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
+from tinyformer.nn.heads import layer_title
+from tinyformer.nn.residual import Stream
+from tinyformer.tasks import Classification, Task
+
+NUM_PRINTED, NUM_DRAWN = 6, 24  # parts that are printed; tokens, and heads, in the picture of sources
+
+NEEDED = re.compile(
+    r"embedding|token_embedding|position_embedding|layers\.\d+\.(residual_\w+|feed_forward\.output|"
+    r"(cross_)?attention\.(added_by_head|output|output_by_head|weights|values))"
+)
+"""The points that a logit is decomposed with."""
+
+
+@dataclass
+class Effects:
+    """What each part adds to a score, in logits; they add up to the score."""
+
+    heads: dict[Head, Float[Tensor, " rows"]] = field(default_factory=dict)
+    feed_forwards: dict[int, Float[Tensor, " rows"]] = field(default_factory=dict)  # by the index of the layer
+    others: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # embeddings, and all biases
+    sources: dict[Head, Float[Tensor, "rows k_seq"]] = field(default_factory=dict)  # of a head's effect, by key
+
+    def items(self) -> Iterator[tuple[Any, Float[Tensor, " rows"]]]:
+        yield from self.heads.items()
+        yield from self.feed_forwards.items()
+        yield from self.others.items()
+
+    @property
+    def total(self) -> Float[Tensor, " rows"]:
+        return torch.stack([effect for _, effect in self.items()]).sum(dim=0)
+
+
+class _Direction:
+    """The direction u in the residual stream of each token with score = u · stream + constant, walked back by layers.
+
+    Norms are linear while their scale is that of the forward pass: the effect is the direct one, which does not count
+    that a part changes the scale, or what later layers read.
+    """
+
+    def __init__(self, u: Stream) -> None:
+        self.u, self.constant = u, u.new_zeros(len(u))
+
+    def effect(self, update: Tensor, scale: float = 1.0) -> Float[Tensor, " rows"]:
+        """scale · u · update, summed over the tokens."""
+        return scale * (self.u * update).sum(dim=(-1, -2))
+
+    def before_norm(self, norm: nn.Module, x: Stream) -> None:
+        """Walk back through a norm, given its input."""
+        if isinstance(norm, nn.Identity):
+            return
+        if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+            raise ArgumentError(
+                "norm", type(norm).__name__, "must be LayerNorm or RMSNorm, which are linear but for scale"
+            )
+        centred = isinstance(norm, nn.LayerNorm)
+        if centred and norm.bias is not None:
+            self.constant = self.constant + (self.u @ norm.bias).sum(dim=-1)
+        spread = x - x.mean(dim=-1, keepdim=True) if centred else x
+        eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+        u = self.u * norm.weight * (spread.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+        self.u = u - u.mean(dim=-1, keepdim=True) if centred else u
+
+
+def direct_effects(subject: Subject, scored: "Scored") -> tuple[Effects, Float[Tensor, " rows"]]:
+    """What each part adds to a score of each row, and the scores.
+
+    Raises:
+        ArgumentError: the readout is not linear, or a block or a norm is of a class of one's own.
+    """
+    network = subject.network
+    stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
+    names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
+    shares = scored.shares(network.readout)
+    logits, captured = exact_pass(subject, scored.batch, capture=names)
+    direction, constant = scored.direction(network.readout.proj, shares)
+    at = {name.removeprefix(prefix): value for name, value in captured.items()}
+    index_of = {layer: index for index, layer in enumerate(network.attentions())}
+    effects, last = Effects(), len(stack.layers) - 1
+    walk = _Direction(direction if (scale := getattr(network.readout, "scale", None)) is None else direction * scale)
+    walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
+    for number, block in reversed([*enumerate(stack.layers)]):
+        if not isinstance(block, PreNormBlock | PostNormBlock):
+            raise ArgumentError("block", type(block).__name__, "must be a PreNormBlock or a PostNormBlock")
+        layer = f"layers.{number}"
+        before = at[f"layers.{number - 1}.residual_post"] if number else at["embedding"]
+        mid = at[f"{layer}.residual_mid"]
+        sublayers = [("attention", before)]
+        sublayers += [("cross_attention", mid)] if block.cross_attention is not None else []
+        sublayers += [("feed_forward", at.get(f"{layer}.residual_cross_mid", mid))]
+        for name, x in reversed(sublayers):
+            residual, update = cast(Residual, getattr(block, f"{name}_residual")), at[f"{layer}.{name}.output"]
+            if isinstance(block, PostNormBlock):
+                walk.before_norm(getattr(block, f"{name}_norm"), residual(x, update))
+            if name == "feed_forward":
+                effects.feed_forwards[number] = walk.effect(update, residual.branch)
+            else:
+                module = getattr(block, name)
+                added = at[f"{layer}.{name}.added_by_head"]
+                for head in range(added.shape[1]):
+                    effects.heads[index_of[module], head] = walk.effect(added[:, head], residual.branch)
+                walk.constant = walk.constant + walk.effect(update - added.sum(dim=1), residual.branch)
+                parts = {part: at[f"{layer}.{name}.{part}"] for part in ("weights", "values", "output_by_head")}
+                by_key = residual.branch * _by_key(module, walk.u, **parts)
+                effects.sources |= {(index_of[module], head): by_key[:, head] for head in range(by_key.shape[1])}
+            walk.u = residual.skip * walk.u
+    added = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
+    walk.before_norm(stack.embedding_norm, torch.stack([*added.values()]).sum(dim=0))
+    effects.others = {name.replace("_", " "): walk.effect(update) for name, update in added.items()}
+    effects.others["biases"] = walk.constant + constant
+    return effects, scored.of_logits(logits, shares)
+
+
+def _by_key(
+    layer: BaseAttention, u: Stream, weights: Tensor, values: Tensor, output_by_head: Tensor
+) -> Float[Tensor, "rows heads k_seq"]:
+    """What each key adds through each head: its weight times u · W_O v, summed over the queries; of no head where the
+    output is not one softmax times the values.
+    """
+    if layer.num_softmaxes > 1 or layer.position.mixed_dim is not None:
+        return u.new_zeros(len(u), 0, weights.shape[-1])
+    values = values[:, layer.head_map.kv_heads]
+    read = (u @ layer.o_proj.weight).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+    mixed = weights @ values
+    gates = (mixed * output_by_head).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(u.dtype).tiny)
+    return torch.einsum("bhqk,bhkv,bhqv,bhq->bhk", weights, values, read, gates)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A score of each row of a batch: the mean, over some of its tokens, of the logit of an answer.
+
+    Args:
+        batch: the rows; padding has no answer.
+        answers: the index of the answer among the logits at each token, or `IGNORED`; a classifier's at any token.
+        against: the index of the one whose logit is subtracted, too; None for none.
+        is_centred: whether the mean of all logits is subtracted, which no softmax sees.
+    """
+
+    batch: Batch
+    answers: Int[Tensor, "rows seq"]
+    against: Int[Tensor, "rows seq"] | None = None
+    is_centred: bool = False
+
+    @classmethod
+    def of_prompts(cls, prompts: Prompts) -> "Scored":
+        """The score of prompts, at one token of each."""
+        answers, against = (None if of is None else prompts.spread(of) for of in (prompts.answers, prompts.against))
+        return cls(prompts.batch, cast(Tensor, answers), against)
+
+    @classmethod
+    def of_row(cls, task: Task, row: Batch) -> "Scored":
+        """The score of all targets of a row of the sample."""
+        inputs = row["inputs"]
+        labels = row["labels"].unsqueeze(1).expand_as(inputs) if isinstance(task, Classification) else row["targets"]
+        return cls(row, labels, is_centred=True)
+
+    def shares(self, readout: nn.Module) -> Float[Tensor, "rows seq"]:
+        """The share of each token in the score.
+
+        Raises:
+            ArgumentError: the readout is not linear.
+        """
+        if isinstance(readout, ClassReadout) and not isinstance(readout.pooling, nn.Module):
+            ones = torch.ones(*self.answers.shape, 1, device=self.answers.device, requires_grad=True)
+            is_token = queries_by_kind(self.batch)[""]
+            with torch.enable_grad():  # pooling is linear in the vectors
+                return torch.autograd.grad(readout.pooling(ones, is_token).sum(), ones)[0][..., 0]
+        if type(readout) is TokenReadout:
+            is_scored = (self.answers != IGNORED).float()
+            return is_scored / is_scored.sum(dim=1, keepdim=True).clamp(min=1)
+        reason = "adds up nothing to a logit, since it is not linear; the one of a causal language model is"
+        raise ArgumentError("readout", type(readout).__name__, reason)
+
+    def of_logits(self, logits: Tensor, shares: Float[Tensor, "rows seq"]) -> Float[Tensor, " rows"]:
+        """The score, given the logits of the network."""
+        logits = logits if logits.ndim == 3 else logits.unsqueeze(1).expand(-1, shares.shape[1], -1)
+        score = logits.gather(-1, self.answers.clamp(min=0).unsqueeze(-1))
+        if self.against is not None:
+            score = score - logits.gather(-1, self.against.clamp(min=0).unsqueeze(-1))
+        score = score - logits.mean(dim=-1, keepdim=True) if self.is_centred else score
+        return (shares * score.squeeze(-1)).sum(dim=1)
+
+    def direction(self, proj: nn.Linear, shares: Float[Tensor, "rows seq"]) -> tuple[Stream, Float[Tensor, " rows"]]:
+        """The direction u and the constant with score = u · (what the output matrix reads) + constant."""
+        bias = proj.weight.new_zeros(proj.out_features, 1) if proj.bias is None else proj.bias.unsqueeze(1)
+        table = torch.cat([proj.weight, bias], dim=1).detach()
+        rows = table[self.answers.clamp(min=0)]
+        rows = rows if self.against is None else rows - table[self.against.clamp(min=0)]
+        rows = rows - table.mean(dim=0) if self.is_centred else rows
+        rows = shares.to(rows.dtype).unsqueeze(-1) * rows
+        return rows[..., :-1], rows[..., -1].sum(dim=1)
+
+
+@dataclass(eq=False)
+class LogitAttribution:
+    """What each head, each feed-forward network and the embeddings add to a logit: direct logit attribution.
+
+    The output matrix reads the residual stream, to which all of them add; so the logit of a token is a sum with a
+    term for each (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv 2211.00593).
+    The final norm, and in a post-norm block every norm, is folded in with its scale in this forward pass. It is the
+    direct effect alone: what a head adds for later layers to read does not count.
+
+    Args:
+        text: the prompt, see `read_prompt`; a pair of texts for a classifier of pairs; the source of an
+            encoder–decoder, in whose decoder the logit is attributed. By default, the logits of all targets of the
+            evaluated split are, relative to the mean of all logits, with 95 % intervals over its windows.
+        target: the beginning of the target of that source.
+        answer: the token (or label) whose logit it is; by default what the model predicts.
+        against: a token (or label) whose logit is subtracted.
+    """
+
+    text: Text | None = None
+    target: str | None = None
+    answer: str | None = None
+    against: str | None = None
+    num_windows: int = 32
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_windows")
+        for name in ("target", "answer", "against"):
+            if self.text is None and (value := getattr(self, name)) is not None:
+                raise ArgumentError(name, value, "needs `text`, the prompt that it belongs to", {name: None})
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
+        if self.text is None:
+            rows = (
+                {name: of[at : at + 1] for name, of in tensors(batch).items() if name != "document_starts"}
+                for batch in subject.batches
+                for at in range(len(batch["inputs"]))
+            )
+            scored = [Scored.of_row(subject.task, cast(Batch, row)) for row in rows]
+            what = f"the mean logit of the targets of {len(scored)} {subject.row}s, relative to that of all tokens,"
+        else:
+            prompts = read_prompt(subject, self.text, self.target, self.answer, self.against)
+            scored, what = [Scored.of_prompts(prompts)], f"the logit of {prompts.title(subject)}"
+        passes = [direct_effects(subject, of_row) for of_row in scored]
+        scores = torch.cat([score for _, score in passes]).double().cpu()
+        parts = {
+            part: torch.cat([dict(effects.items())[part] for effects, _ in passes]).double().cpu()
+            for part, _ in passes[0][0].items()
+        }
+        error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
+        changes = {part: compare(values) for part, values in parts.items()}
+        findings = self._of_parts(subject, changes, float(scores.mean()), error, what)
+        if self.text is not None:
+            findings.facts = subject.facts_of_text(self.text)
+            keys = prompts.keys(subject)
+            self._add_sources(subject, findings, {head: of[0] for head, of in passes[0][0].sources.items()}, keys)
+        return findings
+
+    def _of_parts(
+        self, subject: Subject, changes: Mapping[Any, Change], score: float, error: float, what: str
+    ) -> Findings:
+        has_interval = self.text is None
+        names = {part: _name(subject, part) for part in changes}
+        rows = [
+            [*names[part], change.mean, *([change.low, change.high] if has_interval else [])]
+            for part, change in changes.items()
+        ]
+        cells = {}
+        for part, change in changes.items():
+            address, name = names[part]
+            cells[address or "stream", name] = change.mean
+        printed = sorted(changes, key=lambda part: -abs(changes[part].mean))[:NUM_PRINTED]
+        columns = ["layer", "part", "logits", *(["low", "high"] if has_interval else [])]
+        return Findings(
+            scalars={"analysis/logit": score, "analysis/largest_error": error},
+            lines={
+                "attribution": f"{what} {score:.3f}, is the sum of {len(changes)} parts (largest error {error:.0e}); "
+                "norms have the scale of this forward pass:",
+                **{
+                    f"  {' '.join(filter(None, names[part]))}": str(changes[part])
+                    if has_interval
+                    else f"{changes[part].mean:+.4f}"
+                    for part in printed
+                },
+            },
+            tables={"attribution": (columns, rows)},
+            figures={
+                "attribution": change_grid(
+                    cells,
+                    list(dict.fromkeys(row for row, _ in cells)),
+                    list(dict.fromkeys(column for _, column in cells)),
+                    f"What each part adds to {what.removesuffix(',')}",
+                    "logits",
+                )
+            },
+        )
+
+    def _add_sources(
+        self, subject: Subject, findings: Findings, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
+    ) -> None:
+        """The effects of heads by key, for a prompt."""
+        strings = {head: keys[subject.kinds[head[0]]] for head in sources}
+        findings.tables["sources"] = (
+            ["layer", "part", "position", "token", "logits"],
+            [
+                [*_name(subject, head), position, token, value]
+                for head, of_keys in sources.items()
+                for position, (token, value) in enumerate(zip(strings[head], of_keys.tolist(), strict=True))
+            ],
+        )
+        drawn = sorted(sorted(sources, key=lambda head: -float(sources[head].abs().max()))[:NUM_DRAWN])
+        cells = {}
+        for head in drawn:
+            for position in sources[head].abs().topk(min(NUM_DRAWN, len(sources[head]))).indices.tolist():
+                column = f"{position}\n{strings[head][position]}"
+                cells[" ".join(_name(subject, head)), column] = float(sources[head][position])
+        columns = sorted({column for _, column in cells}, key=lambda column: int(column.partition("\n")[0]))
+        rows = list(dict.fromkeys(row for row, _ in cells))
+        title = "What each head adds to the logit from each key, whose position and token are below"
+        findings.figures["sources"] = change_grid(cells, rows, columns, title, "logits")
+
+
+def _name(subject: Subject, part: Any) -> tuple[str, str]:
+    """The layer of a part in words, if it has one, and what it is there."""
+    if isinstance(part, str):
+        return "", part
+    if isinstance(part, int):
+        kind = ["decoder"] if "decoder" in subject.kinds else []
+        return layer_title((*kind, part)), "feed-forward"
+    return layer_title(subject.addresses[part[0]]), f"head {subject.head_address(*part)[-1]}"

@@ -1,0 +1,252 @@
+"""Prompts, after each of which a model predicts a token, and pairs of them that call for different ones."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.points import ForwardPass, forward_pass, lengths_of
+from tinyformer.analysis.subject import Subject, Text, changed, refuse_target
+from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.data.sources.files import READERS, Layout, read_rows
+from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.nn import BACKENDS
+from tinyformer.tasks import CausalLM, Classification, Seq2Seq
+from tinyformer.tasks.user_texts import TextReader
+
+COLUMNS = ("clean", "corrupted", "answer", "against")
+"""The columns of a file of pairs."""
+
+LENGTH = 32  # tokens of a prompt of `induction_pairs`
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one length, and the token (or class) after each whose logit is its score.
+
+    Args:
+        batch: the prompts, without padding.
+        places: the position whose logits are read in each; None for a classifier, which has logits for the whole text.
+        answers: the index of the answer among the logits.
+        against: the index of the one whose logit is subtracted; None for none.
+    """
+
+    batch: Batch
+    places: Int[Tensor, " prompts"] | None
+    answers: Int[Tensor, " prompts"]
+    against: Int[Tensor, " prompts"] | None = None
+
+    def score(self, logits: Float[Tensor, "prompts *seq scores"]) -> Float[Tensor, " prompts"]:
+        """The logit of each answer, minus that of `against`."""
+        rows = torch.arange(len(logits), device=logits.device)
+        at_place = logits if self.places is None else logits[rows, self.places]
+        at_place = at_place.to(torch.promote_types(logits.dtype, torch.float32))
+        score = at_place[rows, self.answers]
+        return score if self.against is None else score - at_place[rows, self.against]
+
+    def spread(self, values: Int[Tensor, " prompts"]) -> Int[Tensor, "prompts seq"]:
+        """A value of each prompt at the token whose logits are read, `IGNORED` at others; at all for a classifier."""
+        everywhere = values.unsqueeze(1).expand_as(self.batch["inputs"])
+        if self.places is None:
+            return everywhere
+        return torch.full_like(everywhere, IGNORED).scatter(1, self.places.unsqueeze(1), everywhere)
+
+    def title(self, subject: Subject, row: int = 0) -> str:
+        """The answer of a prompt in words, such as "mat", or "mat" minus "dog"."""
+        names = [_string(subject, int(of[row])) for of in (self.answers, self.against) if of is not None]
+        return " minus ".join(f'"{name}"' for name in names)
+
+    def keys(self, subject: Subject, row: int = 0) -> dict[str, list[str]]:
+        """The tokens of a prompt, as the keys of each kind of attention."""
+        strings = subject.tokenizer.token_strings
+        inputs = strings(self.batch["inputs"][row])
+        if "source" not in self.batch:
+            return {"": inputs}
+        source = strings(self.batch["source"][row])
+        return {"encoder": source, "decoder": inputs, "cross": source}
+
+    def run(self, subject: Subject, **options: Any) -> tuple[Float[Tensor, " prompts"], dict[str, Tensor]]:
+        """The scores in an `exact_pass`, and its captured activations."""
+        logits, activations = exact_pass(subject, self.batch, **options)
+        return self.score(logits), activations
+
+
+def exact_pass(subject: Subject, batch: Batch, **options: Any) -> ForwardPass:
+    """A forward pass of the subject's network, with the options of `forward_pass`.
+
+    Attention is computed by its definition, and in the dtype of the weights instead of that of `subject.precision`, so
+    that what adds up in the network adds up in its activations.
+    """
+    network = subject.network
+    with changed(network.attentions(), resolved=BACKENDS["eager"]):
+        return forward_pass(network, lambda: subject.task.forward(network, batch), lengths_of(batch), **options)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Clean prompts, and corrupted ones of the same length, which are scored by the same tokens."""
+
+    clean: Prompts
+    corrupted: Prompts
+
+
+def read_prompt(
+    subject: Subject,
+    text: Text,
+    target: str | None = None,
+    answer: str | None = None,
+    against: str | None = None,
+    argument: str = "text",
+) -> Prompts:
+    """The prompt of a text: by default, its answer is what the model predicts.
+
+    That is the token after a text, the one at its mask token, the label of a text, or the next token of an
+    encoder–decoder's target, which begins with `target`.
+    """
+    if not isinstance(subject.task, Seq2Seq):
+        refuse_target(target)
+    subject.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
+    row: Any = text if isinstance(text, str) else tuple(text)
+    others = [[target or ""]] if isinstance(subject.task, Seq2Seq) else []
+    with argument_path(passed={"texts": argument, "texts[0]": argument, "targets": "target"}):
+        batch = subject.task.read(TextReader(subject.network, subject.tokenizer), [row], *others)
+    prompts = Prompts(batch, subject.task.places(batch, subject.tokenizer), torch.zeros(1, dtype=torch.long))
+    ids = {name: _index(subject, name, word) for name, word in (("answer", answer), ("against", against)) if word}
+    return _with_answers(subject, prompts, ids.get("answer"), ids.get("against"))
+
+
+def read_pairs(
+    subject: Subject,
+    clean: Text | None = None,
+    corrupted: Text | None = None,
+    target: str | None = None,
+    answer: str | None = None,
+    against: str | None = None,
+    file: str | None = None,
+    num_pairs: int = 64,
+    seed: int = 0,
+) -> list[Pairs]:
+    """The pair of two texts, those of a file with the `COLUMNS`, or else `induction_pairs`; each length apart.
+
+    By default, the answers are what the model predicts after the clean prompt and, `against`, after the corrupted one.
+    """
+    if file is not None:
+        pairs = [_pair(subject, *row[:2], None, *row[2:]) for row in _rows(file)]
+    elif clean is not None and corrupted is not None:
+        pairs = [_pair(subject, clean, corrupted, target, answer, against)]
+    elif clean is None and corrupted is None:
+        return [induction_pairs(subject, num_pairs, seed)]
+    else:
+        missing = "clean" if clean is None else "corrupted"
+        raise ArgumentError(missing, None, "must be given, too: a pair has both prompts", {missing: "A cat and a"})
+    of_length: dict[Any, list[Pairs]] = defaultdict(list)
+    for pair in pairs:
+        of_length[tuple(part.shape for part in tensors(pair.clean.batch).values())].append(pair)
+    return [
+        Pairs(*(_together([getattr(pair, side) for pair in group]) for side in ("clean", "corrupted")))
+        for group in of_length.values()
+    ]
+
+
+def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
+    """Random tokens that begin to repeat, so that each is predicted by the one that followed its earlier occurrence.
+
+    In the corrupted prompt that one is another token, which is what it calls for. The distance at which tokens repeat
+    differs between pairs, so that no fixed offset leads to the answer.
+    """
+    if not isinstance(subject.task, CausalLM):
+        reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"
+        raise ArgumentError("clean", None, reason, {"clean": "A cat is", "corrupted": "A dog is"})
+    network, tokenizer = subject.network, subject.tokenizer
+    left_out = {*tokenizer.special_ids, *tokenizer.missing_ids(network.vocab_size), tokenizer.unk_id}
+    words = torch.tensor([index for index in range(network.vocab_size) if index not in left_out])
+    start = torch.tensor(tokenizer.around[0], dtype=torch.long)
+    length = min(LENGTH, network.max_seq_len - len(start), len(words) + 2)
+    generator, rows, ends = torch.Generator().manual_seed(seed), [], []
+    for _ in range(number):
+        period = int(torch.randint(length // 2 + 1, 3 * length // 4 + 1, (), generator=generator))
+        *block, other = words[torch.randperm(len(words), generator=generator)[: period + 1]].tolist()
+        at = length - period
+        changed = [*block[:at], other, *block[at + 1 :]]
+        rows.append([(once * 2)[:length] for once in (block, changed)])
+        ends.append([block[at], other])
+    sides, device = torch.tensor(rows).unbind(dim=1), next(network.parameters()).device
+    answers, against = torch.tensor(ends, device=device).unbind(dim=1)
+
+    def prompts(tokens: Int[Tensor, "prompts seq"]) -> Prompts:
+        inputs = torch.cat([start.expand(number, -1), tokens], dim=1).to(device)
+        lengths = torch.full((number,), inputs.shape[1], device=device)
+        return Prompts({"inputs": inputs, "lengths": lengths}, lengths - 1, answers, against)
+
+    return Pairs(*map(prompts, sides))
+
+
+def _pair(
+    subject: Subject, clean: Text, corrupted: Text, target: str | None, answer: str | None, against: str | None
+) -> Pairs:
+    first = read_prompt(subject, clean, target, answer, against, "clean")
+    second = read_prompt(subject, corrupted, target, against, argument="corrupted")
+    sizes = [[part.shape[1] for part in tensors(side.batch).values() if part.ndim > 1] for side in (first, second)]
+    if sizes[0] != sizes[1]:
+        strings = [subject.tokenizer.token_strings(subject.tokens_of(text)) for text in (clean, corrupted)]
+        reason = f"must have as many tokens as the clean prompt, {len(strings[0])}: {strings[0]}; it has {strings[1]}"
+        raise ArgumentError("corrupted", corrupted, reason)
+    answers, others = first.answers, first.against if against else second.answers
+    if torch.equal(answers, others):
+        reason = "must be named: the model predicts the same after both prompts"
+        raise ArgumentError("against", against, reason, {"against": "…"})
+    return Pairs(*(Prompts(side.batch, side.places, answers, others) for side in (first, second)))
+
+
+def _rows(file: str) -> list[Sequence[Any]]:
+    path = Path(file).expanduser()
+    if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
+        raise ArgumentError("file", file, f"is no .csv or .jsonl file with the columns {', '.join(COLUMNS)}")
+    with argument_path(passed={"files": "file"}):
+        return [*read_rows(path, Layout(COLUMNS))]
+
+
+def _string(subject: Subject, index: int) -> str:
+    """A token, or a class, of the logits."""
+    if isinstance(subject.task, Classification):
+        return subject.task.labels[index]
+    return subject.tokenizer.token_strings([index])[0]
+
+
+def _index(subject: Subject, argument: str, word: str) -> int:
+    """The index of a token, or of a class, among the logits."""
+    if isinstance(subject.task, Classification):
+        require_choice(argument, word, subject.task.labels)
+        return subject.task.labels.index(word)
+    ids = TextReader(subject.network, subject.tokenizer).rows_of(word, around=False)[0]
+    if len(ids) != 1:
+        strings = subject.tokenizer.token_strings(ids)
+        works = {argument: subject.tokenizer.decode(ids[:1])}
+        raise ArgumentError(argument, word, f"must be one token; it is {len(ids)}: {strings}", works)
+    return ids[0]
+
+
+def _with_answers(subject: Subject, prompts: Prompts, answer: int | None, against: int | None) -> Prompts:
+    device = prompts.batch["inputs"].device
+    if answer is None:
+        with torch.no_grad(), subject.precision():
+            logits = subject.task.forward(subject.network, prompts.batch)[0]
+        answer = int((logits if prompts.places is None else logits[prompts.places[0]]).argmax())
+    others = None if against is None else torch.tensor([against], device=device)
+    return Prompts(prompts.batch, prompts.places, torch.tensor([answer], device=device), others)
+
+
+def _together(prompts: Sequence[Prompts]) -> Prompts:
+    """Several prompts of one length as one batch."""
+
+    def joined(parts: Sequence[Tensor | None]) -> Any:
+        return None if parts[0] is None else torch.cat(cast(Sequence[Tensor], parts))
+
+    batch = {name: joined([tensors(prompt.batch)[name] for prompt in prompts]) for name in prompts[0].batch}
+    others = (joined([getattr(p, name) for p in prompts]) for name in ("places", "answers", "against"))
+    return Prompts(cast(Batch, batch), *others)
