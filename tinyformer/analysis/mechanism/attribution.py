@@ -62,7 +62,7 @@ class _Direction:
         self.u, self.constant = u, u.new_zeros(len(u))
 
     def effect(self, update: Tensor, scale: float = 1.0) -> Float[Tensor, " rows"]:
-        """scale · u · update, summed over the tokens."""
+        """The scale times u · update, summed over the tokens."""
         return scale * (self.u * update).sum(dim=(-1, -2))
 
     def before_norm(self, norm: nn.Module, x: Stream) -> None:
@@ -134,8 +134,9 @@ def direct_effects(subject: Subject, scored: "Scored") -> tuple[Effects, Float[T
 def _by_key(
     layer: BaseAttention, u: Stream, weights: Tensor, values: Tensor, output_by_head: Tensor
 ) -> Float[Tensor, "rows heads k_seq"]:
-    """What each key adds through each head: its weight times u · W_O v, summed over the queries; of no head where the
-    output is not one softmax times the values.
+    """What each key adds through each head, summed over the queries: its weight times u · W_O v.
+
+    There are no heads where their output is not one softmax times the values.
     """
     if layer.num_softmaxes > 1 or layer.position.mixed_dim is not None:
         return u.new_zeros(len(u), 0, weights.shape[-1])
