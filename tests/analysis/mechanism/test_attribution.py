@@ -1,0 +1,132 @@
+"""Direct logit attribution: the parts add up to the logit, by key and by head, and are those of TransformerLens."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from interop.models import VOCAB
+from model.models import LABELS, answerer, causal, classifier, masked, model, randomised, translator
+from model.test_transformer_lens import IDS, assert_same, both
+from nn.model_cases import make_encoder
+
+from analysis.subjects import columns_of, make_subject, pair_subject
+from tinyformer.analysis import LogitAttribution, Subject
+from tinyformer.analysis.mechanism.attribution import Scored, direct_effects
+from tinyformer.analysis.mechanism.prompts import Prompts, read_prompt
+from tinyformer.errors import ArgumentError
+from tinyformer.model.model import Model
+from tinyformer.nn import ClassReadout, LayerNorm, PostNormBlock, Residual, RMSNorm, Transformer
+from tinyformer.tasks import Classification
+
+
+def scaled(**options):
+    """A network whose residual connections have scales, and whose embeddings are normalised."""
+    some = causal(embedding_norm=True, **options)
+    for layer in some.network.encoder.layers:
+        layer.attention_residual, layer.feed_forward_residual = Residual(0.7, 1.3), Residual(1.2, 0.4)
+    return some
+
+
+def pooled(pooling):
+    network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=LABELS, pooling=pooling))
+    return Model(randomised(network), classifier()._tokenizer, Classification(LABELS))
+
+
+MODELS = {
+    "learned positions": causal,
+    "grouped, rotary, sink, gate": partial(model, "gqa+rotary+sink+gate+qk_norm"),
+    "latent": partial(model, "mla+rotary+qk_norm"),
+    "differential": partial(model, "differential+t5"),
+    "values by distance": partial(model, "gqa+relative"),
+    "post-norm": partial(causal, kind=PostNormBlock),
+    "RMSNorm": partial(causal, norm=partial(RMSNorm, 32)),
+    "scales": scaled,
+    "pruned": partial(causal, pruned_heads=[[0, 1], [1, 0], [1, 3]]),
+    "encoder–decoder": translator,
+    "mean": partial(pooled, "mean"),
+    "first token": partial(pooled, "cls"),
+}
+
+
+def subject_of(some, batches=()):
+    return Subject(some.network.double(), batches, some.task, some._tokenizer)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parts_add_up_to_the_logit_and_the_keys_to_the_head(name):
+    subject = subject_of(MODELS[name]())
+    answer, against = ("maybe", "no") if "t" in name and name in ("mean", "first token") else ("c", "d")
+    prompts = read_prompt(subject, "abba", "ab" if "source" in name else None, answer, against)
+    effects, scores = direct_effects(subject, Scored.of_prompts(prompts))
+    torch.testing.assert_close(scores, prompts.run(subject)[0])
+    torch.testing.assert_close(effects.total, scores, atol=1e-9, rtol=0)
+    assert all(bool((effect != 0).all()) for _, effect in effects.items())
+    for head, by_key in effects.sources.items():
+        torch.testing.assert_close(by_key.sum(dim=1), effects.heads[head], atol=1e-9, rtol=0)
+    assert ({*effects.sources} == {*effects.heads}) == (name not in ("differential", "values by distance"))
+
+
+def test_a_head_that_is_left_out_changes_the_logit_by_what_it_adds():
+    """Without final norm and later layers there is no other way to the logit."""
+    subject = subject_of(causal(num_layers=1, norm=torch.nn.Identity))
+    subject.network.encoder.layers[0].feed_forward_residual.branch = 0.0
+    subject.network.encoder.final_norm = torch.nn.Identity()
+    prompts = read_prompt(subject, "abba", answer="c")
+    effects, scores = direct_effects(subject, Scored.of_prompts(prompts))
+    for (_, head), effect in effects.heads.items():
+        without, _ = prompts.run(subject, replace={"*output_by_head": lambda z, head=head: z.index_fill(1, torch.tensor(head), 0)})
+        torch.testing.assert_close(scores - without, effect)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_attribution_is_that_of_the_library(family: str, tmp_path: Path) -> None:
+    ours, bridge = both(family, tmp_path)
+    bridge.set_use_attn_result(True)
+    places, answers, against = torch.tensor([18, 11]), torch.tensor([3, 5]), torch.tensor([4, 7])
+    subject = Subject(ours.network, [], ours.task, ours._tokenizer)
+    batch = {"inputs": IDS, "lengths": torch.full((2,), 19)}
+    effects, _ = direct_effects(subject, Scored.of_prompts(Prompts(batch, places, answers, against)))
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(IDS)
+    parts, labels = cache.get_full_resid_decomposition(-1, expand_neurons=False, return_labels=True)
+    parts = cache.apply_ln_to_stack(parts, -1)[:, torch.arange(2), places]
+    direction = (bridge.W_U[:, answers] - bridge.W_U[:, against]) * bridge.ln_final.weight.unsqueeze(1)
+    expected = dict(zip(labels, torch.einsum("pbd,db->pb", parts, direction), strict=True))
+    for part, effect in effects.items():
+        names = {"token embedding": "embed", "position embedding": "pos_embed"}
+        name = "L{}H{}".format(*part) if isinstance(part, tuple) else f"{part}_mlp_out"
+        name = names.get(part, name) if isinstance(part, str) else name
+        if part != "biases":  # theirs hold no bias of the final norm
+            assert_same(effect, expected[name], name)
+
+
+def test_findings_of_a_text_and_of_the_sample(tmp_path):
+    some = causal()
+    found = LogitAttribution(text="abba", answer="c", against="d")(subject_of(some, make_subject(some.network).batches))
+    assert list(found.figures) == list(found.tables) == ["attribution", "sources"]
+    table = columns_of(found.tables["attribution"])
+    assert sum(table["logits"]) == pytest.approx(found.scalars["analysis/logit"])
+    assert found.lines["attribution"].startswith('the logit of "c" minus "d" ')
+    for subject in (make_subject(some.network, padded=True), pair_subject(translator().network)):
+        table = columns_of(LogitAttribution()(subject).tables["attribution"])
+        assert all(low <= mean <= high for low, mean, high in zip(table["low"], table["logits"], table["high"], strict=True))
+    
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (causal, {"answer": "a"}, "answer='a': needs `text`"),
+        (causal, {"text": "abba", "answer": "ab"}, r"answer='ab': must be one token; it is 2: \['a', 'b'\]; answer='a'"),
+        (masked, {"text": "ab<mask>"}, "MaskedTokenReadout"),
+        (masked, {"text": "ab"}, "must have one <mask>"),
+        (classifier, {"text": "ab", "answer": "perhaps"}, "answer='perhaps'"),
+        (answerer, {"text": "ab"}, "predicts no token after a text"),
+    ],
+)
+def test_mistakes(make, options, message):
+    with pytest.raises(ArgumentError, match=message):
+        LogitAttribution(**options)(subject_of(make()))
