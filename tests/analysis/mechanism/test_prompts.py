@@ -56,8 +56,7 @@ def test_random_tokens_call_for_what_followed_the_earlier_occurrence_of_the_last
 def test_pairs_of_a_file_are_read_by_length(tmp_path):
     subject, file = subject_of(causal()), tmp_path / "pairs.csv"
     file.write_text("clean,corrupted,answer,against\nab,ac,d,e\nabc,abd,f,g\nbb,bc,,h\n")
-    first, second = read_pairs(subject, file=str(file))
-    encode = subject.tokenizer.encode
+    (first, second), encode = read_pairs(subject, file=str(file)), subject.tokenizer.encode
     assert first.corrupted.batch["inputs"][:, 1:].tolist() == [encode("ac"), encode("bc")]
     assert second.clean.batch["inputs"][:, 1:].tolist() == [encode("abc")]
     assert first.clean.answers.tolist() == [*encode("d"), read_prompt(subject, "bb").answers.item()]
