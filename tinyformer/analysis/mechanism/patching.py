@@ -216,14 +216,14 @@ class ActivationPatching:
             [place for place in outputs if is_share and max(shares[place][0].low, shares[place][1].low) > self.margin]
             for shares in (of_heads, untrained)
         )
-        words = "as shares of it" if is_share else "in logits, since untrained weights make as much of a difference"
+        words = "as shares of it" if is_share else "in logits, for it is not clearly above 0 and that of untrained weights"
         findings = Findings(facts=self._facts(subject, len(difference)))
-        findings.lines["patching"] = (
-            f"clean minus corrupted {_words(apart)} logits, {len(difference)} pairs; effects {words}:"
-        )
+        pairs = groups[0].clean.title(subject) if len(difference) == 1 else f"{len(difference)} pairs"
+        findings.lines["patching"] = f"{pairs}: clean minus corrupted {_words(apart)} logits; effects {words}:"
         unit = "share of clean minus corrupted" if is_share else "logits"
         _add_tokens(findings, of_tokens, _labels(subject, groups), unit)
-        findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: the whole interval is above {self.margin:g}"
+        rule = "one pair has no interval" if len(difference) == 1 else f"the whole interval is above {self.margin:g}"
+        findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: {rule}"
         for place in named or outputs[:1]:
             parts = {what: of_heads[place._replace(what=what)] for what in PARTS}
             alone = (f"; its {what} alone {of[0].mean:+.3f}, {of[1].mean:+.3f}" for what, of in parts.items())
