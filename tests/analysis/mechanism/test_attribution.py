@@ -1,24 +1,22 @@
 """Direct logit attribution: the parts add up to the logit, by key and by head, and are those of TransformerLens."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from interop.models import VOCAB
 from model.models import LABELS, answerer, causal, classifier, masked, model, randomised, translator
-from model.test_transformer_lens import IDS, assert_same, both
 from nn.model_cases import make_encoder
 
 from analysis.subjects import columns_of, make_subject, pair_subject
+from analysis.test_transformer_lens import IDS, assert_same, both
 from tinyformer.analysis import LogitAttribution, Subject
 from tinyformer.analysis.mechanism.attribution import Scored, direct_effects
 from tinyformer.analysis.mechanism.prompts import Prompts, read_prompt
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
-from tinyformer.nn import ClassReadout, LayerNorm, PostNormBlock, Residual, RMSNorm, Transformer
-from tinyformer.tasks import Classification
+from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, Residual, RMSNorm, Transformer
+from tinyformer.tasks import CausalLM, Classification, Seq2Seq
 
 
 def scaled(**options):
@@ -32,6 +30,10 @@ def scaled(**options):
 def pooled(pooling):
     network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=LABELS, pooling=pooling))
     return Model(randomised(network), classifier()._tokenizer, Classification(LABELS))
+
+
+def bert():
+    return Model(Transformer(make_encoder(), MaskedTokenReadout), causal()._tokenizer, CausalLM())
 
 
 MODELS = {
@@ -57,15 +59,15 @@ def subject_of(some, batches=()):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parts_add_up_to_the_logit_and_the_keys_to_the_head(name):
     subject = subject_of(MODELS[name]())
-    answer, against = ("maybe", "no") if "t" in name and name in ("mean", "first token") else ("c", "d")
-    prompts = read_prompt(subject, "abba", "ab" if "source" in name else None, answer, against)
-    effects, scores = direct_effects(subject, Scored.of_prompts(prompts))
+    answer, against = ("maybe", "no") if isinstance(subject.task, Classification) else ("c", "d")
+    prompts = read_prompt(subject, "abba", "ab" if isinstance(subject.task, Seq2Seq) else None, answer, against)
+    scores, effects, sources = direct_effects(subject, Scored.of_prompts(prompts))
     torch.testing.assert_close(scores, prompts.run(subject)[0])
-    torch.testing.assert_close(effects.total, scores, atol=1e-9, rtol=0)
+    torch.testing.assert_close(torch.stack([*effects.values()]).sum(dim=0), scores, atol=1e-9, rtol=0)
     assert all(bool((effect != 0).all()) for _, effect in effects.items())
-    for head, by_key in effects.sources.items():
-        torch.testing.assert_close(by_key.sum(dim=1), effects.heads[head], atol=1e-9, rtol=0)
-    assert ({*effects.sources} == {*effects.heads}) == (name not in ("differential", "values by distance"))
+    for head, by_key in sources.items():
+        torch.testing.assert_close(by_key.sum(dim=1), effects[head], atol=1e-9, rtol=0)
+    assert bool(sources) == (name not in ("differential", "values by distance"))
 
 
 def test_a_head_that_is_left_out_changes_the_logit_by_what_it_adds():
@@ -74,9 +76,12 @@ def test_a_head_that_is_left_out_changes_the_logit_by_what_it_adds():
     subject.network.encoder.layers[0].feed_forward_residual.branch = 0.0
     subject.network.encoder.final_norm = torch.nn.Identity()
     prompts = read_prompt(subject, "abba", answer="c")
-    effects, scores = direct_effects(subject, Scored.of_prompts(prompts))
-    for (_, head), effect in effects.heads.items():
-        without, _ = prompts.run(subject, replace={"*output_by_head": lambda z, head=head: z.index_fill(1, torch.tensor(head), 0)})
+    scores, effects, _ = direct_effects(subject, Scored.of_prompts(prompts))
+    for head in range(4):
+        effect = effects[0, head]
+        without, _ = prompts.run(
+            subject, replace={"*output_by_head": lambda z, head=head: z.index_fill(1, torch.tensor(head), 0)}
+        )
         torch.testing.assert_close(scores - without, effect)
 
 
@@ -89,7 +94,7 @@ def test_attribution_is_that_of_the_library(family: str, tmp_path: Path) -> None
     places, answers, against = torch.tensor([18, 11]), torch.tensor([3, 5]), torch.tensor([4, 7])
     subject = Subject(ours.network, [], ours.task, ours._tokenizer)
     batch = {"inputs": IDS, "lengths": torch.full((2,), 19)}
-    effects, _ = direct_effects(subject, Scored.of_prompts(Prompts(batch, places, answers, against)))
+    _, effects, _ = direct_effects(subject, Scored.of_prompts(Prompts(batch, places, answers, against)))
     with torch.no_grad():
         _, cache = bridge.run_with_cache(IDS)
     parts, labels = cache.get_full_resid_decomposition(-1, expand_neurons=False, return_labels=True)
@@ -113,15 +118,21 @@ def test_findings_of_a_text_and_of_the_sample(tmp_path):
     assert found.lines["attribution"].startswith('the logit of "c" minus "d" ')
     for subject in (make_subject(some.network, padded=True), pair_subject(translator().network)):
         table = columns_of(LogitAttribution()(subject).tables["attribution"])
-        assert all(low <= mean <= high for low, mean, high in zip(table["low"], table["logits"], table["high"], strict=True))
-    
+        assert all(
+            low <= mean <= high for low, mean, high in zip(table["low"], table["logits"], table["high"], strict=True)
+        )
+
 
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (causal, {"answer": "a"}, "answer='a': needs `text`"),
-        (causal, {"text": "abba", "answer": "ab"}, r"answer='ab': must be one token; it is 2: \['a', 'b'\]; answer='a'"),
-        (masked, {"text": "ab<mask>"}, "MaskedTokenReadout"),
+        (causal, {"answer": "a"}, "answer='a': needs text"),
+        (
+            causal,
+            {"text": "abba", "answer": "ab"},
+            "answer='ab': must be one token",
+        ),
+        (bert, {"text": "ab"}, "readout='MaskedTokenReadout': is not linear"),
         (masked, {"text": "ab"}, "must have one <mask>"),
         (classifier, {"text": "ab", "answer": "perhaps"}, "answer='perhaps'"),
         (answerer, {"text": "ab"}, "predicts no token after a text"),

@@ -1,10 +1,10 @@
 """Direct logit attribution: what each head, each feed-forward network and the embeddings add to a logit."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -32,23 +32,8 @@ NEEDED = re.compile(
 """The points that a logit is decomposed with."""
 
 
-@dataclass
-class Effects:
-    """What each part adds to a score, in logits; they add up to the score."""
-
-    heads: dict[Head, Float[Tensor, " rows"]] = field(default_factory=dict)
-    feed_forwards: dict[int, Float[Tensor, " rows"]] = field(default_factory=dict)  # by the index of the layer
-    others: dict[str, Float[Tensor, " rows"]] = field(default_factory=dict)  # embeddings, and all biases
-    sources: dict[Head, Float[Tensor, "rows k_seq"]] = field(default_factory=dict)  # of a head's effect, by key
-
-    def items(self) -> Iterator[tuple[Any, Float[Tensor, " rows"]]]:
-        yield from self.heads.items()
-        yield from self.feed_forwards.items()
-        yield from self.others.items()
-
-    @property
-    def total(self) -> Float[Tensor, " rows"]:
-        return torch.stack([effect for _, effect in self.items()]).sum(dim=0)
+Part: TypeAlias = Head | int | str
+"""What adds to the residual stream: a head, the feed-forward network of a layer, or by name embeddings and biases."""
 
 
 class _Direction:
@@ -82,8 +67,17 @@ class _Direction:
         self.u = u - u.mean(dim=-1, keepdim=True) if centred else u
 
 
-def direct_effects(subject: Subject, scored: "Scored") -> tuple[Effects, Float[Tensor, " rows"]]:
-    """What each part adds to a score of each row, and the scores.
+class Effects(NamedTuple):
+    """What each part adds to the score of each row, in logits, which is their sum."""
+
+    scores: Float[Tensor, " rows"]
+    parts: dict[Part, Float[Tensor, " rows"]]
+    sources: dict[Head, Float[Tensor, "rows k_seq"]]  # of what a head adds, by key
+
+
+@torch.no_grad()
+def direct_effects(subject: Subject, scored: "Scored") -> Effects:
+    """The direct effect of each part on a score.
 
     Raises:
         ArgumentError: the readout is not linear, or a block or a norm is of a class of one's own.
@@ -95,8 +89,10 @@ def direct_effects(subject: Subject, scored: "Scored") -> tuple[Effects, Float[T
     logits, captured = exact_pass(subject, scored.batch, capture=names)
     direction, constant = scored.direction(network.readout.proj, shares)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
-    index_of = {layer: index for index, layer in enumerate(network.attentions())}
-    effects, last = Effects(), len(stack.layers) - 1
+    index_of = {layer: index for index, layer in enumerate(network.require_heads())}
+    parts: dict[Part, Tensor] = {}
+    sources: dict[Head, Tensor] = {}
+    last = len(stack.layers) - 1
     walk = _Direction(direction if (scale := getattr(network.readout, "scale", None)) is None else direction * scale)
     walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
     for number, block in reversed([*enumerate(stack.layers)]):
@@ -113,22 +109,21 @@ def direct_effects(subject: Subject, scored: "Scored") -> tuple[Effects, Float[T
             if isinstance(block, PostNormBlock):
                 walk.before_norm(getattr(block, f"{name}_norm"), residual(x, update))
             if name == "feed_forward":
-                effects.feed_forwards[number] = walk.effect(update, residual.branch)
+                parts[number] = walk.effect(update, residual.branch)
             else:
                 module = getattr(block, name)
                 added = at[f"{layer}.{name}.added_by_head"]
                 for head in range(added.shape[1]):
-                    effects.heads[index_of[module], head] = walk.effect(added[:, head], residual.branch)
+                    parts[index_of[module], head] = walk.effect(added[:, head], residual.branch)
                 walk.constant = walk.constant + walk.effect(update - added.sum(dim=1), residual.branch)
-                parts = {part: at[f"{layer}.{name}.{part}"] for part in ("weights", "values", "output_by_head")}
-                by_key = residual.branch * _by_key(module, walk.u, **parts)
-                effects.sources |= {(index_of[module], head): by_key[:, head] for head in range(by_key.shape[1])}
+                seen = (at[f"{layer}.{name}.{point}"] for point in ("weights", "values", "output_by_head"))
+                by_key = residual.branch * _by_key(module, walk.u, *seen)
+                sources |= {(index_of[module], head): by_key[:, head] for head in range(by_key.shape[1])}
             walk.u = residual.skip * walk.u
     added = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
     walk.before_norm(stack.embedding_norm, torch.stack([*added.values()]).sum(dim=0))
-    effects.others = {name.replace("_", " "): walk.effect(update) for name, update in added.items()}
-    effects.others["biases"] = walk.constant + constant
-    return effects, scored.of_logits(logits, shares)
+    parts |= {name.replace("_", " "): walk.effect(update) for name, update in added.items()}
+    return Effects(scored.of_logits(logits, shares), parts | {"biases": walk.constant + constant}, sources)
 
 
 def _by_key(
@@ -190,7 +185,7 @@ class Scored:
         if type(readout) is TokenReadout:
             is_scored = (self.answers != IGNORED).float()
             return is_scored / is_scored.sum(dim=1, keepdim=True).clamp(min=1)
-        reason = "adds up nothing to a logit, since it is not linear; the one of a causal language model is"
+        reason = "is not linear, so that no logit is a sum of what parts add; TokenReadout is"
         raise ArgumentError("readout", type(readout).__name__, reason)
 
     def of_logits(self, logits: Tensor, shares: Float[Tensor, "rows seq"]) -> Float[Tensor, " rows"]:
@@ -258,18 +253,17 @@ class LogitAttribution:
             prompts = read_prompt(subject, self.text, self.target, self.answer, self.against)
             scored, what = [Scored.of_prompts(prompts)], f"the logit of {prompts.title(subject)}"
         passes = [direct_effects(subject, of_row) for of_row in scored]
-        scores = torch.cat([score for _, score in passes]).double().cpu()
+        scores = torch.cat([effects.scores for effects in passes]).double().cpu()
         parts = {
-            part: torch.cat([dict(effects.items())[part] for effects, _ in passes]).double().cpu()
-            for part, _ in passes[0][0].items()
+            part: torch.cat([effects.parts[part] for effects in passes]).double().cpu() for part in passes[0].parts
         }
         error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
         changes = {part: compare(values) for part, values in parts.items()}
         findings = self._of_parts(subject, changes, float(scores.mean()), error, what)
         if self.text is not None:
             findings.facts = subject.facts_of_text(self.text)
-            keys = prompts.keys(subject)
-            self._add_sources(subject, findings, {head: of[0] for head, of in passes[0][0].sources.items()}, keys)
+            of_keys = {head: by_key[0].cpu() for head, by_key in passes[0].sources.items()}
+            _add_sources(subject, findings, of_keys, prompts.keys(subject))
         return findings
 
     def _of_parts(
@@ -311,29 +305,30 @@ class LogitAttribution:
             },
         )
 
-    def _add_sources(
-        self, subject: Subject, findings: Findings, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
-    ) -> None:
-        """The effects of heads by key, for a prompt."""
-        strings = {head: keys[subject.kinds[head[0]]] for head in sources}
-        findings.tables["sources"] = (
-            ["layer", "part", "position", "token", "logits"],
-            [
-                [*_name(subject, head), position, token, value]
-                for head, of_keys in sources.items()
-                for position, (token, value) in enumerate(zip(strings[head], of_keys.tolist(), strict=True))
-            ],
-        )
-        drawn = sorted(sorted(sources, key=lambda head: -float(sources[head].abs().max()))[:NUM_DRAWN])
-        cells = {}
-        for head in drawn:
-            for position in sources[head].abs().topk(min(NUM_DRAWN, len(sources[head]))).indices.tolist():
-                column = f"{position}\n{strings[head][position]}"
-                cells[" ".join(_name(subject, head)), column] = float(sources[head][position])
-        columns = sorted({column for _, column in cells}, key=lambda column: int(column.partition("\n")[0]))
-        rows = list(dict.fromkeys(row for row, _ in cells))
-        title = "What each head adds to the logit from each key, whose position and token are below"
-        findings.figures["sources"] = change_grid(cells, rows, columns, title, "logits")
+
+def _add_sources(
+    subject: Subject, findings: Findings, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
+) -> None:
+    """The effects of heads by key, for a prompt."""
+    strings = {head: keys[subject.kinds[head[0]]] for head in sources}
+    findings.tables["sources"] = (
+        ["layer", "part", "position", "token", "logits"],
+        [
+            [*_name(subject, head), position, token, value]
+            for head, of_keys in sources.items()
+            for position, (token, value) in enumerate(zip(strings[head], of_keys.tolist(), strict=True))
+        ],
+    )
+    drawn = sorted(sorted(sources, key=lambda head: -float(sources[head].abs().max()))[:NUM_DRAWN])
+    cells = {}
+    for head in drawn:
+        for position in sources[head].abs().topk(min(NUM_DRAWN, len(sources[head]))).indices.tolist():
+            column = f"{position}\n{strings[head][position]}"
+            cells[" ".join(_name(subject, head)), column] = float(sources[head][position])
+    columns = sorted({column for _, column in cells}, key=lambda column: int(column.partition("\n")[0]))
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    title = "What each head adds to the logit from each key, whose position and token are below"
+    findings.figures["sources"] = change_grid(cells, rows, columns, title, "logits")
 
 
 def _name(subject: Subject, part: Any) -> tuple[str, str]:
