@@ -55,11 +55,10 @@ class _Direction:
         if isinstance(norm, nn.Identity):
             return
         if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
-            raise ArgumentError(
-                "norm", type(norm).__name__, "must be LayerNorm or RMSNorm, which are linear but for scale"
-            )
+            reason = "must be LayerNorm or RMSNorm, which are linear but for their scale"
+            raise ArgumentError("norm", type(norm).__name__, reason)
         centred = isinstance(norm, nn.LayerNorm)
-        if centred and norm.bias is not None:
+        if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
             self.constant = self.constant + (self.u @ norm.bias).sum(dim=-1)
         spread = x - x.mean(dim=-1, keepdim=True) if centred else x
         eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
@@ -87,7 +86,7 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
     names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
     shares = scored.shares(network.readout)
     logits, captured = exact_pass(subject, scored.batch, capture=names)
-    direction, constant = scored.direction(network.readout.proj, shares)
+    direction, constant = scored.direction(cast(nn.Linear, network.readout.proj), shares)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
     index_of = {layer: index for index, layer in enumerate(network.require_heads())}
     parts: dict[Part, Tensor] = {}
@@ -120,9 +119,9 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
                 by_key = residual.branch * _by_key(module, walk.u, *seen)
                 sources |= {(index_of[module], head): by_key[:, head] for head in range(by_key.shape[1])}
             walk.u = residual.skip * walk.u
-    added = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
-    walk.before_norm(stack.embedding_norm, torch.stack([*added.values()]).sum(dim=0))
-    parts |= {name.replace("_", " "): walk.effect(update) for name, update in added.items()}
+    embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
+    walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
+    parts |= {name.replace("_", " "): walk.effect(update) for name, update in embeddings.items()}
     return Effects(scored.of_logits(logits, shares), parts | {"biases": walk.constant + constant}, sources)
 
 
