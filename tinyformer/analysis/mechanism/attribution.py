@@ -112,7 +112,7 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
             else:
                 module = getattr(block, name)
                 added = at[f"{layer}.{name}.added_by_head"]
-                for head in range(added.shape[1]):
+                for head in reversed(range(added.shape[1])):
                     parts[index_of[module], head] = walk.effect(added[:, head], residual.branch)
                 walk.constant = walk.constant + walk.effect(update - added.sum(dim=1), residual.branch)
                 seen = (at[f"{layer}.{name}.{point}"] for point in ("weights", "values", "output_by_head"))
@@ -121,8 +121,9 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
             walk.u = residual.skip * walk.u
     embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
     walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
-    parts |= {name.replace("_", " "): walk.effect(update) for name, update in embeddings.items()}
-    return Effects(scored.of_logits(logits, shares), parts | {"biases": walk.constant + constant}, sources)
+    ordered: dict[Part, Tensor] = {name.replace("_", " "): walk.effect(x) for name, x in embeddings.items()}
+    ordered |= dict(reversed(parts.items())) | {"biases": walk.constant + constant}
+    return Effects(scored.of_logits(logits, shares), ordered, dict(reversed(sources.items())))
 
 
 def _by_key(
@@ -277,7 +278,7 @@ class LogitAttribution:
         cells = {}
         for part, change in changes.items():
             address, name = names[part]
-            cells[address or "stream", name] = change.mean
+            cells[address or "embeddings", name] = change.mean
         printed = sorted(changes, key=lambda part: -abs(changes[part].mean))[:NUM_PRINTED]
         columns = ["layer", "part", "logits", *(["low", "high"] if has_interval else [])]
         return Findings(
