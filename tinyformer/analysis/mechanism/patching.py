@@ -216,9 +216,7 @@ class ActivationPatching:
             [place for place in outputs if is_share and max(shares[place][0].low, shares[place][1].low) > self.margin]
             for shares in (of_heads, untrained)
         )
-        words = (
-            "as shares of it" if is_share else "in logits, for it is not clearly above 0 and that of untrained weights"
-        )
+        words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
         findings = Findings(facts=self._facts(subject, len(difference)))
         pairs = groups[0].clean.title(subject) if len(difference) == 1 else f"{len(difference)} pairs"
         findings.lines["patching"] = f"{pairs}: clean minus corrupted {_words(apart)} logits; effects {words}:"
