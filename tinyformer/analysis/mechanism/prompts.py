@@ -22,7 +22,7 @@ from tinyformer.tasks.user_texts import TextReader
 COLUMNS = ("clean", "corrupted", "answer", "against")
 """The columns of a file of pairs."""
 
-LENGTH = 32  # tokens of a prompt of `induction_pairs`
+LENGTH = 24  # tokens of a prompt of `induction_pairs`
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,12 @@ class Prompts:
         source = strings(self.batch["source"][row])
         return {"encoder": source, "decoder": inputs, "cross": source}
 
+    def rows(self, rows: Int[Tensor, " rows"]) -> "Prompts":
+        """Some of the prompts."""
+        batch = cast(Batch, {name: of[rows] for name, of in tensors(self.batch).items()})
+        places, against = (None if of is None else of[rows] for of in (self.places, self.against))
+        return Prompts(batch, places, self.answers[rows], against)
+
     def run(self, subject: Subject, **options: Any) -> tuple[Float[Tensor, " prompts"], dict[str, Tensor]]:
         """The scores in an `exact_pass`, and its captured activations."""
         logits, activations = exact_pass(subject, self.batch, **options)
@@ -93,6 +99,7 @@ class Pairs:
 
     clean: Prompts
     corrupted: Prompts
+    roles: Sequence[str] = ()  # of the tokens, where each pair has others; "" for none
 
 
 def read_prompt(
@@ -113,11 +120,19 @@ def read_prompt(
     subject.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
     row: Any = text if isinstance(text, str) else tuple(text)
     others = [[target or ""]] if isinstance(subject.task, Seq2Seq) else []
-    with argument_path(passed={"texts": argument, "texts[0]": argument, "targets": "target"}):
+    sizes = {"len(texts[0])": f"len({argument})", "len(targets[0])": "len(target)"}
+    with argument_path(passed={"texts": argument, "text": argument, "targets": "target"} | sizes):
         batch = subject.task.read(TextReader(subject.network, subject.tokenizer), [row], *others)
-    prompts = Prompts(batch, subject.task.places(batch, subject.tokenizer), torch.zeros(1, dtype=torch.long))
-    ids = {name: _index(subject, name, word) for name, word in (("answer", answer), ("against", against)) if word}
-    return _with_answers(subject, prompts, ids.get("answer"), ids.get("against"))
+        places = subject.task.places(batch, subject.tokenizer)
+    if answer:
+        index = _index(subject, "answer", answer)
+    else:
+        with torch.no_grad(), subject.precision():
+            logits = subject.task.forward(subject.network, batch)[0]
+        index = int((logits if places is None else logits[places[0]]).argmax())
+    answers = batch["inputs"].new_tensor([index])
+    second = answers.new_tensor([_index(subject, "against", against)]) if against else None
+    return Prompts(batch, places, answers, second)
 
 
 def read_pairs(
@@ -135,29 +150,33 @@ def read_pairs(
 
     By default, the answers are what the model predicts after the clean prompt and, `against`, after the corrupted one.
     """
+    texts = {"clean": clean, "corrupted": corrupted, "target": target, "answer": answer, "against": against}
+    given: dict[str, Any] = {name: value for name, value in texts.items() if value is not None}
     if file is not None:
-        pairs = [_pair(subject, *row[:2], None, *row[2:]) for row in _rows(file)]
-    elif clean is not None and corrupted is not None:
-        pairs = [_pair(subject, clean, corrupted, target, answer, against)]
-    elif clean is None and corrupted is None:
+        for name, value in given.items():
+            raise ArgumentError(name, value, f"`file`={file} has the prompts and their answers", {name: None})
+        pairs = _of_file(subject, file)
+    elif not given:
         return [induction_pairs(subject, num_pairs, seed)]
     else:
-        missing = "clean" if clean is None else "corrupted"
-        raise ArgumentError(missing, None, "must be given, too: a pair has both prompts", {missing: "A cat and a"})
+        for name in ("clean", "corrupted"):
+            if name not in given:
+                reason = f"must be given with `{next(iter(given))}`: a pair has two prompts"
+                raise ArgumentError(name, None, reason, {name: "A cat is"})
+        pairs = [_pair(subject, **given)]
     of_length: dict[Any, list[Pairs]] = defaultdict(list)
     for pair in pairs:
         of_length[tuple(part.shape for part in tensors(pair.clean.batch).values())].append(pair)
     return [
-        Pairs(*(_together([getattr(pair, side) for pair in group]) for side in ("clean", "corrupted")))
+        Pairs(_together([pair.clean for pair in group]), _together([pair.corrupted for pair in group]))
         for group in of_length.values()
     ]
 
 
 def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
-    """Random tokens that begin to repeat, so that each is predicted by the one that followed its earlier occurrence.
+    """Random tokens that begin to repeat: "… A B … C D … A" calls for B, the corrupted "… C B … A D … A" for D.
 
-    In the corrupted prompt that one is another token, which is what it calls for. The distance at which tokens repeat
-    differs between pairs, so that no fixed offset leads to the answer.
+    Both prompts have both answers, at the same positions: what precedes them is all that tells which is right.
     """
     if not isinstance(subject.task, CausalLM):
         reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"
@@ -166,28 +185,31 @@ def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
     left_out = {*tokenizer.special_ids, *tokenizer.missing_ids(network.vocab_size), tokenizer.unk_id}
     words = torch.tensor([index for index in range(network.vocab_size) if index not in left_out])
     start = torch.tensor(tokenizer.around[0], dtype=torch.long)
-    length = min(LENGTH, network.max_seq_len - len(start), len(words) + 2)
-    generator, rows, ends = torch.Generator().manual_seed(seed), [], []
-    for _ in range(number):
-        period = int(torch.randint(length // 2 + 1, 3 * length // 4 + 1, (), generator=generator))
-        *block, other = words[torch.randperm(len(words), generator=generator)[: period + 1]].tolist()
-        at = length - period
-        changed = [*block[:at], other, *block[at + 1 :]]
-        rows.append([(once * 2)[:length] for once in (block, changed)])
-        ends.append([block[at], other])
-    sides, device = torch.tensor(rows).unbind(dim=1), next(network.parameters()).device
-    answers, against = torch.tensor(ends, device=device).unbind(dim=1)
+    length = min(LENGTH, network.max_seq_len - len(start), len(words))
+    period = max(5 * length // 8, length // 2 + 2)
+    a, b, c, d = length - period - 1, length - period, period - 2, period - 1
+    generator, device = torch.Generator().manual_seed(seed), next(network.parameters()).device
+    drawn = [torch.randperm(len(words), generator=generator)[:period] for _ in range(number)]
+    clean = words[torch.stack(drawn)].repeat(1, 2)[:, :length]
+    corrupted = clean.clone()
+    corrupted[:, [a, c]] = clean[:, [c, a]]
 
     def prompts(tokens: Int[Tensor, "prompts seq"]) -> Prompts:
         inputs = torch.cat([start.expand(number, -1), tokens], dim=1).to(device)
         lengths = torch.full((number,), inputs.shape[1], device=device)
-        return Prompts({"inputs": inputs, "lengths": lengths}, lengths - 1, answers, against)
+        return Prompts({"inputs": inputs, "lengths": lengths}, lengths - 1, *clean[:, [b, d]].to(device).unbind(dim=1))
 
-    return Pairs(*map(prompts, sides))
+    named = {a: "A/C", b: "B", c: "C/A", d: "D", length - 1: "A"}
+    return Pairs(prompts(clean), prompts(corrupted), [named.get(at, "") for at in range(-len(start), length)])
 
 
 def _pair(
-    subject: Subject, clean: Text, corrupted: Text, target: str | None, answer: str | None, against: str | None
+    subject: Subject,
+    clean: Text,
+    corrupted: Text,
+    target: str | None = None,
+    answer: str | None = None,
+    against: str | None = None,
 ) -> Pairs:
     first = read_prompt(subject, clean, target, answer, against, "clean")
     second = read_prompt(subject, corrupted, target, against, argument="corrupted")
@@ -196,19 +218,28 @@ def _pair(
         strings = [subject.tokenizer.token_strings(subject.tokens_of(text)) for text in (clean, corrupted)]
         reason = f"must have as many tokens as the clean prompt, {len(strings[0])}: {strings[0]}; it has {strings[1]}"
         raise ArgumentError("corrupted", corrupted, reason)
-    answers, others = first.answers, first.against if against else second.answers
+    answers, others = first.answers, second.answers if first.against is None else first.against
     if torch.equal(answers, others):
-        reason = "must be named: the model predicts the same after both prompts"
-        raise ArgumentError("against", against, reason, {"against": "…"})
-    return Pairs(*(Prompts(side.batch, side.places, answers, others) for side in (first, second)))
+        reason = f'must be another answer than "{_string(subject, int(others))}", that of the clean prompt'
+        raise ArgumentError("against", against, reason)
+    first, second = (Prompts(side.batch, side.places, answers, others) for side in (first, second))
+    return Pairs(first, second)
 
 
-def _rows(file: str) -> list[Sequence[Any]]:
-    path = Path(file).expanduser()
+def _of_file(subject: Subject, file: str) -> list[Pairs]:
+    path, pairs = Path(file).expanduser(), []
     if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
         raise ArgumentError("file", file, f"is no .csv or .jsonl file with the columns {', '.join(COLUMNS)}")
     with argument_path(passed={"files": "file"}):
-        return [*read_rows(path, Layout(COLUMNS))]
+        rows = [*read_rows(path, Layout(COLUMNS, arguments=("file",) * len(COLUMNS)))]
+    for number, row in enumerate(rows, start=1):
+        try:
+            pairs.append(_pair(subject, **dict(zip(COLUMNS, (str(value or "") for value in row), strict=True))))
+        except ArgumentError as error:
+            raise ArgumentError("file", file, f"row {number}: {error.describe().removesuffix('.')}") from None
+    if not pairs:
+        raise ArgumentError("file", file, "has no pairs")
+    return pairs
 
 
 def _string(subject: Subject, index: int) -> str:
@@ -224,28 +255,17 @@ def _index(subject: Subject, argument: str, word: str) -> int:
         require_choice(argument, word, subject.task.labels)
         return subject.task.labels.index(word)
     ids = TextReader(subject.network, subject.tokenizer).rows_of(word, around=False)[0]
-    if len(ids) != 1:
-        strings = subject.tokenizer.token_strings(ids)
-        works = {argument: subject.tokenizer.decode(ids[:1])}
-        raise ArgumentError(argument, word, f"must be one token; it is {len(ids)}: {strings}", works)
+    if len(ids) != 1 or ids[0] == subject.tokenizer.unk_id:
+        reason = f"must be one token of the vocabulary; it is {subject.tokenizer.token_strings(ids)}"
+        raise ArgumentError(argument, word, reason, {argument: subject.tokenizer.decode(ids[:1])})
     return ids[0]
-
-
-def _with_answers(subject: Subject, prompts: Prompts, answer: int | None, against: int | None) -> Prompts:
-    device = prompts.batch["inputs"].device
-    if answer is None:
-        with torch.no_grad(), subject.precision():
-            logits = subject.task.forward(subject.network, prompts.batch)[0]
-        answer = int((logits if prompts.places is None else logits[prompts.places[0]]).argmax())
-    others = None if against is None else torch.tensor([against], device=device)
-    return Prompts(prompts.batch, prompts.places, torch.tensor([answer], device=device), others)
 
 
 def _together(prompts: Sequence[Prompts]) -> Prompts:
     """Several prompts of one length as one batch."""
 
-    def joined(parts: Sequence[Tensor | None]) -> Any:
-        return None if parts[0] is None else torch.cat(cast(Sequence[Tensor], parts))
+    def joined(parts: list[Any]) -> Any:
+        return None if parts[0] is None else torch.cat(parts)
 
     batch = {name: joined([tensors(prompt.batch)[name] for prompt in prompts]) for name in prompts[0].batch}
     others = (joined([getattr(p, name) for p in prompts]) for name in ("places", "answers", "against"))
