@@ -26,6 +26,7 @@ from .measures.probe import (
     measure_pairs,
 )
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
+from .mechanism.edges import EdgeAttribution
 from .mechanism.patching import ActivationPatching
 from .pictures.atlas import atlas_html, write_atlas
 from .pictures.picture import Picture, save_png
@@ -51,6 +52,7 @@ __all__ = [
     "Axes",
     "CapturedMaps",
     "CrossAlignment",
+    "EdgeAttribution",
     "Event",
     "EventDetector",
     "Findings",
