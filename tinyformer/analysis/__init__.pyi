@@ -28,6 +28,7 @@ from .measures.probe import (
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .mechanism.edges import EdgeAttribution
 from .mechanism.patching import ActivationPatching
+from .mechanism.weights import HeadWeights
 from .pictures.atlas import atlas_html, write_atlas
 from .pictures.picture import Picture, save_png
 from .pictures.plots import head_maps, maps_by_kind, measure_maps
@@ -65,6 +66,7 @@ __all__ = [
     "HeadPruning",
     "HeadRedundancy",
     "HeadRelations",
+    "HeadWeights",
     "Picture",
     "Probe",
     "Probes",

@@ -125,6 +125,42 @@ def _add_colour_bar(figure: Figure, axes: Axes, values: ScalarMappable, label: s
     bar.outline.set_visible(False)
 
 
+def head_graph(
+    heads: Mapping[Any, tuple[str, Any]], edges: Sequence[tuple[str, Any, Any, float]], title: str
+) -> Figure:
+    """Heads in rows by layer, the first below, with an arrow for each edge.
+
+    `heads` has the layer and the number of each; what is no head has a row and None. An edge has a kind, shown as
+    colour, the heads from and to which it leads, and a weight, shown as width.
+    """
+    rows = list(dict.fromkeys(row for row, _ in heads.values()))
+    numbers = sorted({number for _, number in heads.values() if number is not None}) or [0]
+    columns = dict(zip(numbers, range(len(numbers)), strict=True)) | {None: (len(numbers) - 1) / 2}
+    figure, axes = _canvas(max(5.6, 1.8 + 0.7 * len(numbers)), 0.8 + 1.1 * len(rows))
+    places = {head: (columns[number], rows.index(row)) for head, (row, number) in heads.items()}
+    kinds = sorted({kind for kind, *_ in edges})
+    for number, kind in enumerate(kinds):
+        axes.plot([], [], color=f"C{number}", linewidth=3, label=kind)
+        bend = 0.12 * (number - (len(kinds) - 1) / 2)  # so that the edges of two kinds are seen beside each other
+        for _, source, target, weight in (edge for edge in edges if edge[0] == kind):
+            width = 0.5 + 3.5 * weight / max(weight for *_, weight in edges)
+            style: dict[str, Any] = {"arrowstyle": "-|>", "color": f"C{number}", "linewidth": width, "alpha": 0.7}
+            style |= {"shrinkA": 10, "shrinkB": 10, "connectionstyle": f"arc3,rad={bend}"}
+            axes.annotate("", places[target], places[source], arrowprops=style)
+    for head, place in places.items():
+        row, number = heads[head]
+        label, shape = (row.split()[-1], "round") if number is None else (str(number), "circle")
+        box = {"boxstyle": shape, "facecolor": "white", "edgecolor": BASELINE_COLOUR}
+        axes.text(*place, label, ha="center", va="center", fontsize=FONT_POINTS, bbox=box)
+    if kinds:
+        figure.legend(fontsize=FONT_POINTS, frameon=False, loc="outside right center")
+    axes.set(xlim=(-0.5, len(numbers) - 0.5), ylim=(-0.4, len(rows) - 0.6), xticks=[])
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    _simplify(axes)
+    return figure
+
+
 def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[str]) -> Figure:
     """A confusion matrix: number of examples by true class (down) and predicted class (across)."""
     names = [readable(name, longest=40) for name in names]
