@@ -27,6 +27,7 @@ from .measures.probe import (
 )
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .mechanism.attribution import LogitAttribution
+from .mechanism.edges import EdgeAttribution
 from .mechanism.patching import ActivationPatching
 from .mechanism.weights import HeadWeights
 from .pictures.atlas import atlas_html, write_atlas
@@ -53,6 +54,7 @@ __all__ = [
     "Axes",
     "CapturedMaps",
     "CrossAlignment",
+    "EdgeAttribution",
     "Event",
     "EventDetector",
     "Findings",

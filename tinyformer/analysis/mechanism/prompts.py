@@ -173,6 +173,17 @@ def read_pairs(
     ]
 
 
+def facts_of_pairs(
+    subject: Subject, clean: Text | None, corrupted: Text | None, file: str | None, number: int
+) -> dict[str, str]:
+    """`Subject.facts` for pictures of a number of pairs, see `read_pairs`, in place of the data."""
+    if clean is not None and corrupted is not None:
+        sides = ([side] if isinstance(side, str) else side for side in (clean, corrupted))
+        return subject.facts_of_text([text for side in sides for text in side])
+    pairs = f"{number} of {file or 'random tokens that repeat'}"
+    return {name: fact for name, fact in subject.facts.items() if name != "data"} | {"pairs": pairs}
+
+
 def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
     """Random tokens that begin to repeat: "… A B … C D … A" calls for B, the corrupted "… C B … A D … A" for D.
 

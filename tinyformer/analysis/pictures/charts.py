@@ -130,12 +130,14 @@ def head_graph(
 ) -> Figure:
     """Heads in rows by layer, the first below, with an arrow for each edge.
 
-    `heads` has the layer and the number of each. An edge has a kind, shown as colour, the heads from and to which it
-    leads, and a weight, shown as width.
+    `heads` has the layer and the number of each; what is no head has a row and None. An edge has a kind, shown as
+    colour, the heads from and to which it leads, and a weight, shown as width.
     """
-    rows, numbers = (list(dict.fromkeys(column)) for column in zip(*heads.values(), strict=True))
+    rows = list(dict.fromkeys(row for row, _ in heads.values()))
+    numbers = sorted({number for _, number in heads.values() if number is not None}) or [0]
+    columns = dict(zip(numbers, range(len(numbers)), strict=True)) | {None: (len(numbers) - 1) / 2}
     figure, axes = _canvas(max(5.6, 1.8 + 0.7 * len(numbers)), 0.8 + 1.1 * len(rows))
-    places = {head: (sorted(numbers).index(number), rows.index(row)) for head, (row, number) in heads.items()}
+    places = {head: (columns[number], rows.index(row)) for head, (row, number) in heads.items()}
     kinds = sorted({kind for kind, *_ in edges})
     for number, kind in enumerate(kinds):
         axes.plot([], [], color=f"C{number}", linewidth=3, label=kind)
@@ -146,8 +148,10 @@ def head_graph(
             style |= {"shrinkA": 10, "shrinkB": 10, "connectionstyle": f"arc3,rad={bend}"}
             axes.annotate("", places[target], places[source], arrowprops=style)
     for head, place in places.items():
-        circle = {"boxstyle": "circle", "facecolor": "white", "edgecolor": BASELINE_COLOUR}
-        axes.text(*place, str(heads[head][1]), ha="center", va="center", fontsize=FONT_POINTS, bbox=circle)
+        row, number = heads[head]
+        label, shape = (row.split()[-1], "round") if number is None else (str(number), "circle")
+        box = {"boxstyle": shape, "facecolor": "white", "edgecolor": BASELINE_COLOUR}
+        axes.text(*place, label, ha="center", va="center", fontsize=FONT_POINTS, bbox=box)
     if kinds:
         figure.legend(fontsize=FONT_POINTS, frameon=False, loc="outside right center")
     axes.set(xlim=(-0.5, len(numbers) - 0.5), ylim=(-0.4, len(rows) - 0.6), xticks=[])
