@@ -71,10 +71,11 @@ class MaskedLM(TokenTask):
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
         """The mask token of each text."""
-        is_masked = batch["inputs"] == tokenizer.mask_id
+        mask_ids = [tokenizer.mask_id] if tokenizer.mask_id is not None else []
+        is_masked = torch.isin(batch["inputs"], batch["inputs"].new_tensor(mask_ids))
         if not bool((is_masked.sum(dim=1) == 1).all()):
-            mask = tokenizer.decode([] if tokenizer.mask_id is None else [tokenizer.mask_id])
-            raise ArgumentError("text", "…", f"must have one {mask}, whose token the model predicts")
+            reason = f"must have one {tokenizer.decode(mask_ids) or 'mask token'}, which the model predicts"
+            raise ArgumentError("text", tokenizer.decode(batch["inputs"][0]), reason)
         return is_masked.int().argmax(dim=1)
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:

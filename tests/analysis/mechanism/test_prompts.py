@@ -80,7 +80,7 @@ MISTAKES = [
     (causal, {"file": "a.csv"}, "file='a.csv': row 2: corrupted='abc': must have as many tokens as the clean"),
     (causal, {"file": "b.csv"}, "file='answer': b.csv has no such column; it has clean, corrupted"),
     (causal, {"file": "c.csv"}, "file='c.csv': has no pairs"),
-    (masked, PAIR, "clean='…': must have one <mask>, whose token the model predicts"),
+    (masked, PAIR, "clean='<eos>ab': must have one <mask>, which the model predicts"),
     (classifier, PAIR | {"answer": "si"}, "answer='si': must be one of no, yes, maybe"),
     (
         classifier,
