@@ -97,10 +97,14 @@ print(json.dumps(ended))
 
 
 def spawned(
-    lines: Sequence[str], folder: Path, first: str = "", environment: Mapping[str, str] | None = None
+    lines: Sequence[str],
+    folder: Path,
+    first: str = "",
+    environment: Mapping[str, str] | None = None,
+    python: str | Path = sys.executable,
 ) -> list[Ended]:
     """Programs, such as "card attention=mha", one after the other in a new process, which executes `first` before."""
-    command = [sys.executable, "-c", first + SEVERAL, json.dumps(lines)]
+    command = [python, "-c", first + SEVERAL, json.dumps(lines)]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return [Ended(*each) for each in json.loads(ended.stdout)]
