@@ -113,7 +113,7 @@ def place(tmp_path: Path, book: Path) -> Place:
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "by"), [([], signal.SIGINT), (SIDE_BY_SIDE, signal.SIGKILL)])
 def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: list[str], by: int) -> None:
-    place.add("mine", MINE, 300)
+    place.add("mine", MINE, 100)
     errors = place.stop("mine", *launcher, by=by)
     assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)
     assert "Traceback" not in errors
@@ -140,20 +140,21 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: 
 
 
 @pytest.mark.slow
-def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
+def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> None:
     """The same files and tables, of findings that share their training; a failed run is told, and stops no other."""
     one_seed = MINE.replace("seeds: [0, 1]", "seeds: [0]")
     place.add("mine", one_seed, 4)
     place.add("twin", one_seed.replace("num_windows=4", "num_windows=2"), 4)
     place.add("wrong", one_seed.replace("model.num_layers=1]", "model.num_heads=3]"), 4)
-    for to, launcher in (("serial/", "basic"), ("parallel/", "joblib")):
-        _, errors = place.run("all", "--launcher", launcher, to=to, code=2)
+    ended = call("findings all --files=files --runs=serial/runs --results=serial/results --launcher basic")
+    for code, errors in ((ended.code, ended.err), (2, place.run("all", *SIDE_BY_SIDE[:2], to="parallel/", code=2)[1])):
+        assert code == 2
         assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in errors
         assert errors.count("Error") == 1
         assert "wrong: not measured; runs that have not ended: 1." in errors
         assert "Traceback" not in errors
-    _, errors = place.run("mine", "--launcher", "joblib", "n_jobs=0", to="refused/", code=2)
-    assert errors == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
+    refused = call("findings mine --files=files --runs=refused/runs --results=refused --launcher joblib n_jobs=0")
+    assert refused.err == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
     serial, parallel = place.folder / "serial", place.folder / "parallel"
     files = {path.relative_to(serial) for path in serial.rglob("*")}
     assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}
@@ -239,7 +240,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 def broken(name: str) -> Finding:
-    """A finding whose mechanism is taken away, with one seed and short runs, reduced to the check that fails."""
+    """A finding whose mechanism is taken away, with one seed and short runs, reduced to the check that fails and its runs."""
     finding, changed = read_finding(name), BROKEN[name]
     runs = finding.runs | changed.get("runs", {})
     if "alike" in changed:
@@ -247,6 +248,7 @@ def broken(name: str) -> Finding:
     short = ["trainer.max_steps=3", "trainer.val_check_interval=3"] if finding.program == "train" else []
     baseline = [*changed.get("baseline", finding.baseline), *short]
     checks = [check for check in finding.checks if check.name.startswith(changed["fails"])]
+    runs = {run: words for run, words in runs.items() if f"'{run}'" in str([check.of for check in checks])}
     return finding.model_copy(update={"runs": runs, "baseline": baseline, "checks": checks, "seeds": [0]})
 
 
