@@ -14,7 +14,7 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def executed(path: Path, folder: Path, max_steps: int | None = None) -> NotebookNode:
-    """The notebook after it ran from top to bottom in a kernel of its own, in a folder; it may train for fewer steps."""
+    """The notebook after it ran from top to bottom in a kernel of its own, in a folder, for as many steps."""
     notebook, resources = nbformat.read(path, as_version=4), {"metadata": {"path": str(folder)}}
     for cell in notebook.cells if max_steps else ():
         cell.source = re.sub(r"max_steps=\d+", f"max_steps={max_steps}", cell.source)

@@ -13,11 +13,6 @@ from commands import ROOT, SMALL, results_of, spawned
 pytestmark = pytest.mark.slow
 
 
-def outside() -> dict[str, str]:
-    """The environment, without a path to the clone."""
-    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-
-
 def test_a_run_is_trained_evaluated_compared_and_exported(tmp_path: Path) -> None:
     """In an environment with the wheel and with the packages of this one, in an empty folder."""
     pip = [sys.executable, "-m", "pip"]
@@ -31,9 +26,10 @@ def test_a_run_is_trained_evaluated_compared_and_exported(tmp_path: Path) -> Non
     install = [*pip, "--python", programs / "python", "install", "-q", "--no-deps", "--force-reinstall", wheel]
     subprocess.run(install, check=True)
     folder.mkdir()
+    outside = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # no path to the clone
     two_processes = "trainer=ddp trainer.accelerator=cpu trainer.devices=2"  # which the word train starts
     command = [programs / "tinyformer", "train", *f"{SMALL} model.bias=true {two_processes} hydra.run.dir=run".split()]
-    trained = subprocess.run(command, cwd=folder, env=outside(), capture_output=True, text=True, check=False)
+    trained = subprocess.run(command, cwd=folder, env=outside, capture_output=True, text=True, check=False)
     assert trained.returncode == 0, trained.stderr
     shown = {
         "evaluate checkpoint=run/checkpoints/last.ckpt generate.num_tokens=3 hydra.run.dir=evaluated": "val loss",
@@ -42,7 +38,7 @@ def test_a_run_is_trained_evaluated_compared_and_exported(tmp_path: Path) -> Non
         "card attention=mha,gqa": "parameters",
         "doctor --variants mha --masks causal --dtypes fp32 --backends eager,sdpa": "eager",
     }
-    several = spawned([*shown], folder, environment=outside(), python=programs / "python")
+    several = spawned([*shown], folder, env=outside, python=programs / "python")
     for part, ended in zip(shown.values(), several, strict=True):
         assert (ended.code, part in ended.out) == (0, True), ended
     results, evaluated = (results_of(folder / name) for name in ("run", "evaluated"))

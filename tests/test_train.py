@@ -86,8 +86,8 @@ SWITCHES = (
 
 @pytest.mark.slow
 def test_each_switch_changes_the_run(program: Program, book: Path) -> None:
-    results = {word: train(program, f"run-{n}", "callbacks.attention=null", word) for n, word in enumerate(("", *SWITCHES))}
-    losses = {word: of["val/loss"] for word, of in results.items()}
+    short = "callbacks.attention=null"
+    losses = {word: train(program, f"run-{n}", short, word)["val/loss"] for n, word in enumerate(("", *SWITCHES))}
     assert len(set(losses.values())) == len(losses), losses
 
 

@@ -1,7 +1,6 @@
 """Runs and sweeps that are killed or fail, and damaged checkpoints: nothing that was whole is lost."""
 
 import csv
-import math
 import os
 import re
 import shutil
@@ -56,10 +55,11 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(pro
     assert (refused.code, refused.err.startswith("Error: resume=")) == (2, True), refused.err
 
 
+GREEDY = f"{TEXT} generate.temperature=0"
 KILLED = {
     "classifier": (CLASSIFIED, ("best.ckpt", "last.ckpt")),  # its best checkpoint is chosen by accuracy
-    "language model": (f"{TEXT} generate.temperature=0", ("results.json",)),
-    "accumulated": (f"{TEXT} generate.temperature=0 trainer.accumulate_grad_batches=3 trainer.max_steps=4", ("previous.ckpt",)),
+    "language model": (GREEDY, ("results.json",)),
+    "accumulated": (f"{GREEDY} trainer.accumulate_grad_batches=3 trainer.max_steps=4", ("previous.ckpt",)),
 }
 """Settings of a run, and files: the first write that a kill prevents is that of the last of them to be there."""
 

@@ -240,7 +240,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 def broken(name: str) -> Finding:
-    """A finding whose mechanism is taken away, with one seed and short runs, reduced to the check that fails and its runs."""
+    """A finding whose mechanism is taken away, with one seed, short runs, and of its checks the one that fails."""
     finding, changed = read_finding(name), BROKEN[name]
     runs = finding.runs | changed.get("runs", {})
     if "alike" in changed:
