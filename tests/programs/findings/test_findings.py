@@ -112,7 +112,10 @@ def place(tmp_path: Path, book: Path) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "by"), [([], signal.SIGINT), (SIDE_BY_SIDE, signal.SIGKILL)])
-def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: list[str], by: int) -> None:
+def test_a_stopped_finding_continues_and_repeats_no_run(
+    place: Place, call: Program, launcher: list[str], by: int
+) -> None:
+    again = "findings mine --files=files --runs=runs --results=results"
     place.add("mine", MINE, 100)
     errors = place.stop("mine", *launcher, by=by)
     assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)
@@ -120,8 +123,7 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: 
     before = place.kept()
     assert 0 < len(before) < 4
     assert not [*place.folder.glob("results/*"), *place.folder.glob("findings.md")]
-    out, _ = place.run("mine", *launcher)
-    assert out.count("kept in") == len(before)
+    assert call(again).out.count("kept in") == len(before)
     assert before.items() <= place.kept().items()
     outcome = json.loads((place.folder / "results" / "mine.json").read_text())
     assert outcome["verdict"] == HOLDS
@@ -134,7 +136,7 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: 
         return
     ended = next(place.folder.glob("runs/train-*/ended.json"))
     ended.unlink()  # as if killed between its results and the end
-    assert place.run("mine")[0].count("kept in") == 3
+    assert call(again).out.count("kept in") == 3
     spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
     assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
 
