@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parent.parent
+PYTHON = Path(sys.executable)
 
 SMALL = (
     "model.num_layers=2 model.num_heads=2 model.d_model=16 model.max_seq_len=16 data.batch_size=4 "
@@ -97,11 +98,11 @@ print(json.dumps(ended))
 
 
 def spawned(
-    lines: Sequence[str], folder: Path, first: str = "", environment: Mapping[str, str] | None = None
+    lines: Sequence[str], folder: Path, first: str = "", env: Mapping[str, str] | None = None, python: Path = PYTHON
 ) -> list[Ended]:
     """Programs, such as "card attention=mha", one after the other in a new process, which executes `first` before."""
-    command = [sys.executable, "-c", first + SEVERAL, json.dumps(lines)]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command = [python, "-c", first + SEVERAL, json.dumps(lines)]
+    ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return [Ended(*each) for each in json.loads(ended.stdout)]
 

@@ -1,6 +1,7 @@
 """What all tests share: the programs, run as a user runs them, and which skips are allowed."""
 
 import contextlib
+import functools
 import io
 import os
 import runpy
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import omegaconf
 import pytest
 import torch
 from browser import chromium
@@ -25,6 +27,11 @@ torch.set_num_threads(1)
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("tinyformer", deadline=None)
 settings.load_profile("tinyformer")
+
+# Each run has Hydra parse the same few interpolations more than a thousand times, which takes a quarter of a short one.
+# What the parser returns is read alone.
+for module in (omegaconf.base, omegaconf._utils):
+    module.parse = functools.cache(module.parse)
 
 SKIPS = {"Skipped: needs CUDA"}
 """What a test may be skipped for in CI."""

@@ -1,6 +1,7 @@
 """Run the notebooks of `examples`. `python tests/notebooks.py` runs each and stores its displays in it."""
 
 import copy
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,9 +13,11 @@ FOLDER = Path(__file__).parents[1] / "examples"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def executed(path: Path, folder: Path) -> NotebookNode:
-    """The notebook after it ran from top to bottom in a kernel of its own, in a folder."""
+def executed(path: Path, folder: Path, max_steps: int | None = None) -> NotebookNode:
+    """The notebook after it ran from top to bottom in a kernel of its own, in a folder, for as many steps."""
     notebook, resources = nbformat.read(path, as_version=4), {"metadata": {"path": str(folder)}}
+    for cell in notebook.cells if max_steps else ():
+        cell.source = re.sub(r"max_steps=\d+", f"max_steps={max_steps}", cell.source)
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     return notebook
 

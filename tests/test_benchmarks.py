@@ -14,7 +14,7 @@ import generation
 import measure
 import pytest
 import torch
-from commands import ROOT
+from commands import ROOT, Program, ran
 from here import our_network
 from measure import PLAIN, Effort, Trained, settings, train_in_turn
 from peers import GPT, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
@@ -93,7 +93,7 @@ def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
     return ended.stdout
 
 
-def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:
+def test_a_language_model_translates_by_continuing(tmp_path: Path, program: Program) -> None:
     english = {"uno": "one", "dos": "two", "tres": "three", "cuatro": "four", "cinco": "five"}
     pairs = [(" ".join(few), " ".join(map(english.get, few))) for n in (2, 3, 4) for few in permutations(english, n)]
     (tmp_path / "pairs").mkdir()
@@ -102,7 +102,7 @@ def test_a_language_model_translates_by_continuing(tmp_path: Path) -> None:
         (tmp_path / "pairs" / f"{split}.tsv").write_text("\n".join(rows))
     sizes = "model.num_layers=2 model.num_heads=2 model.d_model=32 model.max_seq_len=64 tokenizer.vocab_size=270"
     command = f"experiment=translate_lm_cpu data.files=pairs hydra.run.dir=lm trainer.max_steps=300 {sizes}"
-    subprocess.run([sys.executable, str(ROOT / "train.py"), *command.split()], cwd=tmp_path, check=True)
+    ran(program, "train.py", command)
     printed = run_benchmark("translation", tmp_path, ["pairs", "lm/checkpoints/last.ckpt"])
     scores = [float(line.split("BLEU ")[1].split(",")[0]) for line in printed.splitlines()]
     assert len(scores) == 5

@@ -186,7 +186,7 @@ GOOD = {"text": "bb aa dd cc", "query": "cc", "key": "aa", "distractor": "dd"}
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "bb"}], "file=.*: row 1 of .* has no such column; it has text"),
+        ([{"text": "bb"}], r"file='\S*lines.jsonl': row 1 of \S* has no column query; it has text"),
         ([GOOD | {"key": ""}], "file=.*: row 1 lacks one of text, query, key and distractor"),
         ([GOOD, GOOD | {"key": "cat"}], "file=.*: line 2: cat is not a word of the text, whose words are <eos> bb"),
         ([GOOD | {"query": "aa dd bb"}], "file=.*: line 1: aa dd bb is not a phrase of the text"),

@@ -1,6 +1,7 @@
 """Relations on many lines: how often a head attends from a word to the one that it belongs to, beside controls."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from tinyformer.analysis.subject import Change, Findings, Losses, Subject, namin
 from tinyformer.analysis.words import WordError, words_of
 from tinyformer.data import SETS, Line, make_lines
 from tinyformer.data.sources.files import READERS, Layout, read_rows
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import layer_title
 
@@ -74,8 +75,11 @@ def read_lines(file: str) -> list[Line]:
     if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
         reason = f"is no .csv or .jsonl file with the columns {', '.join(Line._fields)}, nor one of {', '.join(SETS)}"
         raise ArgumentError("file", file, reason, {"file": "verb_object"})
-    with argument_path(passed={"files": "file"}):
-        rows = [*read_rows(path, Layout(Line._fields, arguments=("file",) * 4))]
+    try:
+        rows = [*read_rows(path, Layout(Line._fields))]
+    except ArgumentError as error:  # its argument, a column's name or a dialect, is none of the analysis
+        reason = error.reason.removeprefix(f"{path} ").replace("no such column", f"no column {error.value}")
+        raise ArgumentError("file", file, re.sub("; (for a file without|to read quot).*", "", reason)) from error
     for number, row in enumerate(rows, start=1):
         if not all(str(value or "").strip() for value in row):
             raise ArgumentError("file", file, f"row {number} lacks one of text, query, key and distractor")

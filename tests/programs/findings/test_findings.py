@@ -112,16 +112,18 @@ def place(tmp_path: Path, book: Path) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "by"), [([], signal.SIGINT), (SIDE_BY_SIDE, signal.SIGKILL)])
-def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: list[str], by: int) -> None:
-    place.add("mine", MINE, 300)
+def test_a_stopped_finding_continues_and_repeats_no_run(
+    place: Place, call: Program, launcher: list[str], by: int
+) -> None:
+    again = "findings mine --files=files --runs=runs --results=results"
+    place.add("mine", MINE, 100)
     errors = place.stop("mine", *launcher, by=by)
     assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)
     assert "Traceback" not in errors
     before = place.kept()
     assert 0 < len(before) < 4
     assert not [*place.folder.glob("results/*"), *place.folder.glob("findings.md")]
-    out, _ = place.run("mine", *launcher)
-    assert out.count("kept in") == len(before)
+    assert call(again).out.count("kept in") == len(before)
     assert before.items() <= place.kept().items()
     outcome = json.loads((place.folder / "results" / "mine.json").read_text())
     assert outcome["verdict"] == HOLDS
@@ -134,26 +136,27 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, launcher: 
         return
     ended = next(place.folder.glob("runs/train-*/ended.json"))
     ended.unlink()  # as if killed between its results and the end
-    assert place.run("mine")[0].count("kept in") == 3
+    assert call(again).out.count("kept in") == 3
     spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
     assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
 
 
 @pytest.mark.slow
-def test_side_by_side_is_as_one_after_the_other(place: Place) -> None:
+def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> None:
     """The same files and tables, of findings that share their training; a failed run is told, and stops no other."""
     one_seed = MINE.replace("seeds: [0, 1]", "seeds: [0]")
     place.add("mine", one_seed, 4)
     place.add("twin", one_seed.replace("num_windows=4", "num_windows=2"), 4)
     place.add("wrong", one_seed.replace("model.num_layers=1]", "model.num_heads=3]"), 4)
-    for to, launcher in (("serial/", "basic"), ("parallel/", "joblib")):
-        _, errors = place.run("all", "--launcher", launcher, to=to, code=2)
+    ended = call("findings all --files=files --runs=serial/runs --results=serial/results --launcher basic")
+    for code, errors in ((ended.code, ended.err), (2, place.run("all", *SIDE_BY_SIDE[:2], to="parallel/", code=2)[1])):
+        assert code == 2
         assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in errors
         assert errors.count("Error") == 1
         assert "wrong: not measured; runs that have not ended: 1." in errors
         assert "Traceback" not in errors
-    _, errors = place.run("mine", "--launcher", "joblib", "n_jobs=0", to="refused/", code=2)
-    assert errors == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
+    refused = call("findings mine --files=files --runs=refused/runs --results=refused --launcher joblib n_jobs=0")
+    assert refused.err == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
     serial, parallel = place.folder / "serial", place.folder / "parallel"
     files = {path.relative_to(serial) for path in serial.rglob("*")}
     assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}
@@ -239,7 +242,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 def broken(name: str) -> Finding:
-    """A finding whose mechanism is taken away, with one seed and short runs, reduced to the check that fails."""
+    """A finding whose mechanism is taken away, with one seed, short runs, and of its checks the one that fails."""
     finding, changed = read_finding(name), BROKEN[name]
     runs = finding.runs | changed.get("runs", {})
     if "alike" in changed:
@@ -247,6 +250,7 @@ def broken(name: str) -> Finding:
     short = ["trainer.max_steps=3", "trainer.val_check_interval=3"] if finding.program == "train" else []
     baseline = [*changed.get("baseline", finding.baseline), *short]
     checks = [check for check in finding.checks if check.name.startswith(changed["fails"])]
+    runs = {run: words for run, words in runs.items() if f"'{run}'" in str([check.of for check in checks])}
     return finding.model_copy(update={"runs": runs, "baseline": baseline, "checks": checks, "seeds": [0]})
 
 
