@@ -67,6 +67,14 @@ SMALL_MODULE = {
 }
 """What is added to the command of a program that takes no overrides."""
 
+EARLIER = {
+    "outputs/…": "trainer.max_steps=4 data=text data.files=book.txt tokenizer=byte hydra.run.dir=outputs/run",
+    "outputs/translate": "task=seq2seq data=text data.files=verses_es_en hydra.run.dir=outputs/translate",
+    "outputs/span": "task=span data.num_contexts=40 data.num_held_out=2 hydra.run.dir=outputs/span",
+    "multirun/…": "-m attention=mha,gqa data=text data.files=book.txt hydra.sweep.dir=multirun/sweep",
+}
+"""The runs of earlier commands that a command or a Python block names; the first is there for all."""
+
 FAST = {
     "python train.py attention=gqa position=alibi",
     'python evaluate.py checkpoint=outputs/…/checkpoints/last.ckpt split=test generate.prompt="The"',
@@ -104,13 +112,15 @@ def adapted(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run that commands call `outputs/…`, which the first one makes."""
-    return tmp_path_factory.mktemp("trained") / "run"
+    """Copies of the runs in `EARLIER`, each of which the first test that names it makes."""
+    return tmp_path_factory.mktemp("trained")
 
 
 @pytest.fixture
-def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with everything that commands name: a run, texts, labelled texts, and `mine.py`."""
+def place(
+    program: Program, book: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """A folder with everything that a test's command or Python block names: runs, texts, labels, and `mine.py`."""
     Path("other.txt").write_text("Once there was a cat.\n" * 9)
     Path("stories.txt").write_text(book.read_text().replace("\n", "\n<|endoftext|>\n"))
     Path("mine.py").write_text(MINE[-1])
@@ -119,8 +129,8 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     short = ", ".join(["trainer.max_steps=10", "data=text", "data.files=book.txt", *SMALL_RUN[4:]])
     claim = CLAIM.replace("trainer.max_steps=200", short).replace("seeds: [0, 1, 2]", "seeds: [0]")
     Path("claims/window.yaml").write_text(claim)
-    cost = (ROOT / "conf/finding/cost.yaml").read_text().replace("1024", "512").replace("d_model=512", "d_model=128")
-    Path("claims/cost.yaml").write_text(cost)
+    cost = (ROOT / "conf/finding/cost.yaml").read_text().replace("d_model=512", "d_model=128")
+    Path("claims/cost.yaml").write_text(cost.replace("256", "64").replace("1024", "128"))
     rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(200)]
     Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
     pairs = [("es", "en"), *((f"uno {n}", f"one {n}") for n in range(60))]
@@ -135,11 +145,12 @@ def place(program: Program, book: Path, trained: Path, monkeypatch: pytest.Monke
     for split in ("train", "dev"):
         Path("squad", f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    if not trained.exists():
-        text = "data=text data.files=book.txt tokenizer=byte trainer.max_steps=4 hydra.run.dir=outputs/run"
-        ran(program, "train.py", *SMALL_RUN, text)
-        shutil.copytree("outputs/run", trained)
-    shutil.copytree(trained, "outputs/run", dirs_exist_ok=True)
+    named = f"outputs/… {request.node.callspec.params}"
+    for folder, words in ((words.rpartition("=")[2], words) for part, words in EARLIER.items() if part in named):
+        if not (trained / folder).exists():
+            ran(program, "train.py", *sorted([*SMALL_RUN, "trainer.max_steps=2", *words.split()], key="-m".__ne__))
+            shutil.copytree(folder, trained / folder)
+        shutil.copytree(trained / folder, folder, dirs_exist_ok=True)
     return Path.cwd()
 
 
@@ -148,22 +159,6 @@ def test_every_adaptation_and_every_shown_card_is_of_a_command() -> None:
     assert set(RUNS) >= FAST
     assert len(SHOWN) == 2
     assert set(MODULES) >= set(SHOWN)
-
-
-def make_earlier_runs(text: str, program: Program, made: Path) -> None:
-    """The runs of earlier commands that a command or a Python block names, but for `outputs/…`; each is `made` once."""
-    runs = {
-        "outputs/translate": "task=seq2seq data=text data.files=verses_es_en hydra.run.dir=outputs/translate",
-        "outputs/span": "task=span data.num_contexts=40 data.num_held_out=2 hydra.run.dir=outputs/span",
-        "multirun/…": "-m attention=mha,gqa data=text data.files=book.txt hydra.sweep.dir=multirun/sweep",
-    }
-    for part, words in runs.items():
-        folder = Path(words.rpartition("=")[2])
-        if part in text and not (made / folder).exists():
-            ran(program, "train.py", *words.split()[:1], *SMALL_RUN, "trainer.max_steps=2", *words.split()[1:])
-            shutil.copytree(folder, made / folder)
-        elif part in text:
-            shutil.copytree(made / folder, folder)
 
 
 def as_process(script: str, *arguments: str, split: bool) -> Ended:
@@ -177,9 +172,8 @@ def as_process(script: str, *arguments: str, split: bool) -> Ended:
 @pytest.mark.parametrize(
     "line", [line if line in FAST else pytest.param(line, marks=pytest.mark.slow) for line in RUNS]
 )
-def test_command(line: str, program: Program, place: Path, trained: Path) -> None:
+def test_command(line: str, program: Program, place: Path) -> None:
     _, script, *arguments = shlex.split(adapted(line))
-    make_earlier_runs(line, program, trained.parent)
     if script == "evaluate.py":
         translates = "outputs/translate" in line
         data = ["data.files=verses_es_en" if translates else "data.files=book.txt"] * ("data=" not in line)
@@ -198,10 +192,7 @@ def test_command(line: str, program: Program, place: Path, trained: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", MODULES)
-def test_module_command(
-    line: str, program: Program, place: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_earlier_runs(line, program, trained.parent)
+def test_module_command(line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, _, _, module, *arguments = shlex.split(adapted(line))
     arguments += SMALL_MODULE.get(module, [])
     main = importlib.import_module(f"tinyformer.programs.{module}").main
@@ -230,12 +221,9 @@ PYTHON_ADAPTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in PYTHON if block not in MINE])
-def test_python_block(
-    block: str, program: Program, place: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_block(block: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for written, run in PYTHON_ADAPTED.items():
         block = block.replace(written, run)
-    make_earlier_runs(block, program, trained.parent)
     capsys.readouterr()
     names: dict[str, Any] = {}
     exec(block, names)

@@ -108,7 +108,7 @@ def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers
 
 
 def test_epochs_end_as_steps_do(program: Program, book: Path) -> None:
-    settings = f"{SMALL} {TEXT} trainer.limit_train_batches=6 trainer.log_every_n_steps=1"
+    settings = f"{SMALL} {TEXT} callbacks.attention=null trainer.limit_train_batches=6 trainer.log_every_n_steps=1"
     for run, limit in {"epochs": "trainer.max_epochs=1 trainer.max_steps=-1", "steps": "trainer.max_steps=6"}.items():
         out = ran(program, "train.py", settings, limit, f"hydra.run.dir={run}")
         assert "length: 6 steps, 1 epoch of 6 batches\n" in out
@@ -120,7 +120,7 @@ def test_epochs_end_as_steps_do(program: Program, book: Path) -> None:
 
 @pytest.mark.slow
 def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, book: Path) -> None:
-    cosine = "experiment=gpt2 tokenizer=byte schedule.warmup_steps=0 schedule.final_factor=0"
+    cosine = "experiment=gpt2 callbacks.attention=null tokenizer=byte schedule.warmup_steps=0 schedule.final_factor=0"
     train(program, "run", cosine, "trainer.log_every_n_steps=1")
     shutil.copytree("run", "before")
     text = book.read_text()

@@ -20,7 +20,7 @@ from tinyformer.checkpoint.file import load_checkpoint
 
 CHECKPOINTS = Path("run/checkpoints")
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
-LONG = f"{SMALL} {TEXT} {CONSTANT} trainer.val_check_interval=2 hydra.run.dir=run"
+LONG = f"{SMALL} {TEXT} {CONSTANT} callbacks.attention=null trainer.val_check_interval=2 hydra.run.dir=run"
 
 REVIEWS = "text,label\n" + "".join(
     f"film {n} is {('dull', 'fine')[n * 7 % 3 % 2]},{n * 7 % 3 % 2}\n" for n in range(203)
@@ -248,7 +248,7 @@ def test_a_step_that_is_not_finite_in_one_process_stops_both(program: Program, b
 
 # Sweeps.
 
-SWEEP = f"{SMALL} {TEXT} hydra.sweep.dir=sweep"
+SWEEP = f"{SMALL} {TEXT} callbacks.attention=null hydra.sweep.dir=sweep"
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def means(comparison: Comparison) -> list[tuple[object, ...]]:
 @pytest.mark.slow
 def test_a_sweep_at_equal_parameters_is_averaged_over_its_seeds(program: Program, book: Path, call: Program) -> None:
     """Each attention with two seeds, and as many jobs with heads that fail, as `train.py` leaves them."""
-    axes = "model.num_heads=2,3 attention=mha,mqa seed=1,2"
+    axes = "callbacks.attention=null model.num_heads=2,3 attention=mha,mqa seed=1,2"
     ended = program("train.py", f"-m {SMALL} {TEXT} match=parameters {axes} hydra.sweep.dir=sweep")
     assert (ended.code, "model.d_ff=72: " in ended.out) == (2, True)
     runs = [results_of(f"sweep/{job}") for job in range(4)]
