@@ -131,16 +131,15 @@ class Share(NamedTuple):
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> dict[Place, Share]:
-    """The mean effects as shares of a mean over the same pairs; intervals hold for all places at once."""
+    """The mean effects as shares of a mean over the same pairs; the intervals hold for all of them at once."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
-    changes = [
-        simultaneous([Losses(effect, of) for effect in exact], [none] * len(exact), num_resamples)
-        for exact in every[:, :, 0].unbind(dim=1)
-    ]
+    exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
+    changes = simultaneous(exact, [none] * len(exact), num_resamples)
     if len(of) == 1:
-        changes = [[Change(change.mean, math.nan, math.nan) for change in of_all] for of_all in changes]
+        changes = [Change(change.mean, math.nan, math.nan) for change in changes]
     estimates = (every[:, :, 1].sum(dim=2) / of.sum()).tolist()
-    return {place: Share(*both) for place, *both in zip(effects, *changes, estimates, strict=True)}
+    both = zip(effects, changes[::2], changes[1::2], estimates, strict=True)
+    return {place: Share(*share) for place, *share in both}
 
 
 @dataclass(eq=False)
