@@ -404,7 +404,7 @@ BREAKS = (
     ),
     Break(
         "a_vector_of_padding",
-        "model/forward.py",
+        "analysis/points.py",
         ">= lengths.unsqueeze(1)",
         "> lengths.unsqueeze(1)",
         ("tests/model/test_model.py",),
@@ -427,17 +427,17 @@ BREAKS = (
     # model
     Break(
         "weights_of_queries_before_they_are_replaced",
-        "model/forward.py",
+        "analysis/points.py",
         "for name, point in points.items() if name in replaced or",
         "for name, point in reversed(points.items()) if name in replaced or",
-        ("tests/model/test_points.py", "-k", "order"),
+        ("tests/analysis/test_points.py", "-k", "order"),
     ),
     Break(
         "replaced_weights_without_the_vectors_of_positions",
         "nn/softmax.py",
         "mix = None if is_cross else self.position.mix(*weights.shape[-2:])",
         "mix = None",
-        ("tests/model/test_points.py", "-k", "own_values and relative"),
+        ("tests/analysis/test_points.py", "-k", "own_values and relative"),
     ),
     Break(
         "padding_among_the_tokens_of_an_ablation",

@@ -69,7 +69,7 @@ MISTAKES = [
         run(replace={"*_mid": torch.relu, POINT: torch.relu}),
         f"replace='{POINT}': names {POINT}, which '*_mid'",
     ),
-    (run(replace={"*.scores": torch.relu}), "replace='*.scores': can only be captured; queries, keys and weights can"),
+    (lambda: model(backend="flex").run(TEXTS, gradients=True), "backend='flex': cannot compute training on CPU"),
     (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor of"),
     # Heads.
     (ablated(causal, [(2, 0)]), "heads=[[2, 0]]: must hold [layer, head] pairs of a model with 2 layers of 4 heads"),

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
@@ -12,12 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.analysis import Analysis, Findings, Subject
-from tinyformer.batch import Batch
-from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
-from tinyformer.generation.beam_search import Beam, beam_search
-from tinyformer.model.ablation import Head, ablated_heads
-from tinyformer.model.forward import (
+from tinyformer.analysis.points import (
     ForwardPass,
     Points,
     Replacement,
@@ -26,6 +22,11 @@ from tinyformer.model.forward import (
     points_of,
     without_padding,
 )
+from tinyformer.batch import Batch
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.model.ablation import Head, ablated_heads
 from tinyformer.model.text_maps import TextMaps, maps_of_batch
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network, RelativePosition
 from tinyformer.run.analysis_run import analyse, make_subject
@@ -102,10 +103,13 @@ class Model:
         """The points that `run` captures and replaces, with their shapes.
 
         - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any;
-          `.weights`: the output of the softmax, without dropout; `.output_by_head`: the input of the output projection.
+          `.scores`, `.weights`: before and after the softmax, without dropout; `.output_by_head`: the input of the
+          output projection; `.added_by_head`: the part of each head in `.output`, the output of the layer.
+        - `layers.0.feed_forward.input`, `.output`, and `.neurons`, the input of its last projection.
         - `layers.0.residual_mid`: the residual stream after attention, in a post-norm block normalised, as the next
           sublayer reads it; `residual_cross_mid`: after cross-attention; `residual_post`: the output of the layer.
-        - `embedding`, the input of the first layer; `final_norm`, the output of the last; `logits`.
+        - `token_embedding`, `position_embedding`: what each adds to the stream; `embedding`, the input of the first
+          layer; `final_norm`, the output of the last; `logits`.
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
@@ -152,6 +156,7 @@ class Model:
         *others: Any,
         capture: str | Sequence[str] = (),
         replace: Mapping[str, Replacement] | None = None,
+        gradients: bool = False,
         **named: Any,
     ) -> ForwardPass:
         """A forward pass that returns activations, or replaces them and recomputes everything downstream.
@@ -168,6 +173,9 @@ class Model:
             capture: names of `points`, with `*` for any characters.
             replace: for points, named in the same way, a tensor of the activation's shape, dtype and device, or a
                 function of the activation that returns one. Functions may change their argument in place.
+            gradients: whether the logits are computed from the captured tensors themselves, so that
+                `torch.autograd.grad(logits[0, -1, 5], activations[point])` is the gradient at a point. They always are
+                where a tensor in `replace` requires a gradient.
             named: the same as `others`, by name.
         """
         for names in () if capture else others:
@@ -175,9 +183,8 @@ class Model:
             if isinstance(several, Sequence) and several and all(map(self._is_point, several)):
                 raise ArgumentError("capture", names, "is given in place of a text", {"capture": names})
         batch = self._batch(texts, *others, **named)
-        return forward_pass(
-            self.network, lambda: self.task.forward(self.network, batch), lengths_of(batch), capture, replace
-        )
+        forward = partial(self.task.forward, self.network, batch)
+        return forward_pass(self.network, forward, lengths_of(batch), capture, replace, gradients)
 
     def _is_point(self, name: Any) -> bool:
         """Whether something names points, in which `*` stands for any characters."""

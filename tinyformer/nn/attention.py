@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -140,6 +141,14 @@ class BaseAttention(SoftmaxAttention):
     def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
         """The attention weights of a call and their logits, for all queries or those at `rows`; see `exact_maps`."""
         return exact_maps(self, call, rows)
+
+    def weights_of_scores(self, call: AttentionCall, scores: Weights) -> Weights:
+        """The attention weights of a call if its scores were others; see `softmax_of_scores`."""
+        n, (q, k, _) = self.num_softmaxes, call.qkv
+        parts = [
+            self.softmax_of_scores(scores[:, i::n], q[:, i::n], k[:, i::n], call.mask, call.is_cross) for i in range(n)
+        ]
+        return torch.stack(parts, dim=2).flatten(1, 2)
 
     def call(
         self,

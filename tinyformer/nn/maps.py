@@ -112,7 +112,6 @@ def _maps_of_own(layer: Attends, call: AttentionCall) -> AttentionMaps:
     raise NoMapsError(layer, f"has no attention maps: {type(layer).__name__} {reason}")
 
 
-@torch.no_grad()
 def _derived_maps(layer: Attends, qkv: QKV, mask: AttentionMask, is_cross: bool) -> AttentionMaps:
     """∂ attend / ∂ value of each key: the outputs for unit vectors as values, minus those for zeros."""
     k_seq, width = qkv.v.shape[-2:]

@@ -133,6 +133,21 @@ class SoftmaxAttention(nn.Module):
         scoring = self.scoring(q, k.shape[2], mask, is_cross)
         return attention_maps(q, k, mask, scoring, rows)
 
+    def softmax_of_scores(
+        self,
+        scores: Float[Tensor, "batch num_heads q_seq k_seq"],
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        mask: AttentionMask,
+        is_cross: bool = False,
+    ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
+        """The weights of the same softmax over other scores; -∞ hides a key, and so does the mask."""
+        k_seq = k.shape[2]
+        scoring = replace(self.scoring(q, k_seq, mask, is_cross), compare=lambda q, k: scores, mods=())
+        allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k_seq, scores.device)
+        visible = AttentionMask(allowed=allowed if dense is None else allowed & dense)
+        return attention_maps(q, k, visible, scoring).weights
+
     def transform_queries(self, q: Queries) -> Queries:
         """Queries transformed by the score function, before their positions rotate them."""
         return self.score(q)

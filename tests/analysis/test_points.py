@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+from model.models import TEXTS, answerer, causal, classifier, masked, model, randomised, translator
 from nn.test_compile import printed
 from nn.variants import NAMES, able, factory, network, projected
 
-from model.models import TEXTS, answerer, causal, classifier, masked, model, translator
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
-from tinyformer.nn import Attention, PostNormBlock, PreNormBlock
+from tinyformer.nn import Attention, AttentionMaps, PostNormBlock, PreNormBlock
 from tinyformer.tasks import CausalLM
 
 ARGUMENTS = {
@@ -49,7 +49,7 @@ def test_every_task_has_points(make):
     logits, activations = some.run(*arguments, capture=["*"])
     assert list(activations) == list(some.points)
     assert torch.equal(activations["logits"], logits)
-    for point in (point for point in some.points if not point.endswith("scores")):
+    for point in some.points:
         replaced = some.run(*arguments, replace={point: torch.zeros_like}).logits
         # Scores that are the same at every key do not show which of queries and keys are zero.
         assert not torch.equal(replaced, logits), point
@@ -62,19 +62,71 @@ def test_every_task_has_points(make):
 
 @pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock])
 def test_the_points_of_the_residual_stream_by_hand(kind):
-    some = causal(kind=kind)
+    some = causal(kind=kind, bias=True, num_kv_heads=2, pruned_heads=[(0, 1)])
+    randomised(some.network)
     _, found = some.run("the cat", capture="*")
     stream = found["embedding"]
+    torch.testing.assert_close(found["token_embedding"] + found["position_embedding"], stream)
+    torch.testing.assert_close(found["position_embedding"][0], some.network.encoder.position.embedding.weight[:8])
     for index, layer in enumerate(some.network.encoder.layers):
-        attended = projected(found[f"layers.{index}.attention.output_by_head"], layer.attention)
+        of_layer = {name.removeprefix(f"layers.{index}."): value for name, value in found.items()}
+        attended = projected(of_layer["attention.output_by_head"], layer.attention)
+        added = of_layer["attention.added_by_head"].sum(dim=1) + layer.attention.o_proj.bias
         if kind is PostNormBlock:
-            mid = layer.attention_norm(stream + attended)
+            mid = read = layer.attention_norm(stream + attended)
             stream = layer.feed_forward_norm(mid + layer.feed_forward(mid))
         else:
             mid = stream + attended
-            stream = mid + layer.feed_forward(layer.feed_forward_norm(mid))
-        torch.testing.assert_close(found[f"layers.{index}.residual_mid"], mid)
-        torch.testing.assert_close(found[f"layers.{index}.residual_post"], stream)
+            read = layer.feed_forward_norm(mid)
+            stream = mid + layer.feed_forward(read)
+        for point, expected in {
+            "attention.output": attended,
+            "residual_mid": mid,
+            "feed_forward.input": read,
+            "feed_forward.output": layer.feed_forward.down_proj(of_layer["feed_forward.neurons"]),
+            "residual_post": stream,
+        }.items():
+            torch.testing.assert_close(of_layer[point], expected)
+        torch.testing.assert_close(added, attended)
+
+
+GRADIENTS = {
+    "pre_norm": lambda: causal(bias=True, num_kv_heads=2, pruned_heads=[(0, 1)]),
+    "post_norm": lambda: causal(kind=PostNormBlock, sink=True),
+    "mla": lambda: model("mla+rotary+qk_norm"),
+    "differential": lambda: model("gqa+differential+sink+window"),
+    "relative": lambda: model("gqa+relative"),
+    "local_gaussian": lambda: model("gqa+local_gaussian"),
+    "translator": translator,
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_the_slopes_of_replaced_activations(name):
+    some, generator = GRADIENTS[name](), torch.Generator().manual_seed(0)
+    some.network.double().requires_grad_(False)
+    arguments = ARGUMENTS[translator if name == "translator" else causal]
+
+    def scalar(logits):
+        return (logits * torch.linspace(-1, 1, logits.shape[-1], dtype=logits.dtype)).sum()
+
+    def gradients_of(arguments):
+        logits, activations = some.run(*arguments, capture="*", gradients=True)
+        torch.testing.assert_close(logits, some.logits(*arguments))
+        return activations, torch.autograd.grad(scalar(logits), activations.values())
+
+    activations, gradients = gradients_of(arguments)
+    _, alone = gradients_of([each[1] for each in arguments])
+    for (point, value), gradient, of_row in zip(activations.items(), gradients, alone, strict=True):
+        row = gradient[1][tuple(slice(size) for size in of_row.shape[1:])]
+        torch.testing.assert_close(row, of_row[0])
+        assert torch.count_nonzero(gradient[1]) == torch.count_nonzero(row)  # none at padding
+        step = 1e-7 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        up, down = (scalar(some.run(*arguments, replace={point: value.detach() + s}).logits) for s in (step, -step))
+        torch.testing.assert_close((up - down) / 2, (gradient * step).sum(), rtol=1e-5, atol=1e-12)
+        leaf = value.detach().requires_grad_()
+        again = torch.autograd.grad(scalar(some.run(*arguments, replace={point: leaf}).logits), leaf)
+        torch.testing.assert_close(again[0], gradient)
 
 
 def test_replacements_act_in_the_order_of_the_forward_pass():
@@ -111,6 +163,29 @@ def test_training_mode_checkpointing_and_bf16():
     torch.testing.assert_close(rounded.run(TEXTS, replace=others).logits, logits)
 
 
+def test_replaced_scores_are_masked_and_hide_keys_themselves():
+    some, scores, weights = causal(), "layers.0.attention.scores", "layers.0.attention.weights"
+
+    def found(function):
+        return some.run(TEXTS[:1], capture=weights, replace={scores: function}).activations[weights]
+
+    torch.testing.assert_close(found(torch.zeros_like)[0, 0, 3], torch.tensor([0.25] * 4 + [0.0] * 4))
+    hidden = found(lambda score: score.index_fill_(-1, torch.tensor(0), -torch.inf))
+    assert (hidden[..., 0] == 0).all()  # also in the first row, where no key is left
+    torch.testing.assert_close(hidden[:, :, 1:].sum(-1), torch.ones(1, 4, 7))
+
+
+class Sigmoid(Attention):
+    """An attention whose weights are no softmax."""
+
+    def attend(self, qkv, mask, is_cross):
+        return self.apply_weights(self.attention_maps(qkv, mask, is_cross).weights, qkv, is_cross)
+
+    def attention_maps(self, qkv, mask, is_cross, rows=None):
+        logits = super().attention_maps(qkv, mask, is_cross, rows).logits
+        return AttentionMaps(logits.sigmoid(), logits)
+
+
 class OtherFormula(Attention):
     """An attention with another formula than the softmax's."""
 
@@ -143,6 +218,11 @@ def test_what_a_class_of_yours_computes_otherwise_is_refused():
         some.run(TEXTS, replace={"layers.1.attention.weights": torch.zeros_like})
     with pytest.raises(ArgumentError, match=r"^replace='layers\.0\.residual_mid': is not computed"):
         silent.run(TEXTS, replace={POINT: torch.zeros_like})
+    sigmoid = Model(network(partial(Sigmoid, 32, 4)), causal().tokenizer, CausalLM())
+    _, activations = sigmoid.run(TEXTS, capture="*", gradients=True)
+    assert "layers.0.attention.weights" in activations
+    with pytest.raises(ArgumentError, match=r"Sigmoid.*: has weights that are no softmax of its scores"):
+        sigmoid.run(TEXTS, replace={"layers.0.attention.scores": torch.zeros_like})
 
 
 @pytest.mark.parametrize("make", [causal, masked, classifier])

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionCall, BaseAttention, ClassReadout, Encoder, Network
-from tinyformer.nn.maps import NoMapsError
+from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
 
 Shape: TypeAlias = tuple[int | str, ...]
 """The sizes of a tensor; dimensions of variable size have a name: "batch", "seq" or "source_seq"."""
@@ -45,14 +46,17 @@ def _words(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Point:
-    """An activation of a network."""
+    """An activation of a network, which a module computes.
 
-    module: nn.Module  # the module whose output contains it
+    `get` takes it out of the module's inputs and output, and `put` makes the output with another in its place. A point
+    that is one of several terms of the output is replaced by adding the difference.
+    """
+
+    module: nn.Module
     shape: Shape
-    get: Callable[[Any], Tensor] = lambda output: output  # takes it out of the output
-    put: Callable[[Any, Tensor], Any] | None = lambda output, value: (
-        value
-    )  # puts another there; None: cannot be replaced
+    get: Callable[[Any, Any], Tensor] = lambda inputs, output: output
+    put: Callable[[Any, Any, Tensor], Any] = lambda inputs, output, value: value
+    is_input: bool = False  # whether it is what the module reads, which is then given as `output`
 
 
 def points_of(network: Network) -> dict[str, Point]:
@@ -71,6 +75,7 @@ def points_of(network: Network) -> dict[str, Point]:
 
 def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
     stream: Shape = ("batch", seq, stack.token_embedding.embedding_dim)
+    yield from _of_embedding(stack, stream)
     yield "embedding", Point(stack.dropout, stream)
     for index, layer in enumerate(stack.layers):
         modules = dict(layer.named_children())
@@ -78,36 +83,84 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
             if isinstance(module := modules.get(attention), BaseAttention):
                 for name, point in _of_attention(module, seq, keys_seq):
                     yield f"layers.{index}.{attention}.{name}", point
+            if attention in modules:
+                yield f"layers.{index}.{attention}.output", Point(modules[attention], stream)
             if f"{mid}_point" in modules:
                 yield f"layers.{index}.residual_{mid}", Point(modules[f"{mid}_point"], stream)
+        if feed_forward := modules.get("feed_forward"):
+            yield f"layers.{index}.feed_forward.input", Point(feed_forward, stream, is_input=True)
+            if isinstance(down := getattr(feed_forward, "down_proj", None), nn.Linear):
+                neurons: Shape = ("batch", seq, down.in_features)
+                yield f"layers.{index}.feed_forward.neurons", Point(down, neurons, is_input=True)
+            yield f"layers.{index}.feed_forward.output", Point(feed_forward, stream)
         yield f"layers.{index}.residual_post", Point(layer, stream)
     yield "final_norm", Point(stack.final_norm, stream)
+
+
+def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
+    """What the token and its absolute position add to the stream: with zeros as token, the position alone is left."""
+    position: Any = stack.position
+    if position is None:
+        yield "token_embedding", Point(stack.embedding_norm, stream, is_input=True)
+        return
+
+    def of_position(inputs: Any, output: Tensor) -> Tensor:
+        tokens, *others = inputs
+        return position.forward(torch.zeros_like(tokens), *others)
+
+    yield "token_embedding", _term(position, stream, lambda inputs, output: output - of_position(inputs, output))
+    yield "position_embedding", _term(position, stream, of_position)
+
+
+def _term(module: nn.Module, shape: Shape, get: Callable[[Any, Any], Tensor], dim: tuple[int, ...] = ()) -> Point:
+    """A point that is a term of the output, or after its sum over a dimension."""
+
+    def put(inputs: Any, output: Tensor, value: Tensor) -> Tensor:
+        difference = value - get(inputs, output)
+        return output + (difference.sum(dim) if dim else difference)
+
+    return Point(module, shape, get, put)
 
 
 def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tuple[str, Point]]:
     maps, keys = layer.num_heads * layer.num_softmaxes, layer.num_kv_heads * layer.num_softmaxes
 
     def projected(part: str, shape: Shape) -> Point:
-        def put(call: AttentionCall, value: Tensor) -> AttentionCall:
+        def put(inputs: Any, call: AttentionCall, value: Tensor) -> AttentionCall:
             return call._replace(qkv=call.qkv._replace(**{part: value}))
 
-        return Point(layer.call_point, shape, lambda call: getattr(call.qkv, part), put)
+        return Point(layer.call_point, shape, lambda inputs, call: getattr(call.qkv, part), put)
+
+    def scores(inputs: Any, call: AttentionCall) -> Tensor:
+        return layer.maps_of_call(call).logits
+
+    def weights(inputs: Any, call: AttentionCall) -> Tensor:
+        return layer.maps_of_call(call).weights if call.weights is None else call.weights
+
+    def put_weights(inputs: Any, call: AttentionCall, value: Tensor) -> AttentionCall:
+        return call._replace(weights=value)
+
+    def put_scores(inputs: Any, call: AttentionCall, value: Tensor) -> AttentionCall:
+        if is_own(layer):
+            maps = layer.maps_of_call(call)
+            error = layer.weights_of_scores(call, maps.logits) - maps.weights
+            if error.abs().max() > TOLERANCES.get(error.dtype, 0.03):
+                raise NoMapsError(layer, "has weights that are no softmax of its scores")
+        return call._replace(weights=layer.weights_of_scores(call, value))
+
+    def added(inputs: Any, output: Tensor) -> Tensor:
+        heads = inputs[0].unflatten(-1, (layer.num_heads, -1))
+        return torch.einsum("bshv,dhv->bhsd", heads, layer.o_proj.weight.to(heads.dtype).unflatten(1, heads.shape[-2:]))
 
     yield "queries", projected("q", ("batch", maps, seq, layer.head_dim))
     yield "keys", projected("k", ("batch", keys, keys_seq, layer.head_dim))
     yield "values", projected("v", ("batch", layer.num_kv_heads, keys_seq, layer.v_head_dim))
     shape: Shape = ("batch", maps, seq, keys_seq)
-    yield "scores", Point(layer.call_point, shape, lambda call: layer.maps_of_call(call).logits, None)
-    yield (
-        "weights",
-        Point(
-            layer.call_point,
-            shape,
-            lambda call: layer.maps_of_call(call).weights,
-            lambda call, value: call._replace(weights=value),
-        ),
-    )
+    yield "scores", Point(layer.call_point, shape, scores, put_scores)
+    yield "weights", Point(layer.call_point, shape, weights, put_weights)
     yield "output_by_head", Point(layer.head_gate, ("batch", layer.num_heads, seq, layer.v_head_dim))
+    by_head: Shape = ("batch", layer.num_heads, seq, layer.o_proj.out_features)
+    yield "added_by_head", _term(layer.o_proj, by_head, added, dim=(1,))
 
 
 def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:
@@ -119,8 +172,6 @@ def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str
             near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
             reason = f"is no point of the model; it has {', '.join(near)} and others, see model.points"
             raise ArgumentError(argument, pattern, reason)
-        if argument == "replace" and not (names := [name for name in names if points[name].put]):
-            raise ArgumentError(argument, pattern, "can only be captured; queries, keys and weights can be replaced")
         if argument == "replace" and (twice := [name for name in names if name in matched]):
             raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")
         matched |= dict.fromkeys(names, pattern)
@@ -140,11 +191,13 @@ def forward_pass(
     lengths: Lengths,
     capture: str | Sequence[str] = (),
     replace: Mapping[str, Replacement] | None = None,
+    gradients: bool = False,
 ) -> ForwardPass:
     """Run a network, capture some activations and replace others; all that depends on these is computed from them.
 
     `forward` runs it and returns its logits; a compiled network runs uncompiled. In the names of points, `*` stands
-    for any characters.
+    for any characters. With `gradients`, or a replacement that requires one, the logits are computed from the captured
+    tensors themselves, so that autograd knows the derivative with respect to each.
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture
@@ -161,34 +214,48 @@ def forward_pass(
     replaced = {name: replace[pattern] for name, pattern in matching(points, replace, "replace").items()}
     captured = matching(points, capture, "capture")
     activations: dict[str, Tensor] = {}
+    gradients = gradients or any(isinstance(other, Tensor) and other.requires_grad for other in replaced.values())
     is_replacing = False
 
-    def hook_of(name: str, point: Point) -> Callable[[nn.Module, Any, Any], Any]:
+    def hook_on(name: str, point: Point) -> RemovableHandle:
         def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
             nonlocal is_replacing
             if is_replacing:  # in a forward pass that a replacing function runs
                 return output
             try:
-                value = point.get(output)
+                value = point.get(inputs, output)
+                if name in replaced:
+                    is_replacing = True
+                    value = _replacement(name, value, replaced[name], point, lengths)
+                    is_replacing = False
+                else:
+                    value = _of_tokens(value, point, lengths)
+                if gradients:
+                    value.requires_grad_()
+                    output = point.put(inputs, output, _of_tokens(value, point, lengths))  # no gradient at padding
+                elif name in replaced:
+                    output = point.put(inputs, output, value)
             except NoMapsError:
                 if name in replaced or name in capture:
                     raise
                 watched.pop(name)  # a pattern matches the weights of a class of one's own that has none
                 return output
-            if name in replaced:
-                is_replacing = True
-                value = _replacement(name, value, replaced[name], point, lengths)
-                is_replacing = False
-                output = point.put(output, value) if point.put else output
-            activations[name] = _of_tokens(value, point, lengths)
+            activations[name] = value
             return output
 
-        return hook
+        def input_hook(module: nn.Module, inputs: Any) -> Any:
+            return (hook(module, inputs, inputs[0]), *inputs[1:])
+
+        return (
+            point.module.register_forward_pre_hook(input_hook)
+            if point.is_input
+            else point.module.register_forward_hook(hook)
+        )
 
     # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
     watched = {name: point for name, point in points.items() if name in replaced or name in captured}
-    hooks = [point.module.register_forward_hook(hook_of(name, point)) for name, point in watched.items()]
-    with running_hooks(network, hooks), torch.no_grad():
+    hooks = [hook_on(name, point) for name, point in watched.items()]
+    with running_hooks(network, hooks), torch.set_grad_enabled(gradients):
         logits = forward()
     for name in watched:
         if name not in activations:
@@ -209,7 +276,7 @@ def _replacement(name: str, value: Tensor, replacement: Replacement, point: Poin
     new, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
     sizes = {dim: lengths[str(size)] for dim, size in enumerate(point.shape) if size in lengths}
     if not sizes:
-        return _fitting(name, replacement(value), value)
+        return _fitting(name, replacement(value), value).clone()
     of_rows = torch.stack([*sizes.values()], dim=1)
     try:
         for row in of_rows.unique(dim=0):
