@@ -94,6 +94,15 @@ def test_logits_text_and_weights_are_the_same(name: str, tmp_path: Path) -> None
         assert made[:, 4:].tolist() == new
 
 
+PRUNED = {"llama-gqa": "[[0,0],[0,1],[0,2],[1,4]]", "t5": "[[encoder,1,0],[decoder,0,2],[cross,0,5],[cross,1,0]]"}
+"""Heads of six: among them both that read one K/V head, and one of two that do."""
+
+
+@pytest.mark.parametrize("name", some(PRUNED, "llama-gqa"))
+def test_pruned_heads_add_nothing(name: str, tmp_path: Path) -> None:
+    require_same_logits((*EXPORTS[name], f"model.pruned_heads={PRUNED[name]}"), tmp_path)
+
+
 def tokenizer_of(folder: Path) -> Any:
     return transformers().AutoTokenizer.from_pretrained(folder)
 
@@ -122,7 +131,7 @@ def values(text: str) -> dict[str, str]:
 REFUSED = {
     "gpt2": values(
         """
-        model.embedding_norm=true model.pruned_heads=[[0,1]] attention.num_kv_heads=2 attention.head_dim=6
+        model.embedding_norm=true attention.num_kv_heads=2 attention.head_dim=6
         attention.v_head_dim=6 attention.scale=0.3
         attention.qk_norm=true attention.score=general attention.window=[5,null] attention.local_gaussian=true
         attention.softcap=3.0 attention.sink=true attention.gate=true attention.ablated_heads=[[0,1]]
@@ -148,7 +157,7 @@ EXACT = values(
     model.num_layers=1 model.num_heads=4 model.d_model=60 model.max_seq_len=20 model.d_ff=30 model.dropout=0.25
     model.embedding_dropout=0.25 model.bias=true model.tied_readout=false model.init_std=0.5 model.init=xavier
     model.checkpoint_activations=true model.autocast_residual=true attention.bias=true attention.dropout=0.25
-    attention.backend=eager
+    attention.backend=eager model.pruned_heads=[[0,1]]
     position.relative.base=500 block.dropout=0.25 feed_forward.activation=relu2 feed_forward.bias=true norm.eps=0.1
     norm.bias=true
     """

@@ -8,6 +8,7 @@ import pytest
 import torch
 from analysis.subjects import loud_transformer
 from commands import Trained
+from interop.models import our_checkpoint, tokens
 from tokenizers import Tokenizer, models
 
 import tinyformer
@@ -111,6 +112,23 @@ def test_a_checkpoint_uses_only_classes_that_are_trusted(trained: Trained, tmp_p
     with pytest.raises(ArgumentError, match=r"^checkpoint=.*'torch\.nn\.LayerNorm', .*name it in trusted\.$"):
         tinyformer.load(path)
     assert tinyformer.load(path, trusted=["torch.nn.LayerNorm"]).encode(["a"]).shape == (1, 2, 16)
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("alibi", "relative", "t5", "sinusoidal", "none")]
+
+
+@pytest.mark.parametrize("position", ["rotary", "learned", *SLOW])
+def test_texts_may_be_longer_than_in_training_unless_positions_are_learned(position, tmp_path):
+    path, ids = our_checkpoint(tmp_path / "own.ckpt", f"position={position}", "model.vocab_size=53").path, tokens()
+    short = tinyformer.load(path)
+    if position == "learned":
+        with pytest.raises(ArgumentError, match=r"^max_seq_len=64: must be 21: the .*; max_seq_len=21 works\.$"):
+            tinyformer.load(path, max_seq_len=64)
+        return
+    longer = tinyformer.load(path, max_seq_len=64)
+    logits = longer.logits(torch.cat([ids, ids.flip(0)], dim=1))
+    torch.testing.assert_close(logits[:, : ids.shape[1]], short.logits(ids))
+    assert (short.max_seq_len, longer.max_seq_len, logits.shape[1]) == (21, 64, 38)
 
 
 def test_importing_the_package_does_not_import_torch():

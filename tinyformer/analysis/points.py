@@ -112,12 +112,12 @@ def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
     yield "position_embedding", _term(position, stream, of_position)
 
 
-def _term(module: nn.Module, shape: Shape, get: Callable[[Any, Any], Tensor], dim: tuple[int, ...] = ()) -> Point:
-    """A point that is a term of the output, or after its sum over a dimension."""
+def _term(module: nn.Module, shape: Shape, get: Callable[[Any, Any], Tensor]) -> Point:
+    """A point whose value, or the sum of its values over the heads, is a term of the output."""
 
     def put(inputs: Any, output: Tensor, value: Tensor) -> Tensor:
         difference = value - get(inputs, output)
-        return output + (difference.sum(dim) if dim else difference)
+        return output + (difference.sum(dim=1) if difference.ndim > output.ndim else difference)
 
     return Point(module, shape, get, put)
 
@@ -160,7 +160,7 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
     yield "weights", Point(layer.call_point, shape, weights, put_weights)
     yield "output_by_head", Point(layer.head_gate, ("batch", layer.num_heads, seq, layer.v_head_dim))
     by_head: Shape = ("batch", layer.num_heads, seq, layer.o_proj.out_features)
-    yield "added_by_head", _term(layer.o_proj, by_head, added, dim=(1,))
+    yield "added_by_head", _term(layer.o_proj, by_head, added)
 
 
 def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:
@@ -246,11 +246,9 @@ def forward_pass(
         def input_hook(module: nn.Module, inputs: Any) -> Any:
             return (hook(module, inputs, inputs[0]), *inputs[1:])
 
-        return (
-            point.module.register_forward_pre_hook(input_hook)
-            if point.is_input
-            else point.module.register_forward_hook(hook)
-        )
+        if point.is_input:
+            return point.module.register_forward_pre_hook(input_hook)
+        return point.module.register_forward_hook(hook)
 
     # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
     watched = {name: point for name, point in points.items() if name in replaced or name in captured}

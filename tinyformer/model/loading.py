@@ -14,7 +14,7 @@ from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
-from tinyformer.nn import EncoderDecoder, SpanReadout
+from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.run.own_scores import register_score
 from tinyformer.run.parts import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
@@ -22,7 +22,13 @@ from tinyformer.tasks import SpanExtraction
 from tinyformer.tasks.span import is_positive
 
 
-def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", trusted: Sequence[str] = ()) -> Model:
+def load(
+    checkpoint: str | Path,
+    backend: str = "auto",
+    device: str = "cpu",
+    trusted: Sequence[str] = (),
+    max_seq_len: int | None = None,
+) -> Model:
     """Load the model of a checkpoint, in evaluation mode and in the dtype of its weights.
 
     As in `evaluate.py`, the file is not trusted: no code in it runs, and its config may name only classes of this
@@ -33,6 +39,8 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
         backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
         device: the device, as in torch: "cpu", "cuda", …
         trusted: further classes that the checkpoint may use, such as "mine.Block".
+        max_seq_len: the length of the longest text in tokens, which may be beyond that of the run; None for that of the
+            run, which alone works with learned positions.
 
     Raises:
         ArgumentError: the file cannot be read, or the backend or the device does not exist or support the model.
@@ -48,16 +56,21 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
     for axis in ("attention", "cross_attention"):
         if config.get(axis) is not None:
             config[axis].backend = backend
+    longest = config.model.max_seq_len
+    if max_seq_len is not None:
+        config.model.max_seq_len = max_seq_len
     try:
         for part in ("network", "task.objective"):
             check_types(config, part)
-        require_fitting(make_network(config, tokenizer, "meta"), stored)  # before memory is allocated
+        sized = make_network(config, tokenizer, "meta")
+        _require_positions(sized, longest)
+        require_fitting(sized, stored)  # before memory is allocated
         with torch.random.fork_rng():  # initial weights, which the checkpoint's replace, are drawn at random
             network = make_network(config, tokenizer)
     except InstantiationException as error:
         cause = cause_of(error)
-        if isinstance(cause, ArgumentError) and cause.path[-1] == "backend":
-            cause.path = ("backend",)
+        if isinstance(cause, ArgumentError) and cause.path[-1] in ("backend", "max_seq_len"):
+            cause.path = cause.path[-1:]
         raise cause from error
     load_weights(network, stored)
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
@@ -79,3 +92,10 @@ def load(checkpoint: str | Path, backend: str = "auto", device: str = "cpu", tru
                 raise ArgumentError("checkpoint", str(checkpoint), reason)
             setattr(task, name, value)
     return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
+
+
+def _require_positions(network: Network, longest: int) -> None:
+    """Refuse another length than that of the run, `longest`, where positions are learned."""
+    if network.max_seq_len != longest and any(isinstance(part, LearnedPosition) for part in network.modules()):
+        reason = f"must be {longest}: the model has learned a vector for each position, and has no others"
+        raise ArgumentError("max_seq_len", network.max_seq_len, reason, {"max_seq_len": longest})

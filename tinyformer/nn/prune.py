@@ -1,13 +1,14 @@
 """Pruning: heads are removed, and the smaller layer computes what the layer with these heads ablated computes."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.heads import Address, layer_title
+from tinyformer.nn.heads import Address, HeadMap, layer_title
 from tinyformer.nn.network import Network
 
 
@@ -60,6 +61,24 @@ def prune_model(network: Network, pruned_heads: Sequence[Sequence[str | int]]) -
         raise ArgumentError("pruned_heads", entries, f"leaves no head in {layer_title(emptied[0])}", works)
     for address, of_layer in heads.items():
         prune_heads(layers[address], of_layer)
+
+
+def with_zeros(network: Network, pruned: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a network, given those of the same network without some heads, which get zeros and add nothing."""
+    full = dict(weights)
+    names = {module: name for name, module in network.named_modules()}
+    for layer, smaller in zip(network.attentions(), pruned.attentions(), strict=True):
+        left, num_heads, num_kv_heads = smaller.head_map.ids, layer.num_heads, layer.num_kv_heads
+        kv_left = HeadMap(num_heads, num_kv_heads).keep(left, torch.device("cpu"))
+        of_keys = (0, num_kv_heads, kv_left)
+        places = {"q_proj": (0, num_heads, left), "k_proj": of_keys, "v_proj": of_keys, "o_proj": (1, num_heads, left)}
+        for projection, (dim, num_parts, indices) in places.items():
+            for name, parameter in layer.get_submodule(projection).named_parameters(f"{names[layer]}.{projection}"):
+                if parameter.ndim > dim:
+                    parts = weights[name].unflatten(dim, (len(indices), -1))
+                    zeros = parts.new_zeros(parameter.shape).unflatten(dim, (num_parts, -1))
+                    full[name] = zeros.index_copy(dim, torch.tensor(indices), parts).flatten(dim, dim + 1)
+    return full
 
 
 RESIDUALS = {(): "encoder.block.attention_residual", ("cross",): "decoder.block.cross_attention_residual"}

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
 from tinyformer.config.admission import Plain, admit_config, composed, never_instantiated
+from tinyformer.config.checks import check_types
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import key_of
 from tinyformer.errors import ArgumentError, argument_path
@@ -20,6 +21,7 @@ from tinyformer.interop.encoder_decoders import special_ids
 from tinyformer.interop.family import Family, Fields
 from tinyformer.interop.folder import write_folder
 from tinyformer.interop.vocabulary import tokenizer_files
+from tinyformer.nn.prune import with_zeros
 from tinyformer.programs.convert.importing import (
     EMBEDDING,
     FAMILY_NAMES,
@@ -30,8 +32,8 @@ from tinyformer.programs.convert.importing import (
 )
 from tinyformer.run.starting_checkpoint import tokenizer_of
 
-WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
-"""Arguments that do not change the function of a trained network."""
+WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual", "pruned_heads")
+"""Arguments that do not change the function of a trained network: the weights of pruned heads are exported as zeros."""
 
 TRAINING_ONLY = ("dropout",)  # arguments that change the function in training only
 
@@ -58,14 +60,17 @@ def export_model(path: Path, folder: Path) -> list[str]:
             f"{setting} has no counterpart in {family.name}, the nearest of {FAMILY_NAMES}: there it is "
             f"{_shown(lacking[0].other)}."
         )
-    network = meta_network(config)
+    pruned_heads = function["network"]["pruned_heads"]
+    smaller = config | {"model": config["model"] | {"pruned_heads": pruned_heads}}
+    check_types(OmegaConf.create(smaller), "network")
+    network, pruned = meta_network(config), meta_network(smaller)
     resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
     depths = depths_of(resolved)
-    dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
+    dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in pruned.state_dict().items()}
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
     full = replace(checkpoint, weights=zeros | checkpoint.weights)
-    require_fitting(network, full)
-    weights = family.write(full.weights, depths, config["model"]["num_heads"])
+    require_fitting(pruned, full)
+    weights = family.write(with_zeros(network, pruned, full.weights), depths, config["model"]["num_heads"])
     if config["model"]["tied_readout"]:
         del weights[family.name_of(OUTPUT, depths)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
@@ -74,6 +79,8 @@ def export_model(path: Path, folder: Path) -> list[str]:
     lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
     for setting in left_out:
         lines.append(f"{setting} affects training only and is left out: {family.name} has no field for it.")
+    if pruned_heads:
+        lines.append(f"The weights of {len(pruned_heads)} pruned heads are zeros: {family.name} has no smaller layers.")
     if not checkpoint.tokenizer:
         lines.append("The checkpoint has no tokenizer, so the folder has none.")
     return lines
