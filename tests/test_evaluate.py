@@ -157,6 +157,7 @@ WRITTEN = {
     f"analysis=prune {ALL}": ({"prune": 3}, ["prune"]),
     f"analysis=residual {ALL}": ({"residual": 8, "rank": 12, "reading": 12}, ["residual", "rank", "tokens_read"]),
     f"analysis=gradients {ALL}": ({"gradients": 12, "saturation": 4, "logits": 4, "sublayers": 8}, ["saturation"]),
+    f"analysis=lens {ALL}": ({"lens": 6, "logit_lens": 48}, ["logit_lens", "lens_kl"]),
     f"analysis=maps {ALL}": ({"maps": 4, "labels": 12}, ["maps"]),
     RELATIONS: ({"relations": 8}, ["relations"]),
 }

@@ -28,6 +28,7 @@ from .measures.probe import (
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .mechanism.attribution import LogitAttribution
 from .mechanism.edges import EdgeAttribution
+from .mechanism.lens import LogitLens
 from .mechanism.patching import ActivationPatching
 from .mechanism.weights import HeadWeights
 from .pictures.atlas import atlas_html, write_atlas
@@ -69,6 +70,7 @@ __all__ = [
     "HeadRelations",
     "HeadWeights",
     "LogitAttribution",
+    "LogitLens",
     "Picture",
     "Probe",
     "Probes",

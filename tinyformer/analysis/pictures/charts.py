@@ -203,6 +203,7 @@ def lines(
         axes.plot(x, y, marker=".", label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
     if yscale == "log":
+        axes.set_yscale("log", nonpositive="mask")  # by default, the line would fall to the edge at 0
         _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -10,13 +10,14 @@ from torch import Tensor
 from tinyformer.analysis.measures.capture import CapturedMaps
 from tinyformer.analysis.measures.inputs import Axes
 from tinyformer.analysis.measures.table import ALL_MEASURES
-from tinyformer.analysis.pictures.picture import POINTS, Picture, readable, text_width
+from tinyformer.analysis.pictures.picture import BLACK, POINTS, Picture, readable, text_width
 
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
 HEADING, CAPTION, GAP = 40, 20, 12  # pixels: height of the title, height of the caption of a map, gap between maps
 SCALE, AXIS = 28, 18  # pixels: height of the colour bar with its labels, and of the title of an axis
 BAR_WIDTH = 240
+PAGE_WIDTH = 1200  # pixels of a table before it goes on below
 WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # weights that the colour bar of maps marks
 BAR_LABEL = "attention weight, in colours by its square root"
 CELL_WIDTH, CELL_HEIGHT = 38, 20  # pixels of the cell of a head in the picture of measures
@@ -155,6 +156,51 @@ def measure_maps(
         bar_top = below + CAPTION // 2
         picture.colour_bar(left, bar_top, max(len(columns), 2) * CELL_WIDTH - GAP, {0: f"{low:.3g}", 1: f"{high:.3g}"})
         picture.write(left - 11, bar_top + 4, "colour", "rm")
+    return picture
+
+
+def word_table(
+    words: Sequence[Sequence[str]],
+    values: Sequence[Sequence[float]],
+    framed: Sequence[Sequence[bool]],
+    rows: Sequence[str],
+    ends: Mapping[str, Sequence[str]],
+    title: str,
+    label: str,
+) -> Picture:
+    """A table with a word in each cell, on the colour of its value from 0 to 1, in bands of a page's width.
+
+    Some cells are framed. `rows` are the names of the rows; `ends` the words above and below each column, by the names
+    of these two rows; `label` is that of the colours.
+    """
+    above, below = ends
+    names = [above, *rows, below]
+    lines = [[readable(word) for word in line] for line in (ends[above], *words, ends[below])]
+    cell = 12 + max(text_width(word) for line in lines for word in line)
+    margin, total = 20 + max(map(text_width, names)), len(lines[0])
+    num_bands = -(-total * cell // (PAGE_WIDTH - margin))
+    across, pitch = -(-total // num_bands), len(names) * CELL_HEIGHT + GAP
+    bar = 10 + text_width(label) + GAP
+    width = max(margin + across * cell, text_width(title, POINTS + 3) + 10, bar + BAR_WIDTH) + GAP
+    picture = Picture(width, HEADING + SCALE + num_bands * pitch)
+    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
+    picture.write(10, HEADING, label, "lm")
+    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {share / 4: f"{share / 4:g}" for share in range(5)})
+    for row, (name, line) in enumerate(zip(names, lines, strict=True)):
+        for column, word in enumerate(line):
+            left = margin + column % across * cell
+            top = HEADING + SCALE + column // across * pitch + row * CELL_HEIGHT
+            middle = left + cell / 2, top + CELL_HEIGHT / 2
+            if column % across == 0:
+                picture.write(margin - 8, middle[1], name, "rm")
+            if name in ends:
+                picture.write(*middle, word, "mm")
+                continue
+            value = values[row - 1][column]
+            if framed[row - 1][column]:
+                picture.pixels[top : top + CELL_HEIGHT - 1, left : left + cell - 1] = BLACK
+            picture.tile(left + 2, top + 2, np.array([[value]]), cell - 5, CELL_HEIGHT - 5)
+            picture.write_on_tile(*middle, word, value)
     return picture
 
 
