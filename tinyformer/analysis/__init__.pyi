@@ -26,6 +26,7 @@ from .measures.probe import (
     measure_pairs,
 )
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
+from .mechanism.gates import HeadGating
 from .pictures.atlas import atlas_html, write_atlas
 from .pictures.picture import Picture, save_png
 from .pictures.plots import head_maps, maps_by_kind, measure_maps
@@ -55,6 +56,7 @@ __all__ = [
     "GradientFlow",
     "HeadAblation",
     "HeadCircuit",
+    "HeadGating",
     "HeadImportance",
     "HeadMaps",
     "HeadMeasures",
