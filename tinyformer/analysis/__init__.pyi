@@ -28,6 +28,7 @@ from .measures.probe import (
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .mechanism.attribution import LogitAttribution
 from .mechanism.edges import EdgeAttribution
+from .mechanism.gates import HeadGating
 from .mechanism.lens import LogitLens
 from .mechanism.patching import ActivationPatching
 from .mechanism.weights import HeadWeights
@@ -62,6 +63,7 @@ __all__ = [
     "GradientFlow",
     "HeadAblation",
     "HeadCircuit",
+    "HeadGating",
     "HeadImportance",
     "HeadMaps",
     "HeadMeasures",
