@@ -131,16 +131,15 @@ class Share(NamedTuple):
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> dict[Place, Share]:
-    """The mean effects as shares of a mean over the same pairs; intervals hold for all places at once."""
+    """The mean effects as shares of a mean over the same pairs; the intervals hold for all of them at once."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
-    changes = [
-        simultaneous([Losses(effect, of) for effect in exact], [none] * len(exact), num_resamples)
-        for exact in every[:, :, 0].unbind(dim=1)
-    ]
+    exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
+    changes = simultaneous(exact, [none] * len(exact), num_resamples)
     if len(of) == 1:
-        changes = [[Change(change.mean, math.nan, math.nan) for change in of_all] for of_all in changes]
+        changes = [Change(change.mean, math.nan, math.nan) for change in changes]
     estimates = (every[:, :, 1].sum(dim=2) / of.sum()).tolist()
-    return {place: Share(*both) for place, *both in zip(effects, *changes, estimates, strict=True)}
+    both = zip(effects, changes[::2], changes[1::2], estimates, strict=True)
+    return {place: Share(*share) for place, *share in both}
 
 
 @dataclass(eq=False)
@@ -216,14 +215,14 @@ class ActivationPatching:
             [place for place in outputs if is_share and max(shares[place][0].low, shares[place][1].low) > self.margin]
             for shares in (of_heads, untrained)
         )
-        words = "as shares of it" if is_share else "in logits, since untrained weights make as much of a difference"
+        words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
         findings = Findings(facts=facts_of_pairs(subject, self.clean, self.corrupted, self.file, len(difference)))
-        findings.lines["patching"] = (
-            f"clean minus corrupted {_words(apart)} logits, {len(difference)} pairs; effects {words}:"
-        )
+        pairs = groups[0].clean.title(subject) if len(difference) == 1 else f"{len(difference)} pairs"
+        findings.lines["patching"] = f"{pairs}: clean minus corrupted {_words(apart)} logits; effects {words}:"
         unit = "share of clean minus corrupted" if is_share else "logits"
         _add_tokens(findings, of_tokens, _labels(subject, groups), unit)
-        findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: the whole interval is above {self.margin:g}"
+        rule = "one pair has no interval" if len(difference) == 1 else f"the whole interval is above {self.margin:g}"
+        findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: {rule}"
         for place in named or outputs[:1]:
             parts = {what: of_heads[place._replace(what=what)] for what in PARTS}
             alone = (f"; its {what} alone {of[0].mean:+.3f}, {of[1].mean:+.3f}" for what, of in parts.items())
