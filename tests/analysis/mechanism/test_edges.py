@@ -226,10 +226,10 @@ def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
 @pytest.mark.slow
 def test_rank_correlation_with_removing_each_edge():
     _, graph, pairs = of(induction)
-    edges = graph.all.nonzero()
+    edges = graph.all.nonzero()[::3]
     left = graph.left([pairs], [graph.all & ~only(graph, edge) for edge in edges.tolist()])
     exact = [float((each.targets - each.nats).mean().abs()) for each in left]
-    assert rank_correlation(graph.attributions([pairs], 30)[graph.all].abs().tolist(), exact) >= 0.9
+    assert rank_correlation(graph.attributions([pairs], 30)[tuple(edges.T)].abs().tolist(), exact) >= 0.9
 
 
 REFUSED = {
