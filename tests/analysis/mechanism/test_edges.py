@@ -130,9 +130,12 @@ def test_a_node_without_edges_is_a_node_of_the_corrupted_run(name):
     torch.testing.assert_close(found, torch.stack(exact), rtol=0, atol=1e-9)
 
 
-def test_a_circuit_has_the_edges_on_paths_and_the_others_change_nothing():
+@pytest.mark.parametrize("seed", range(3))
+def test_a_circuit_has_the_edges_on_paths_and_the_others_change_nothing(seed):
     _, graph, pairs = of(NETWORKS["gqa_pruned"])
-    edges = graph.all.nonzero()[torch.randperm(70, generator=torch.Generator().manual_seed(0))[:30]].tolist()
+    keys = {name: [list(graph.nodes)[end] for end in ends] for name, part, _, ends in graph.receivers if part == "keys"}
+    assert keys["layer 0 head 2/3"] == ["layer 0 head 2", "layer 0 head 3"]
+    edges = graph.all.nonzero()[torch.randperm(70, generator=torch.Generator().manual_seed(seed))[:20]].tolist()
 
     def paths(node):
         ends = ((u, v, end) for u, v in edges for end in graph.receivers[v].ends if u == node)
@@ -142,7 +145,7 @@ def test_a_circuit_has_the_edges_on_paths_and_the_others_change_nothing():
     circuit = graph.circuit(torch.tensor(edges))
     on_paths = {edge for path in paths(0) for edge in path}
     assert {*map(tuple, circuit.nonzero().tolist())} == on_paths
-    assert 0 < len(on_paths) < 30
+    assert 0 < len(on_paths) < 20
     some, of_circuit = graph.left([pairs], [only(graph, *edges), circuit])
     torch.testing.assert_close(some.nats, of_circuit.nats, rtol=0, atol=1e-9)
 
@@ -170,31 +173,60 @@ def induction():
 
 
 def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_none():
-    found = EdgeAttribution(num_pairs=16, share=0.8)(make_subject(induction()))
+    analysis, subject = EdgeAttribution(num_pairs=8, share=0.8), make_subject(induction())
+    found, graph = analysis(subject), EdgeGraph(subject)
     circuit = [["embeddings", "layer 0 head 1", "values"], ["layer 0 head 1", "layer 1 head 2", "keys"]]
     _, rows = found.tables["edges"]
     assert [edge for *edge, _, is_in in rows if is_in] == [*circuit, ["layer 1 head 2", "logits", ""]]
     assert found.lines["  heads"] == "layer 0 head 1, layer 1 head 2"
     assert found.lines["circuit"].startswith("3 of 75 edges keep ")
-    assert found.facts == {"pairs": "16 of random tokens that repeat"}
+    assert found.facts == {"pairs": "8 of random tokens that repeat"}
     curve = {(draw, size): measured for draw, size, *measured in found.tables["faithfulness"][1]}
     on_paths, share, low, high = curve[None, 3]
     assert (on_paths, share) == (3, found.scalars["analysis/faithfulness"])
     assert 0.8 <= low < share < high <= 1.2
+    chosen = torch.tensor([is_in for *_, is_in in rows])
+    _, measuring = analysis._halves([induction_pairs(subject, 8)])
+    (left,) = graph.left(measuring, [only(graph, *graph.all.nonzero()[chosen].tolist())])
+    assert left.mean == pytest.approx(share, rel=1e-5)
     assert (curve[None, 2], curve[None, 75], curve[4, 75]) == ([0] * 4, [75, 1, 1, 1], [75, 1, 1, 1])
     assert found.scalars["analysis/random_faithfulness"] == curve[1, 3][1] == 0
     axes = found.figures["circuit"].axes[0]
     assert {text.get_text() for text in axes.texts} - {""} == {"embeddings", "1", "2", "logits"}
     assert sum(isinstance(text, Annotation) for text in axes.texts) == 3
-    none = EdgeAttribution(num_pairs=16)(make_subject(make_transformer()))
+    none = EdgeAttribution(num_pairs=8)(make_subject(make_transformer()))
     assert none.lines["circuit"].startswith("none: ")
     assert not any(columns_of(none.tables["edges"])["in_circuit"])
     assert set(none.tables) == {"edges"}
 
 
+def test_halves_of_pairs_of_several_lengths():
+    subject = make_subject(loud_transformer())
+    groups = [induction_pairs(subject, 5), induction_pairs(make_subject(loud_transformer(max_seq_len=9)), 4)]
+    halves = EdgeAttribution(batch_size=2)._halves(groups)
+    sizes = [[len(part.clean.answers) for part in half] for half in halves]
+    assert sorted(map(sum, sizes)) == [4, 5]
+    assert max(map(max, sizes)) == 2
+    found = [row.tolist() for half in halves for part in half for row in part.corrupted.batch["inputs"]]
+    assert sorted(found) == sorted(row.tolist() for group in groups for row in group.corrupted.batch["inputs"])
+    choosing, measuring = EdgeAttribution()._halves([induction_pairs(subject, 1)])
+    assert choosing is measuring
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
+def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
+    _, graph, pairs = of(NETWORKS["gqa_pruned"])
+    ranked = graph.all.nonzero()[graph.attributions([pairs], 5)[graph.all].abs().argsort(descending=True)]
+    size = EdgeAttribution(share=share)._smallest(graph, [pairs], ranked)
+    sets = [graph.circuit(ranked[:number]) for number in (size - 1, size)]
+    fewer, enough = (left.mean for left in graph.left([pairs], sets))
+    assert fewer < share <= enough
+
+
+@pytest.mark.slow
 def test_rank_correlation_with_removing_each_edge():
     _, graph, pairs = of(induction)
-    edges = graph.all.nonzero()[::2]
+    edges = graph.all.nonzero()[::3]
     left = graph.left([pairs], [graph.all & ~only(graph, edge) for edge in edges.tolist()])
     exact = [float((each.targets - each.nats).mean().abs()) for each in left]
     assert rank_correlation(graph.attributions([pairs], 30)[tuple(edges.T)].abs().tolist(), exact) >= 0.9

@@ -228,19 +228,20 @@ class EdgeAttribution:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         graph, texts = EdgeGraph(subject), (self.clean, self.corrupted, None, self.answer, self.against)
-        choosing, measuring = self._halves(read_pairs(subject, *texts, self.file, self.num_pairs, self.seed))
+        groups = read_pairs(subject, *texts, self.file, self.num_pairs, self.seed)
+        choosing, measuring = self._halves(groups)
         attributions, edges = graph.attributions(choosing, self.steps), graph.all.nonzero()
         ranked = edges[attributions[graph.all].abs().argsort(descending=True, stable=True)]
         untrained = EdgeGraph(replace(subject, network=subject.untrained()))
         pairs = choosing if measuring is choosing else [*choosing, *measuring]
         found, by_chance = (of.left(pairs, [of.all])[0].targets for of in (graph, untrained))
         apart, apart_untrained = compare(found), compare(by_chance)
+        title = groups[0].clean.title(subject) if len(found) == 1 else f"{len(found)} pairs"
         findings = Findings(facts=facts_of_pairs(subject, self.clean, self.corrupted, self.file, len(found)))
         findings.scalars = {"analysis/difference": apart.mean, "analysis/untrained_difference": apart_untrained.mean}
         findings.lines = {
-            "edges": f"clean minus corrupted {_words(apart)} logits, {len(found)} pair{'s' * (len(found) > 1)}; "
-            f"in untrained weights {_words(apart_untrained)}",
-            "circuit": "none: untrained weights make as much of a difference",
+            "edges": f"{title}: clean minus corrupted {_words(apart)} logits; untrained {_words(apart_untrained)}",
+            "circuit": "none: the difference is not clearly above what untrained weights give",
         }
         circuit = graph.all & False
         if min(apart.low, compare(found, by_chance).low) > 0:

@@ -216,7 +216,7 @@ class ActivationPatching:
             for shares in (of_heads, untrained)
         )
         words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
-        findings = Findings(facts=self._facts(subject, len(difference)))
+        findings = Findings(facts=facts_of_pairs(subject, self.clean, self.corrupted, self.file, len(difference)))
         pairs = groups[0].clean.title(subject) if len(difference) == 1 else f"{len(difference)} pairs"
         findings.lines["patching"] = f"{pairs}: clean minus corrupted {_words(apart)} logits; effects {words}:"
         unit = "share of clean minus corrupted" if is_share else "logits"
