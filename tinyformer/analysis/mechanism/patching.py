@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.ablation import rank_correlation
-from tinyformer.analysis.mechanism.prompts import Pairs, Prompts, read_pairs
+from tinyformer.analysis.mechanism.prompts import Pairs, Prompts, facts_of_pairs, read_pairs
 from tinyformer.analysis.pictures.charts import change_grid
 from tinyformer.analysis.points import points_of
 from tinyformer.analysis.redundancy import simultaneous
@@ -247,14 +247,6 @@ class ActivationPatching:
             findings.scalars |= {f"analysis/gradient/{name}/r": r, f"analysis/gradient/{name}/rho": rho}
             findings.lines[f"{name} by gradient"] = f"r = {r:.3f}, ρ = {rho:.3f} with the exact effects"
         return findings
-
-    def _facts(self, subject: Subject, number: int) -> dict[str, str]:
-        """What the figures show."""
-        if self.clean is not None and self.corrupted is not None:
-            sides = ([side] if isinstance(side, str) else side for side in (self.clean, self.corrupted))
-            return subject.facts_of_text([text for side in sides for text in side])
-        pairs = f"{number} of {self.file or 'random tokens that repeat'}"
-        return {name: fact for name, fact in subject.facts.items() if name != "data"} | {"pairs": pairs}
 
 
 def _add_heads(
