@@ -75,7 +75,7 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
     assert table["change_both"][0] == pytest.approx(none - whole, abs=1e-6)
     assert found.lines["pairs"].startswith("1 of 3 pairs back each other up by more than 0.01, 0 lose less together")
     assert found.lines["  layer 0 head 0 and layer 0 head 1"].startswith(
-        "back each other up: without both +0.6750, the sum of each alone +0.2176: +0.4574 [+0.4574, +0.4574]"
+        "back each other up: without both +0.6750, the sum of each alone +0.2176: +0.4574"
     )
     sets = columns_of(found.tables["sets"])
     assert sets["change"][:4] == pytest.approx([0, alone - whole, none - whole, none - whole + second], abs=1e-6)

@@ -249,8 +249,13 @@ class Change:
         """The values of `CHANGE_COLUMNS` for a change from the losses `base`."""
         return [base.mean + self.mean, self.mean, self.low, self.high]
 
+    def __format__(self, form: str) -> str:
+        """The mean, and the interval unless it is that of a single window, or of windows that are all alike."""
+        interval = f" [{self.low:{form}}, {self.high:{form}}]" if self.low < self.high else ""
+        return f"{self.mean:{form}}{interval}"
+
     def __str__(self) -> str:
-        return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
+        return f"{self:+.4f}"
 
 
 @dataclass

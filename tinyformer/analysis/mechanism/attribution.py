@@ -271,16 +271,9 @@ class LogitAttribution:
     ) -> Findings:
         has_interval = self.text is None
         names = {part: _name(subject, part) for part in changes}
-        rows = [
-            [*names[part], change.mean, *([change.low, change.high] if has_interval else [])]
-            for part, change in changes.items()
-        ]
-        cells = {}
-        for part, change in changes.items():
-            address, name = names[part]
-            cells[address or "embeddings", name] = change.mean
-        printed = sorted(changes, key=lambda part: -abs(changes[part].mean))[:NUM_PRINTED]
-        columns = ["layer", "part", "logits", *(["low", "high"] if has_interval else [])]
+        rows = [[*names[part], of.mean, *[of.low, of.high][: 2 * has_interval]] for part, of in changes.items()]
+        cells = {(names[part][0] or "embeddings", names[part][1]): change.mean for part, change in changes.items()}
+        columns = ["layer", "part", "logits", *["low", "high"][: 2 * has_interval]]
         return Findings(
             scalars={"analysis/logit": score, "analysis/largest_error": error},
             lines={
@@ -288,9 +281,7 @@ class LogitAttribution:
                 "norms have the scale of this forward pass:",
                 **{
                     f"  {' '.join(filter(None, names[part]))}": str(changes[part])
-                    if has_interval
-                    else f"{changes[part].mean:+.4f}"
-                    for part in printed
+                    for part in sorted(changes, key=lambda part: -abs(changes[part].mean))[:NUM_PRINTED]
                 },
             },
             tables={"attribution": (columns, rows)},

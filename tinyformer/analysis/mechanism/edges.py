@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tinyformer.analysis.mechanism.prompts import Pairs, Prompts, facts_of_pairs, read_pairs
 from tinyformer.analysis.pictures.charts import head_graph, lines
 from tinyformer.analysis.relation_lines import NUM_RESAMPLES, compare
-from tinyformer.analysis.subject import Change, Findings, Losses, Subject, Text, Trained, require_positive
+from tinyformer.analysis.subject import Findings, Losses, Subject, Text, Trained, require_positive
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import PreNormBlock, Residual
 from tinyformer.nn.heads import layer_title
@@ -240,7 +240,7 @@ class EdgeAttribution:
         findings = Findings(facts=facts_of_pairs(subject, self.clean, self.corrupted, self.file, len(found)))
         findings.scalars = {"analysis/difference": apart.mean, "analysis/untrained_difference": apart_untrained.mean}
         findings.lines = {
-            "edges": f"{title}: clean minus corrupted {_words(apart)} logits; untrained {_words(apart_untrained)}",
+            "edges": f"{title}: clean minus corrupted {apart} logits; untrained {apart_untrained}",
             "circuit": "none: the difference is not clearly above what untrained weights give",
         }
         circuit = graph.all & False
@@ -300,8 +300,7 @@ class EdgeAttribution:
             "analysis/random_faithfulness": random[chosen],
         }
         findings.lines["circuit"] = (
-            f"{number} of {len(ranked)} edges keep {_words(found, 'z.1%')} of that; "
-            f"{chosen} random edges {random[chosen]:z.1%}"
+            f"{number} of {len(ranked)} edges keep {found:z.1%} of that; {chosen} random edges {random[chosen]:z.1%}"
         )
         findings.tables["faithfulness"] = (
             ["random_draw", "edges", "on_paths", "faithfulness", "low", "high"],
@@ -318,12 +317,6 @@ class EdgeAttribution:
             baselines={"random edges": (sizes, [*random.values()])},
             marked=(chosen, found.mean, "circuit"),
         )
-
-
-def _words(change: Change, form: str = "+.4f") -> str:
-    """A change, with its interval if it is of several pairs."""
-    interval = f" [{change.low:{form}}, {change.high:{form}}]" if change.low < change.high else ""
-    return f"{change.mean:{form}}{interval}"
 
 
 def _sizes(number: int) -> list[int]:

@@ -127,9 +127,9 @@ class LogitLens:
         sentences: dict[str, str] = {}
         figures: dict[str, Figure | Picture] = {}
         for depth, at in enumerate(found["logit lens"]):
-            kl = _words(at["kl"]) + (f" (tuned {_words(found['tuned lens'][depth]['kl'])})" if self.tuned else "")
-            same = f"{_words(at['agreement'])} (untrained {found['untrained'][depth]['agreement'].mean:.3g})"
-            sentences[f"  {_title(depth, len(found['untrained']))}"] = f"{_words(at['nats'])}; {kl}; {same}"
+            kl = f"{at['kl']:.3g}" + (f" (tuned {found['tuned lens'][depth]['kl']:.3g})" if self.tuned else "")
+            same = f"{at['agreement']:.3g} (untrained {found['untrained'][depth]['agreement'].mean:.3g})"
+            sentences[f"  {_title(depth, len(found['untrained']))}"] = f"{at['nats']:.3g}; {kl}; {same}"
         for of, (title, ylabel, yscale) in MEASURES.items():
             curves = {name: (range(len(depths)), [at[of].mean for at in depths]) for name, depths in found.items()}
             control = {"logit lens, untrained": curves.pop("untrained")}
@@ -286,7 +286,3 @@ def _at_place(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, place: in
 def _title(depth: int, number: int) -> str:
     """The depth of a stream of which there is a number."""
     return {1: "1 layer", number - 1: "output", 0: "embedding"}.get(depth, f"{depth} layers")
-
-
-def _words(change: Change) -> str:
-    return f"{change.mean:.3g} [{change.low:.3g}, {change.high:.3g}]"

@@ -127,7 +127,7 @@ class Share(NamedTuple):
         return [value for change, estimate in both for value in (change.mean, change.low, change.high, estimate)]
 
     def __str__(self) -> str:
-        return f"restores {_words(self.restores)}, destroys {_words(self.destroys)}"
+        return f"restores {self.restores}, destroys {self.destroys}"
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> dict[Place, Share]:
@@ -218,7 +218,7 @@ class ActivationPatching:
         words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
         findings = Findings(facts=facts_of_pairs(subject, self.clean, self.corrupted, self.file, len(difference)))
         pairs = groups[0].clean.title(subject) if len(difference) == 1 else f"{len(difference)} pairs"
-        findings.lines["patching"] = f"{pairs}: clean minus corrupted {_words(apart)} logits; effects {words}:"
+        findings.lines["patching"] = f"{pairs}: clean minus corrupted {apart} logits; effects {words}:"
         unit = "share of clean minus corrupted" if is_share else "logits"
         _add_tokens(findings, of_tokens, _labels(subject, groups), unit)
         rule = "one pair has no interval" if len(difference) == 1 else f"the whole interval is above {self.margin:g}"
@@ -229,7 +229,7 @@ class ActivationPatching:
             findings.lines[f"  {subject.head_title(*heads[place])}"] = f"{of_heads[place]}{''.join(alone)}"
         largest = max(untrained[place].most for place in outputs)
         findings.lines["untrained weights"] = (
-            f"clean minus corrupted {_words(apart_untrained)} logits; {len(named_untrained)} heads named, the largest "
+            f"clean minus corrupted {apart_untrained} logits; {len(named_untrained)} heads named, the largest "
             f"effect is {largest:+.4f}"
         )
         _add_heads(findings, subject, heads, {"heads": of_heads, "untrained_heads": untrained}, unit)
@@ -309,11 +309,6 @@ def _title(point: str) -> str:
     """A point in words: "encoder layer 0 cross-attention"."""
     words = point.replace("layers.", "layer ").replace("residual_post", "residual stream").removesuffix(".output")
     return words.replace(".", " ").replace("_", "-")
-
-
-def _words(change: Change) -> str:
-    """A change, with its interval if it has one."""
-    return str(change) if change.low < change.high else f"{change.mean:+.4f}"
 
 
 def _labels(subject: Subject, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
