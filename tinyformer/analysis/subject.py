@@ -250,12 +250,12 @@ class Change:
         return [base.mean + self.mean, self.mean, self.low, self.high]
 
     def __format__(self, form: str) -> str:
-        """The mean, and the interval unless it is that of a single window, or of windows that are all alike."""
-        interval = f" [{self.low:{form}}, {self.high:{form}}]" if self.low < self.high else ""
-        return f"{self.mean:{form}}{interval}"
+        """The mean, by default with four decimals, and the interval unless it is that of a single window."""
+        form = form or "+.4f"
+        return f"{self.mean:{form}}" + (f" [{self.low:{form}}, {self.high:{form}}]" if self.low < self.high else "")
 
     def __str__(self) -> str:
-        return f"{self:+.4f}"
+        return format(self)
 
 
 @dataclass
