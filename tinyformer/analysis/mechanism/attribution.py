@@ -10,23 +10,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.analysis.measures.inputs import queries_by_kind
 from tinyformer.analysis.mechanism.prompts import Prompts, exact_pass, read_prompt
 from tinyformer.analysis.pictures.charts import change_grid
 from tinyformer.analysis.points import points_of
 from tinyformer.analysis.relation_lines import compare
-from tinyformer.analysis.subject import Change, Findings, Head, Subject, Text, Trained, require_positive
+from tinyformer.analysis.subject import Findings, Head, Subject, Text, Trained, require_positive
 from tinyformer.batch import IGNORED, Batch, tensors
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.residual import Stream
-from tinyformer.tasks import Classification, Task
 
 NUM_PRINTED, NUM_DRAWN = 6, 24  # parts that are printed; tokens, and heads, in the picture of sources
 
 NEEDED = re.compile(
-    r"embedding|token_embedding|position_embedding|layers\.\d+\.(residual_\w+|feed_forward\.output|"
+    r"embedding|token_embedding|position_embedding|final_norm|layers\.\d+\.(residual_\w+|feed_forward\.output|"
     r"(cross_)?attention\.(added_by_head|output|output_by_head|weights|values))"
 )
 """The points that a logit is decomposed with."""
@@ -84,15 +82,23 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
     network = subject.network
     stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
     names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
-    shares = scored.shares(network.readout)
-    logits, captured = exact_pass(subject, scored.batch, capture=names)
-    direction, constant = scored.direction(cast(nn.Linear, network.readout.proj), shares)
+    readout, pooling = network.readout, getattr(network.readout, "pooling", None)
+    if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
+        reason = "is not linear, so that no logit is a sum of what parts add; TokenReadout is"
+        raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
+    _, captured = exact_pass(subject, scored.batch, capture=names)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
+    with torch.enable_grad():  # of what is linear: the gradient is the direction
+        read = at["final_norm"].requires_grad_()
+        scores = scored.of_logits(readout(read, subject.task.mask(scored.batch)))
+        (direction,) = torch.autograd.grad(scores.sum(), read)
+    scores = scores.detach()
     index_of = {layer: index for index, layer in enumerate(network.require_heads())}
     parts: dict[Part, Tensor] = {}
     sources: dict[Head, Tensor] = {}
     last = len(stack.layers) - 1
-    walk = _Direction(direction if (scale := getattr(network.readout, "scale", None)) is None else direction * scale)
+    walk = _Direction(direction)
+    walk.constant = scores - walk.effect(read.detach())  # the bias of the readout
     walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
     for number, block in reversed([*enumerate(stack.layers)]):
         if not isinstance(block, PreNormBlock | PostNormBlock):
@@ -122,8 +128,8 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
     embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
     walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
     ordered: dict[Part, Tensor] = {name.replace("_", " "): walk.effect(x) for name, x in embeddings.items()}
-    ordered |= dict(reversed(parts.items())) | {"biases": walk.constant + constant}
-    return Effects(scored.of_logits(logits, shares), ordered, dict(reversed(sources.items())))
+    ordered |= dict(reversed(parts.items())) | {"biases": walk.constant}
+    return Effects(scores, ordered, dict(reversed(sources.items())))
 
 
 def _by_key(
@@ -148,7 +154,7 @@ class Scored:
 
     Args:
         batch: the rows; padding has no answer.
-        answers: the index of the answer among the logits at each token, or `IGNORED`; a classifier's at any token.
+        answers: the index of the answer among the logits at each token, or `IGNORED`; one in all for a classifier.
         against: the index of the one whose logit is subtracted, too; None for none.
         is_centred: whether the mean of all logits is subtracted, which no softmax sees.
     """
@@ -165,47 +171,19 @@ class Scored:
         return cls(prompts.batch, cast(Tensor, answers), against)
 
     @classmethod
-    def of_row(cls, task: Task, row: Batch) -> "Scored":
+    def of_row(cls, row: Batch) -> "Scored":
         """The score of all targets of a row of the sample."""
-        inputs = row["inputs"]
-        labels = row["labels"].unsqueeze(1).expand_as(inputs) if isinstance(task, Classification) else row["targets"]
-        return cls(row, labels, is_centred=True)
+        return cls(row, row["labels"].unsqueeze(1) if "labels" in row else row["targets"], is_centred=True)
 
-    def shares(self, readout: nn.Module) -> Float[Tensor, "rows seq"]:
-        """The share of each token in the score.
-
-        Raises:
-            ArgumentError: the readout is not linear.
-        """
-        if isinstance(readout, ClassReadout) and not isinstance(readout.pooling, nn.Module):
-            ones = torch.ones(*self.answers.shape, 1, device=self.answers.device, requires_grad=True)
-            is_token = queries_by_kind(self.batch)[""]
-            with torch.enable_grad():  # pooling is linear in the vectors
-                return torch.autograd.grad(readout.pooling(ones, is_token).sum(), ones)[0][..., 0]
-        if type(readout) is TokenReadout:
-            is_scored = (self.answers != IGNORED).float()
-            return is_scored / is_scored.sum(dim=1, keepdim=True).clamp(min=1)
-        reason = "is not linear, so that no logit is a sum of what parts add; TokenReadout is"
-        raise ArgumentError("readout", type(readout).__name__, reason)
-
-    def of_logits(self, logits: Tensor, shares: Float[Tensor, "rows seq"]) -> Float[Tensor, " rows"]:
+    def of_logits(self, logits: Float[Tensor, "rows *seq scores"]) -> Float[Tensor, " rows"]:
         """The score, given the logits of the network."""
-        logits = logits if logits.ndim == 3 else logits.unsqueeze(1).expand(-1, shares.shape[1], -1)
+        logits = logits if logits.ndim == 3 else logits.unsqueeze(1)
         score = logits.gather(-1, self.answers.clamp(min=0).unsqueeze(-1))
         if self.against is not None:
             score = score - logits.gather(-1, self.against.clamp(min=0).unsqueeze(-1))
         score = score - logits.mean(dim=-1, keepdim=True) if self.is_centred else score
-        return (shares * score.squeeze(-1)).sum(dim=1)
-
-    def direction(self, proj: nn.Linear, shares: Float[Tensor, "rows seq"]) -> tuple[Stream, Float[Tensor, " rows"]]:
-        """The direction u and the constant with score = u · (what the output matrix reads) + constant."""
-        bias = proj.weight.new_zeros(proj.out_features, 1) if proj.bias is None else proj.bias.unsqueeze(1)
-        table = torch.cat([proj.weight, bias], dim=1).detach()
-        rows = table[self.answers.clamp(min=0)]
-        rows = rows if self.against is None else rows - table[self.against.clamp(min=0)]
-        rows = rows - table.mean(dim=0) if self.is_centred else rows
-        rows = shares.to(rows.dtype).unsqueeze(-1) * rows
-        return rows[..., :-1], rows[..., -1].sum(dim=1)
+        is_scored = self.answers != IGNORED
+        return (score.squeeze(-1) * is_scored).sum(dim=1) / is_scored.sum(dim=1).clamp(min=1)
 
 
 @dataclass(eq=False)
@@ -247,7 +225,7 @@ class LogitAttribution:
                 for batch in subject.batches
                 for at in range(len(batch["inputs"]))
             )
-            scored = [Scored.of_row(subject.task, cast(Batch, row)) for row in rows]
+            scored = [Scored.of_row(cast(Batch, row)) for row in rows]
             what = f"the mean logit of the targets of {len(scored)} {subject.row}s, relative to that of all tokens,"
         else:
             prompts = read_prompt(subject, self.text, self.target, self.answer, self.against)
@@ -258,43 +236,30 @@ class LogitAttribution:
             part: torch.cat([effects.parts[part] for effects in passes]).double().cpu() for part in passes[0].parts
         }
         error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
-        changes = {part: compare(values) for part, values in parts.items()}
-        findings = self._of_parts(subject, changes, float(scores.mean()), error, what)
+        changes = {_name(subject, part): compare(values) for part, values in parts.items()}
+        bounds = ["low", "high"] if self.text is None else []  # one prompt has no interval
+        table = [[*name, of.mean, *[getattr(of, bound) for bound in bounds]] for name, of in changes.items()]
+        cells = {(layer or "embeddings", name): of.mean for (layer, name), of in changes.items()}
+        down, across = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
+        title = f"What each part adds to {what.removesuffix(',')}"
+        findings = Findings(
+            scalars={"analysis/logit": float(scores.mean()), "analysis/largest_error": error},
+            lines={
+                "attribution": f"{what} {float(scores.mean()):.3f}, is the sum of {len(changes)} parts (largest error "
+                f"{error:.0e}); norms have the scale of this forward pass:",
+                **{
+                    f"  {' '.join(filter(None, name))}": str(changes[name])
+                    for name in sorted(changes, key=lambda name: -abs(changes[name].mean))[:NUM_PRINTED]
+                },
+            },
+            tables={"attribution": (["layer", "part", "logits", *bounds], table)},
+            figures={"attribution": change_grid(cells, down, across, title, "logits")},
+        )
         if self.text is not None:
             findings.facts = subject.facts_of_text(self.text)
             of_keys = {head: by_key[0].cpu() for head, by_key in passes[0].sources.items()}
             _add_sources(subject, findings, of_keys, prompts.keys(subject))
         return findings
-
-    def _of_parts(
-        self, subject: Subject, changes: Mapping[Any, Change], score: float, error: float, what: str
-    ) -> Findings:
-        has_interval = self.text is None
-        names = {part: _name(subject, part) for part in changes}
-        rows = [[*names[part], of.mean, *[of.low, of.high][: 2 * has_interval]] for part, of in changes.items()]
-        cells = {(names[part][0] or "embeddings", names[part][1]): change.mean for part, change in changes.items()}
-        columns = ["layer", "part", "logits", *["low", "high"][: 2 * has_interval]]
-        return Findings(
-            scalars={"analysis/logit": score, "analysis/largest_error": error},
-            lines={
-                "attribution": f"{what} {score:.3f}, is the sum of {len(changes)} parts (largest error {error:.0e}); "
-                "norms have the scale of this forward pass:",
-                **{
-                    f"  {' '.join(filter(None, names[part]))}": str(changes[part])
-                    for part in sorted(changes, key=lambda part: -abs(changes[part].mean))[:NUM_PRINTED]
-                },
-            },
-            tables={"attribution": (columns, rows)},
-            figures={
-                "attribution": change_grid(
-                    cells,
-                    list(dict.fromkeys(row for row, _ in cells)),
-                    list(dict.fromkeys(column for _, column in cells)),
-                    f"What each part adds to {what.removesuffix(',')}",
-                    "logits",
-                )
-            },
-        )
 
 
 def _add_sources(

@@ -50,11 +50,10 @@ class Prompts:
         return score if self.against is None else score - at_place[rows, self.against]
 
     def spread(self, values: Int[Tensor, " prompts"]) -> Int[Tensor, "prompts seq"]:
-        """A value of each prompt at the token whose logits are read, `IGNORED` at others; at all for a classifier."""
-        everywhere = values.unsqueeze(1).expand_as(self.batch["inputs"])
+        """A value of each prompt at the token whose logits are read, `IGNORED` at others; a classifier has one in all."""
         if self.places is None:
-            return everywhere
-        return torch.full_like(everywhere, IGNORED).scatter(1, self.places.unsqueeze(1), everywhere)
+            return values.unsqueeze(1)
+        return torch.full_like(self.batch["inputs"], IGNORED).scatter(1, self.places[:, None], values[:, None])
 
     def title(self, subject: Subject, row: int = 0) -> str:
         """The answer of a prompt in words, such as "mat", or "mat" minus "dog"."""
