@@ -30,6 +30,15 @@ def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
     return {"": before(batch["lengths"], inputs) if "lengths" in batch else torch.ones_like(inputs, dtype=torch.bool)}
 
 
+def rows_of(batches: Iterable[Batch]) -> list[Batch]:
+    """Each row of some batches as a batch of its own, without `document_starts`, which are of all rows together."""
+    found = []
+    for batch in batches:
+        of_rows = {name: of.split(1) for name, of in tensors(batch).items() if name != "document_starts"}
+        found += [cast(Batch, dict(zip(of_rows, row, strict=True))) for row in zip(*of_rows.values(), strict=True)]
+    return found
+
+
 def without_padding(batches: Iterable[Batch]) -> list[Batch]:
     """The rows of batches of windows or examples without their padding, one batch for each length.
 

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tinyformer.analysis.measures.inputs import rows_of
 from tinyformer.analysis.mechanism.prompts import Prompts, exact_pass, read_prompt
 from tinyformer.analysis.pictures.charts import change_grid
 from tinyformer.analysis.points import points_of
 from tinyformer.analysis.relation_lines import compare
 from tinyformer.analysis.subject import Findings, Head, Subject, Text, Trained, require_positive
-from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
@@ -220,12 +221,7 @@ class LogitAttribution:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         if self.text is None:
-            rows = (
-                {name: of[at : at + 1] for name, of in tensors(batch).items() if name != "document_starts"}
-                for batch in subject.batches
-                for at in range(len(batch["inputs"]))
-            )
-            scored = [Scored.of_row(cast(Batch, row)) for row in rows]
+            scored = [Scored.of_row(row) for row in rows_of(subject.batches)]
             what = f"the mean logit of the targets of {len(scored)} {subject.row}s, relative to that of all tokens,"
         else:
             prompts = read_prompt(subject, self.text, self.target, self.answer, self.against)

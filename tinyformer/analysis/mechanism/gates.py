@@ -16,7 +16,7 @@ from tinyformer.analysis.ablation import head_importance, losses_without, rank_c
 from tinyformer.analysis.pictures.charts import change_grid
 from tinyformer.analysis.subject import CHANGE_COLUMNS, Findings, Head, Subject, Trained, changed, require_positive
 from tinyformer.batch import Batch, tensors
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
 
 LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # of Adam, for logits, and what it falls to, as a factor
@@ -103,9 +103,7 @@ class HeadGating:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        if subject.num_windows < 2:
-            reason = f"needs a {subject.row} to learn the gates on, and another to measure the loss on"
-            raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 32})
+        require_at_least(2, {"num_windows": 32}, num_windows=subject.num_windows)  # to learn gates on, and to measure
         heads, learning, measured = subject.living_heads, every_second(subject, 0), every_second(subject, 1)
         gates, control = (self._gates(replace(learning, network=of), heads) for of in subject.networks().values())
         (scores, verdicts), (_, of_control) = judged(gates), judged(control)
@@ -121,6 +119,7 @@ class HeadGating:
         }
         titles, drawn = [subject.head_title(*head) for head in heads], sorted(means[2].argsort()[:NUM_DRAWN].tolist())
         cells = {(titles[at], name): float(means[row, at]) for at in drawn for row, name in enumerate(SCORES)}
+        title = f"Scores of heads by their gates, mean of {self.num_fits} fits"
         found = Findings(
             scalars={"analysis/loss": subject.losses().mean},
             lines={"gates": f"the role of a head in all {self.num_fits} fits (of the untrained model):"},
@@ -138,13 +137,7 @@ class HeadGating:
                     "facilitation - interference",
                     diverging=True,
                 ),
-                "gate_scores": change_grid(
-                    cells,
-                    [titles[at] for at in drawn],
-                    SCORES,
-                    f"Scores of heads by their gates, mean of {self.num_fits} fits",
-                    "score, from 0 to 1",
-                ),
+                "gate_scores": change_grid(cells, [titles[at] for at in drawn], SCORES, title, "score, from 0 to 1"),
             },
         )
         for verdict in (*ROLES, "varying"):

@@ -1,6 +1,5 @@
 """The logit lens: what the residual stream would predict if it went to the readout after each layer."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from tinyformer.analysis.measures.inputs import queries_by_kind
+from tinyformer.analysis.measures.inputs import queries_by_kind, rows_of
 from tinyformer.analysis.mechanism.prompts import exact_pass
 from tinyformer.analysis.mechanism.tuned_lens import Stream, fit_translator
 from tinyformer.analysis.pictures.charts import lines
@@ -29,7 +28,7 @@ from tinyformer.analysis.subject import (
     refuse_target,
     require_positive,
 )
-from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Classification, MaskedLM, Seq2Seq, SpanExtraction
@@ -82,7 +81,7 @@ class LogitLens:
         if isinstance(subject.task, SpanExtraction):
             reason = "reads tokens or classes from the residual stream; a model for questions predicts neither"
             raise ArgumentError("analysis", "lens", reason, {"analysis": "residual"})
-        rows = measured = rows_of(subject)
+        rows = measured = rows_of(subject.batches)
         lenses: dict[str, Lens] = {"logit lens": [nn.Identity()] * (1 + len(subject.network.stacks()[-1].layers))}
         if self.tuned:
             if isinstance(subject.task, Classification) or len(rows) < 2:
@@ -97,7 +96,7 @@ class LogitLens:
         ids, mask_id = shown["inputs"][0].tolist(), subject.tokenizer.mask_id
         place = ids.index(mask_id) if isinstance(subject.task, MaskedLM) and mask_id in ids else -1
         for name, lens in lenses.items():
-            cells, key = cells_of(subject, shown, lens), name.replace(" ", "_")
+            cells, key = cells_of(subject, shown, lens), _key(name)
             findings.tables[key] = [*cells[0]], [[*row] for of in cells for row in zip(*of.values(), strict=True)]
             findings.figures[key] = _table_of(cells, name.capitalize(), what)
             if self.text is not None:
@@ -139,11 +138,7 @@ class LogitLens:
         return Findings(
             scalars={
                 "analysis/loss": found["logit lens"][-1]["nats"].mean,
-                **{
-                    f"analysis/{name.replace(' ', '_')}/{depth}/{of}": at[of].mean
-                    for name, depth, at in each
-                    for of in at
-                },
+                **{f"analysis/{_key(name)}/{depth}/{of}": at[of].mean for name, depth, at in each for of in at},
             },
             lines={
                 "lens": f"over {len(rows)} {subject.row}s{halves}: nats per {subject.task.unit}; KL of the output from "
@@ -158,13 +153,6 @@ class LogitLens:
             },
             figures=figures,
         )
-
-
-def rows_of(subject: Subject) -> list[Batch]:
-    """Each row of the sample as a batch of its own."""
-    rows = [(tensors(batch), slice(at, at + 1)) for batch in subject.batches for at in range(len(batch["inputs"]))]
-    names = {"document_starts"}  # of all rows of a batch together
-    return [cast(Batch, {name: of[row] for name, of in batch.items() if name not in names}) for batch, row in rows]
 
 
 def streams_of(subject: Subject, row: Batch) -> list[Stream]:
@@ -199,24 +187,22 @@ def targets_of(row: Batch) -> Int[Tensor, " places"]:
 
 def measure(subject: Subject, rows: Sequence[Batch], lens: Lens, num_resamples: int) -> list[dict[str, Change]]:
     """The means of `MEASURES` over the targets at each depth, with their 95 % intervals over the rows."""
-    of_rows, number = [], [float((targets_of(row) != IGNORED).sum()) for row in rows]
+    of_rows, counts = [], [float((targets_of(row) != IGNORED).sum()) for row in rows]
     for row in rows:
         is_target = (targets := targets_of(row)) != IGNORED
-        sums: list[list[float]] = []
-        of_targets = (log_q[is_target] for log_q in downwards(subject, row, lens))
-        p = next(of_targets)
-        for log_q in itertools.chain([p], of_targets):
+        depths = [log_q[is_target] for log_q in downwards(subject, row, lens)]
+        p, sums = depths[0], []
+        for log_q in reversed(depths):
             nats = F.nll_loss(log_q, targets[is_target], reduction="sum")
             kl = F.kl_div(log_q, p, reduction="sum", log_target=True)
             sums.append([float(nats), float(kl), float((log_q.argmax(dim=-1) == p.argmax(dim=-1)).sum())])
-        of_rows.append(sums[::-1])
-    none, counts = torch.zeros(len(rows), dtype=torch.double), torch.tensor(number, dtype=torch.double)
-
-    def mean(values: Float[Tensor, " rows"]) -> Change:
-        return Losses(values, counts).change_from(Losses(none, counts), num_resamples)
-
-    by_depth = torch.tensor(of_rows, dtype=torch.double).permute(1, 2, 0)
-    return [dict(zip(MEASURES, map(mean, at_depth), strict=True)) for at_depth in by_depth]
+        of_rows.append(sums)
+    by_depth, targets = torch.tensor(of_rows).double().permute(1, 2, 0), torch.tensor(counts).double()
+    none = Losses(torch.zeros_like(targets), targets)
+    return [
+        {name: Losses(of, targets).change_from(none, num_resamples) for name, of in zip(MEASURES, at, strict=True)}
+        for at in by_depth
+    ]
 
 
 def fit_lens(subject: Subject, rows: Sequence[Batch]) -> Lens:
@@ -281,6 +267,10 @@ def _at_place(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, place: in
         predicted, probability, rank = (of[column][place] for column in ("predicted", "probability", "rank"))
         lines[f"  {name}, {_title(depth, len(cells))}"] = f'"{predicted}" {probability:.1%}, rank {rank}'
     return lines
+
+
+def _key(name: str) -> str:
+    return name.replace(" ", "_")
 
 
 def _title(depth: int, number: int) -> str:

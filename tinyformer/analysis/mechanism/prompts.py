@@ -50,7 +50,7 @@ class Prompts:
         return score if self.against is None else score - at_place[rows, self.against]
 
     def spread(self, values: Int[Tensor, " prompts"]) -> Int[Tensor, "prompts seq"]:
-        """A value of each prompt at the token whose logits are read, `IGNORED` at others; a classifier has one in all."""
+        """A value of each prompt at the token whose logits are read, or one in all for a classifier; else `IGNORED`."""
         if self.places is None:
             return values.unsqueeze(1)
         return torch.full_like(self.batch["inputs"], IGNORED).scatter(1, self.places[:, None], values[:, None])

@@ -24,7 +24,8 @@ from analysis.subjects import (
 )
 from analysis.test_transformer_lens import assert_same, both
 from tinyformer.analysis import LogitLens, Subject
-from tinyformer.analysis.mechanism.lens import log_probs, rows_of, streams_of, targets_of
+from tinyformer.analysis.measures.inputs import rows_of
+from tinyformer.analysis.mechanism.lens import log_probs, streams_of, targets_of
 from tinyformer.analysis.mechanism.tuned_lens import fit_translator
 from tinyformer.analysis.pictures.picture import BLACK
 from tinyformer.analysis.pictures.plots import PAGE_WIDTH, word_table
@@ -69,7 +70,7 @@ def test_each_depth_is_a_network_that_ends_there(case):
     subject, places = CASES[case][0](), CASES[case][1]
     found = LogitLens(num_resamples=50)(subject)
     table, expected = columns_of(found.tables["lens"]), []
-    for row in rows_of(subject):
+    for row in rows_of(subject.batches):
         is_target, targets, by_depth = targets_of(row) != IGNORED, targets_of(row), [*log_q_by_depth(subject, row)]
         for log_q in by_depth:
             nats = F.nll_loss(log_q, targets, reduction="none", ignore_index=IGNORED)
@@ -83,7 +84,7 @@ def test_each_depth_is_a_network_that_ends_there(case):
         assert all(low - 1e-9 <= mean <= high + 1e-9 for low, mean, high in ends)
     assert table["nats"][len(means) - 1] == pytest.approx(subject.losses().mean, abs=1e-5)
 
-    row = rows_of(subject)[0]
+    row = rows_of(subject.batches)[0]
     given, by_depth = targets_of(row)[:places], [*log_q_by_depth(subject, row)]
     targets = given.where(given != IGNORED, by_depth[-1].argmax(dim=-1)[:places]).tolist()
     name = (LABELS if case == "classes" else TOKENIZER.token_strings(range(50))).__getitem__
@@ -150,7 +151,7 @@ def test_the_lens_is_that_of_transformer_lens(family, tmp_path):
     subject = Subject(ours.network, [batch], ours.task, TOKENIZER)
     with torch.no_grad():
         theirs = bridge.run_with_cache(ids)[1].logit_lens(positions=None, return_type="log_probs").values
-        for at, row in enumerate(rows_of(subject)):
+        for at, row in enumerate(rows_of(subject.batches)):
             for depth, (x, expected) in enumerate(zip(streams_of(subject, row), theirs[:, at], strict=True)):
                 assert_same(log_probs(ours.network, x), expected, f"{family} {depth}")
 
@@ -160,7 +161,7 @@ def test_the_lens_is_that_of_transformer_lens(family, tmp_path):
 def test_the_tuned_lens_reaches_the_divergence_of_another_full_batch_optimiser(kind):
     """To 1 %: that of L-BFGS until it converges, in fp64, in the coordinates of the stream."""
     subject = make_subject(loud_transformer(kind=kind), num_windows=60)
-    x, _, output = map(torch.cat, zip(*(streams_of(subject, row) for row in rows_of(subject)), strict=True))
+    x, _, output = map(torch.cat, zip(*(streams_of(subject, row) for row in rows_of(subject.batches)), strict=True))
     network = subject.network.requires_grad_(False)
     fitted = fit_translator(x, output, partial(log_probs, network)).double()
     network, x, output = network.double(), x.double(), output.double()
@@ -190,7 +191,7 @@ def test_the_tuned_lens_is_fitted_on_half_of_the_windows_and_measured_on_the_oth
     subject.batches[0]["targets"][0, :5] = IGNORED
     found = LogitLens(tuned=True)(subject)
     assert all(weight.grad is None for weight in subject.network.parameters())
-    rows, table = rows_of(subject), columns_of(found.tables["lens"])
+    rows, table = rows_of(subject.batches), columns_of(found.tables["lens"])
     assert table["lens"] == ("logit lens",) * 3 + ("tuned lens",) * 3 + ("untrained",) * 3
     assert all(table["kl"][depth] > table["kl"][3 + depth] for depth in range(2))
     of_rows = [[x[row["targets"][0] != IGNORED] for x in streams_of(subject, row)] for row in rows[::2]]
