@@ -70,21 +70,6 @@ def test_the_parts_add_up_to_the_logit_and_the_keys_to_the_head(name):
     assert bool(sources) == (name not in ("differential", "values by distance"))
 
 
-def test_a_head_that_is_left_out_changes_the_logit_by_what_it_adds():
-    """Without final norm and later layers there is no other way to the logit."""
-    subject = subject_of(causal(num_layers=1, norm=torch.nn.Identity))
-    subject.network.encoder.layers[0].feed_forward_residual.branch = 0.0
-    subject.network.encoder.final_norm = torch.nn.Identity()
-    prompts = read_prompt(subject, "abba", answer="c")
-    scores, effects, _ = direct_effects(subject, Scored.of_prompts(prompts))
-    for head in range(4):
-        effect = effects[0, head]
-        without, _ = prompts.run(
-            subject, replace={"*output_by_head": lambda z, head=head: z.index_fill(1, torch.tensor(head), 0)}
-        )
-        torch.testing.assert_close(scores - without, effect)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
