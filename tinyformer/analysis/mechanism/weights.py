@@ -224,11 +224,11 @@ def scores_of(network: Network, distances: Sequence[int], heads: Sequence[Head])
     found, stacks = defaultdict[str, dict[Any, float]](dict), [*folded_stacks(network)]
     for circuit in circuits(stacks, distances):
         of_layer = circuit.eigenvalue_scores()
-        found[circuit.name] |= {head: float(of_layer[head[1]]) for head in heads if head[0] == circuit.layer}
+        found[circuit.name] |= {head: of_layer[head[1]].item() for head in heads if head[0] == circuit.layer}
     for earlier, later in (pair for layers, *_ in stacks for pair in itertools.combinations(layers, 2)):
         of_layers = [[head for head in heads if head[0] == layer.at] for layer in (earlier, later)]
         for name, scores in composition(earlier, later).items():
-            found[name] |= {(a, b): float(scores[a[1], b[1]]) for a, b in itertools.product(*of_layers)}
+            found[name] |= {(a, b): scores[a[1], b[1]].item() for a, b in itertools.product(*of_layers)}
     return {name: scores for name, scores in found.items() if scores}
 
 
