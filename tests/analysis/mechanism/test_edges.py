@@ -8,39 +8,29 @@ from matplotlib.text import Annotation
 from nn.model_cases import make_transformer
 from nn.variants import factory, network
 
-from analysis.subjects import (
-    CAUSAL,
-    TOKENIZER,
-    columns_of,
-    loud_encoder_decoder,
-    loud_transformer,
-    make_subject,
-    pair_subject,
-)
+from analysis.mechanism.test_patching import moved, pairs_of
+from analysis.subjects import CAUSAL, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from analysis.test_transformer_lens import IDS, both
-from tinyformer.analysis import EdgeAttribution, Subject
+from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.ablation import rank_correlation
 from tinyformer.analysis.mechanism.edges import EdgeGraph
-from tinyformer.analysis.mechanism.prompts import Pairs, Prompts, induction_pairs
+from tinyformer.analysis.mechanism.prompts import induction_pairs
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition
 
 ROTARY = {"position": False, "attention_position": partial(RotaryPosition, 16)}
+HALVED = partial(Residual, branch=0.5)
 NETWORKS = {
-    "mha": lambda: loud_transformer(bias=True, embedding_norm=True),
-    "gqa_pruned": lambda: loud_transformer(
-        num_kv_heads=2, pruned_heads=[(0, 1)], attention_residual=partial(Residual, branch=0.5)
-    ),
-    "mqa_rms": lambda: loud_transformer(num_kv_heads=1, norm=RMSNorm, **ROTARY),
+    "mha": partial(loud_transformer, bias=True, embedding_norm=True),
+    "gqa_pruned": partial(loud_transformer, num_kv_heads=2, pruned_heads=[(0, 1)], attention_residual=HALVED),
+    "mqa_rms": partial(loud_transformer, num_kv_heads=1, norm=RMSNorm, **ROTARY),
     "mla": lambda: network(factory("mla+rotary+qk_norm")),
     "differential": lambda: network(factory("gqa+differential+rotary+qk_norm")),
 }
-STEPS = {"mha": 3, "mqa_rms": 2}
 networks = pytest.mark.parametrize("name", NETWORKS)
 
 
 def of(make):
-    """A subject in float64, its graph, and pairs of it."""
     subject = make_subject(make().double())
     return subject, EdgeGraph(subject), induction_pairs(subject, 4)
 
@@ -90,13 +80,11 @@ def compare(graph, pairs, changes, score, steps=1, tolerance=1e-9):
         sets.append(graph.all & ~only(graph, (v % before, v)))
         exact.append(score(v, changes[v % before], 1).detach())
     base, clean = (side.run(graph.subject)[0] for side in (pairs.corrupted, pairs.clean))
-    left = graph.left([pairs], [graph.all & False, graph.all, *sets])
-    for found, expected in (
-        (graph.attributions([pairs], steps), slopes),
-        (torch.stack([each.nats for each in left]), torch.stack([base, clean, *exact]) - base),
-    ):
+    left = torch.stack([each.nats for each in graph.left([pairs], [graph.all & False, graph.all, *sets])])
+    removed = torch.stack([base, clean, *exact]) - base
+    for found, expected in ((graph.attributions([pairs], steps), slopes), (left, removed)):
         assert (found - expected).abs().max() <= tolerance * expected.abs().max()
-    assert (left[0].nats == 0).all()
+    assert (left[0] == 0).all()
 
 
 @networks
@@ -105,11 +93,10 @@ def test_attributions_are_slopes_by_hand_and_removed_edges_steps(name):
     clean, corrupted = (added_by_nodes(subject, side) for side in (pairs.clean, pairs.corrupted))
 
     def score(v, shift, alpha):
-        return pairs.clean.score(
-            by_hand(graph, graph.receivers[v], shift, corrupted[0] + alpha * (clean[0] - corrupted[0]))
-        )
+        embedding = corrupted[0] + alpha * (clean[0] - corrupted[0])
+        return pairs.clean.score(by_hand(graph, graph.receivers[v], shift, embedding))
 
-    compare(graph, pairs, corrupted - clean, score, STEPS.get(name, 1))
+    compare(graph, pairs, corrupted - clean, score, steps=2)
 
 
 @networks
@@ -119,11 +106,7 @@ def test_a_node_without_edges_is_a_node_of_the_corrupted_run(name):
     base, corrupted = pairs.corrupted.run(subject, capture=points)
     for point in points:
         for head in range(corrupted[point].shape[1]) if "head" in point else [...]:
-
-            def patch(value, point=point, where=(slice(None), head)):
-                value[where] = corrupted[point][where]
-                return value
-
+            patch = partial(moved, corrupted[point], (slice(None), head), 1.0)
             exact.append(pairs.clean.run(subject, replace={point: patch})[0] - base)
     sets = [graph.all.index_fill(0, torch.tensor(node), False) for node in range(len(exact))]
     found = torch.stack([each.nats for each in graph.left([pairs], sets)])
@@ -175,9 +158,9 @@ def induction():
 def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_none():
     analysis, subject = EdgeAttribution(num_pairs=8, share=0.8), make_subject(induction())
     found, graph = analysis(subject), EdgeGraph(subject)
-    circuit = [["embeddings", "layer 0 head 1", "values"], ["layer 0 head 1", "layer 1 head 2", "keys"]]
-    _, rows = found.tables["edges"]
-    assert [edge for *edge, _, is_in in rows if is_in] == [*circuit, ["layer 1 head 2", "logits", ""]]
+    edges = {(*edge,): is_in for *edge, _, is_in in found.tables["edges"][1]}
+    circuit = [("embeddings", "layer 0 head 1", "values"), ("layer 0 head 1", "layer 1 head 2", "keys")]
+    assert [edge for edge in edges if edges[edge]] == [*circuit, ("layer 1 head 2", "logits", "")]
     assert found.lines["  heads"] == "layer 0 head 1, layer 1 head 2"
     assert found.lines["circuit"].startswith("3 of 75 edges keep ")
     assert found.facts == {"pairs": "8 of random tokens that repeat"}
@@ -185,31 +168,30 @@ def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_no
     on_paths, share, low, high = curve[None, 3]
     assert (on_paths, share) == (3, found.scalars["analysis/faithfulness"])
     assert 0.8 <= low < share < high <= 1.2
-    chosen = torch.tensor([is_in for *_, is_in in rows])
     _, measuring = analysis._halves([induction_pairs(subject, 8)])
-    (left,) = graph.left(measuring, [only(graph, *graph.all.nonzero()[chosen].tolist())])
+    (left,) = graph.left(measuring, [only(graph, *graph.all.nonzero()[torch.tensor([*edges.values()])].tolist())])
     assert left.mean == pytest.approx(share, rel=1e-5)
     assert (curve[None, 2], curve[None, 75], curve[4, 75]) == ([0] * 4, [75, 1, 1, 1], [75, 1, 1, 1])
     assert found.scalars["analysis/random_faithfulness"] == curve[1, 3][1] == 0
-    axes = found.figures["circuit"].axes[0]
-    assert {text.get_text() for text in axes.texts} - {""} == {"embeddings", "1", "2", "logits"}
-    assert sum(isinstance(text, Annotation) for text in axes.texts) == 3
+    texts = found.figures["circuit"].axes[0].texts
+    assert {text.get_text() for text in texts} - {""} == {"embeddings", "1", "2", "logits"}
+    assert sum(isinstance(text, Annotation) for text in texts) == 3
     none = EdgeAttribution(num_pairs=8)(make_subject(make_transformer()))
     assert none.lines["circuit"].startswith("none: ")
     assert not any(columns_of(none.tables["edges"])["in_circuit"])
-    assert set(none.tables) == {"edges"}
 
 
 def test_halves_of_pairs_of_several_lengths():
-    subject = make_subject(loud_transformer())
-    groups = [induction_pairs(subject, 5), induction_pairs(make_subject(loud_transformer(max_seq_len=9)), 4)]
+    groups = [induction_pairs(make_subject(loud_transformer(max_seq_len=n)), n // 2) for n in (9, 10)]
     halves = EdgeAttribution(batch_size=2)._halves(groups)
     sizes = [[len(part.clean.answers) for part in half] for half in halves]
-    assert sorted(map(sum, sizes)) == [4, 5]
-    assert max(map(max, sizes)) == 2
-    found = [row.tolist() for half in halves for part in half for row in part.corrupted.batch["inputs"]]
-    assert sorted(found) == sorted(row.tolist() for group in groups for row in group.corrupted.batch["inputs"])
-    choosing, measuring = EdgeAttribution()._halves([induction_pairs(subject, 1)])
+    assert (sorted(map(sum, sizes)), max(map(max, sizes))) == ([4, 5], 2)
+    rows, expected = (
+        sorted(row.tolist() for pairs in some for row in pairs.corrupted.batch["inputs"])
+        for some in ([*halves[0], *halves[1]], groups)
+    )
+    assert rows == expected
+    choosing, measuring = EdgeAttribution()._halves([induction_pairs(make_subject(make_transformer()), 1)])
     assert choosing is measuring
 
 
@@ -233,18 +215,17 @@ def test_rank_correlation_with_removing_each_edge():
 
 
 REFUSED = {
-    "block": (lambda: loud_transformer(kind=PostNormBlock), "block='PostNormBlock': must be a PreNormBlock"),
-    "skip": (lambda: loud_transformer(feed_forward_residual=partial(Residual, 0.5)), "feed_forward_residual="),
-    "gate": (lambda: loud_transformer(gate=True), "gate=True: must be False"),
-    "stacks": (loud_encoder_decoder, "network='EncoderDecoder': has two stacks"),
+    "block='PostNormBlock': must be a PreNormBlock": partial(loud_transformer, kind=PostNormBlock),
+    "feed_forward_residual=": partial(loud_transformer, feed_forward_residual=partial(Residual, 0.5)),
+    "gate=True: must be False": partial(loud_transformer, gate=True),
+    "network='EncoderDecoder': has two stacks": loud_encoder_decoder,
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_networks_whose_edges_are_no_summands_are_refused(name):
-    make, message = REFUSED[name]
+@pytest.mark.parametrize("message", REFUSED)
+def test_networks_whose_edges_are_no_summands_are_refused(message):
     with pytest.raises(ArgumentError, match=message):
-        EdgeAttribution()((pair_subject if name == "stacks" else make_subject)(make()))
+        EdgeAttribution()((pair_subject if "stacks" in message else make_subject)(REFUSED[message]()))
 
 
 @pytest.mark.slow
@@ -257,20 +238,16 @@ def test_attributions_and_removed_edges_are_those_of_transformer_lens(family, tm
     bridge.double()
     bridge.set_use_split_qkv_input(True)
     bridge.set_use_hook_mlp_in(True)
-    other = IDS.clone()
-    other[:, -4:-1] = IDS[:, -4:-1].flip(1)
-    lengths, answers = torch.full((2,), IDS.shape[1]), torch.tensor([3, 5])
-    sides = ({"inputs": ids, "lengths": lengths} for ids in (IDS, other))
-    pairs = Pairs(*(Prompts(batch, lengths - 1, answers, answers + 1) for batch in sides))
-    graph = EdgeGraph(Subject(ours.network, [{"inputs": IDS, "lengths": lengths}], ours.task, TOKENIZER))
+    other = torch.cat([IDS[:, :-4], IDS[:, -4:-1].flip(1), IDS[:, -1:]], dim=1)
+    pairs = pairs_of(IDS, other, torch.tensor([3, 5]), torch.tensor([4, 6]))
+    graph = EdgeGraph(make_subject(ours.network))
     nodes, readers = [("blocks.0.hook_in", ...)], []
     for number, layer in enumerate(ours.network.attentions()):
-        block, heads = f"blocks.{number}", range(layer.num_heads)
-        for part, size in zip("qkv", (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), strict=True):
-            readers += [(f"{block}.attn.hook_{part}_input", (..., head, slice(None))) for head in range(size)]
+        block, heads = f"blocks.{number}", [(..., head, slice(None)) for head in range(layer.num_heads)]
+        for part, size in {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}.items():
+            readers += [(f"{block}.attn.hook_{part}_input", head) for head in heads[:size]]
         readers.append((f"{block}.hook_mlp_in", ...))
-        nodes += [(f"{block}.attn.hook_result", (..., head, slice(None))) for head in heads]
-        nodes.append((f"{block}.mlp.hook_out", ...))
+        nodes += [*((f"{block}.attn.hook_result", head) for head in heads), (f"{block}.mlp.hook_out", ...)]
     readers.append(("ln_final.hook_in", ...))
     with torch.no_grad():
         clean, corrupted = (bridge.run_with_cache(ids)[1] for ids in (IDS, other))

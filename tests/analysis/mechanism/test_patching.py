@@ -10,12 +10,12 @@ from interop.models import SEQ, tokens
 from model.models import classifier, masked, model, translator
 from nn.model_cases import make_transformer
 
-from analysis.subjects import TOKENIZER, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
+from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from analysis.test_redundancy import made_by_hand
 from analysis.test_transformer_lens import both
 from tinyformer.analysis import ActivationPatching, Subject
 from tinyformer.analysis.mechanism.patching import BY_TOKEN, PARTS, Place, patch, patch_pairs, shares_of
-from tinyformer.analysis.mechanism.prompts import Pairs, Prompts, read_pairs
+from tinyformer.analysis.mechanism.prompts import PairAnalysis, Pairs, Prompts
 from tinyformer.analysis.points import points_of
 from tinyformer.nn import prune_heads
 
@@ -24,6 +24,12 @@ def pairs_of(clean, corrupted, answers, against):
     lengths = torch.full((len(clean),), clean.shape[1])
     sides = ({"inputs": ids, "lengths": lengths} for ids in (clean, corrupted))
     return Pairs(*(Prompts(batch, lengths - 1, answers, against) for batch in sides))
+
+
+def moved(other, where, share, value):
+    """An activation that is moved towards another one."""
+    value[where] = value[where].lerp(other[where], share)
+    return value
 
 
 def test_heads_that_copy_a_bit_restore_and_destroy_what_is_computed_by_hand():
@@ -39,9 +45,8 @@ def test_heads_that_copy_a_bit_restore_and_destroy_what_is_computed_by_hand():
     for (what, head), effect in expected.items():
         torch.testing.assert_close(effects[Place(heads, what, head)], torch.full((2, 2, 4), effect).double())
     for point in ("layers.0.attention.output", "layers.0.residual_post"):
-        for index in range(-6, 0):
-            by_token = effects[Place(point, "", index)]
-            torch.testing.assert_close(by_token, torch.full_like(by_token, 8 if index == -1 else 0))
+        by_token = torch.stack([effects[Place(point, "", index)] for index in range(-6, 0)])
+        torch.testing.assert_close(by_token, torch.tensor([0.0] * 5 + [8]).double().expand(2, 2, 4, 6).movedim(-1, 0))
     # A ratio of means, not a mean of ratios.
     of, effect = torch.tensor([1.0, 3]).double(), torch.tensor([1.0, 0]).double().expand(2, 2, 2)
     share = shares_of({Place("", "", 0): effect}, of, 100)[Place("", "", 0)]
@@ -64,7 +69,7 @@ def test_each_place_is_replaced_as_the_definition_says(name):
     (make, texts), changed = MODELS[name], 0
     some = make()
     subject = Subject(some.network.double(), [], some.task, some.tokenizer)
-    (pairs,) = read_pairs(subject, *texts)
+    (pairs,) = PairAnalysis(*texts).pairs(subject)
     points, gates = points_of(subject.network), {layer.head_gate: layer for layer in subject.network.attentions()}
     heads = {name: gates[point.module] for name, point in points.items() if point.module in gates}
     for own, other in ((pairs.corrupted, pairs.clean), (pairs.clean, pairs.corrupted)):
@@ -76,50 +81,31 @@ def test_each_place_is_replaced_as_the_definition_says(name):
                 continue
             is_double = what in PARTS and layer.num_softmaxes == 2
             part = [2 * number, 2 * number + 1] if is_double and what == "pattern" else [number]
-
-            def scores(share, own=own, name=name, part=part, new=after[name]):
-                def moved(value):
-                    value[:, part] += share * (new[:, part] - value[:, part])
-                    return value
-
-                return own.run(subject, replace={name: moved})[0]
-
             # Differential attention normalises what the weights give, and the estimate is linear in the output only.
-            shares = (1,) if is_double else (1, 1e-6)
-            expected = [(scores(share) - base) / share for share in shares]
-            torch.testing.assert_close(found[: len(shares)], torch.stack(expected), atol=1e-4, rtol=1e-4)
+            shares = (1.0,) if is_double else (1.0, 1e-6)
+            ways = (partial(moved, after[name], (slice(None), part), share) for share in shares)
+            scores = torch.stack([own.run(subject, replace={name: way})[0] for way in ways])
+            expected = (scores - base) / torch.tensor(shares).unsqueeze(1)
+            torch.testing.assert_close(found[: len(shares)], expected, atol=1e-4, rtol=1e-4)
             changed += bool(found[0].abs() > 1e-3)
     assert changed > 50
 
 
 def test_a_head_is_named_in_pairs_of_several_lengths(tmp_path):
     """Prompts that differ in the second bit, which head 2 alone reads."""
-    subject = made_by_hand()
-    nothing = make_transformer()
+    subject, nothing, file = made_by_hand(), make_transformer(), tmp_path / "pairs.csv"
     for parameter in nothing.parameters():
         torch.nn.init.zeros_(parameter)
-    file = tmp_path / "pairs.csv"
     file.write_text("clean,corrupted,answer,against\nA,B,,\nB,A,B,\nAA,AB,A,B\nBAA,BBB,,B\n")
     analysis = ActivationPatching(file=str(file), margin=0.9)
     found = analysis(replace(subject, untrained=lambda: nothing))
     assert found.lines["heads"].startswith("1 of 3 ")
     assert found.lines["  layer 0 head 2"].startswith("restores +1.0000 [+1.0000, +1.0000], destroys +1.0000 [")
-    assert found.scalars["analysis/named_heads"] == 1
+    assert found.scalars["analysis/gradient/heads/r"] == pytest.approx(1)
     tokens = columns_of(found.tables["tokens"])
     assert (tokens["position"][:2], tokens["token"][:2]) == ((-2, -1), ("…", "A/B"))
     # With weights that make the same difference, no share is defined and no head is named.
     assert analysis(subject).lines["heads"].startswith("0 of 3 ")
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_untrained_heads_are_not_named(seed):
-    torch.manual_seed(seed)
-    found = ActivationPatching(num_pairs=24)(make_subject(make_transformer()))
-    table = columns_of(found.tables["heads"])
-    for way in ("denoising", "noising"):
-        assert max(table[f"{way}_low"]) < 0 < min(table[f"{way}_high"])
-    assert found.scalars["analysis/named_heads"] == found.scalars["analysis/untrained_named_heads"] == 0
-    assert found.scalars["analysis/gradient/heads/r"] > 0.99  # so small are the changes
 
 
 def test_findings_of_pruned_and_ablated_heads_and_of_source_tokens():
@@ -129,13 +115,14 @@ def test_findings_of_pruned_and_ablated_heads_and_of_source_tokens():
     table = columns_of(found.tables["heads"])
     assert (table["layer"], table["head"]) == ((0,) * 9 + (1,) * 9, (0, 2, 3) * 3 + (0, 1, 3) * 3)
     assert table["what"][::3] == ("output", "pattern", "values") * 2
+    bounds = zip(*(table[f"noising{end}"] for end in ("_low", "", "_high")), strict=True)
+    assert all(low < mean < high for low, mean, high in bounds)
     assert {"A/C", "B", "C/A", "D", "A"} < set(columns_of(found.tables["tokens"])["token"])
     other = loud_encoder_decoder(seed=1)
     subject = pair_subject(loud_encoder_decoder(num_kv_heads=2), untrained=lambda: other)
     found = ActivationPatching("abcd", "abed", "xy", "q", "r")(subject)
     assert set(found.figures) == {"heads", "source_tokens", "tokens"}
-    assert found.scalars["analysis/named_heads"] == 0
-    assert found.facts == {"text": '"abcd / abed"'}
+    assert (found.scalars["analysis/named_heads"], found.facts) == (0, {"text": '"abcd / abed"'})
     tokens = columns_of(found.tables["source_tokens"])
     assert (tokens["position"][:5], tokens["token"][:5]) == ((0, 1, 2, 3, 4), ("a", "b", "c/e", "d", "<eos>"))
     assert [value != 0 for value in tokens["denoising"][:5]] == [False, False, True, False, False]
@@ -151,17 +138,17 @@ def test_each_grid_is_that_of_transformer_lens(family, tmp_path):
     ours, bridge = both(family, tmp_path)
     by_head, clean = "layers.{}.attention.output_by_head", tokens()
     pairs = pairs_of(clean, torch.cat([clean[:, :4].flip(1), clean[:, 4:]], dim=1), clean[:, 3], clean[:, 4])
-    grids = {
-        patching.get_act_patch_resid_pre: ("layers.{}.residual_post", ""),  # of the layer before
-        patching.get_act_patch_attn_out: ("layers.{}.attention.output", ""),
-        patching.get_act_patch_mlp_out: ("layers.{}.feed_forward.output", ""),
-        patching.get_act_patch_attn_head_out_all_pos: (by_head, "output"),
-        patching.get_act_patch_attn_head_pattern_all_pos: (by_head, "pattern"),
+    grids = [
+        (patching.get_act_patch_resid_pre, "layers.{}.residual_post", ""),  # of the layer before
+        (patching.get_act_patch_attn_out, "layers.{}.attention.output", ""),
+        (patching.get_act_patch_mlp_out, "layers.{}.feed_forward.output", ""),
+        (patching.get_act_patch_attn_head_out_all_pos, by_head, "output"),
+        (patching.get_act_patch_attn_head_pattern_all_pos, by_head, "pattern"),
         # Of the outputs that the values of the other prompts give, since theirs patches the values of a group of heads.
-        partial(patching.get_act_patch_attn_head_out_all_pos): (by_head, "values"),
-    }
-    points = ["embedding", *(point.format(layer) for layer in (0, 1) for point, _ in grids.values())]
-    subject = Subject(ours.network, [], ours.task, TOKENIZER)
+        (patching.get_act_patch_attn_head_out_all_pos, by_head, "values"),
+    ]
+    points = ["embedding", *(point.format(layer) for layer in (0, 1) for _, point, _ in grids)]
+    subject = make_subject(ours.network)
     for own, other in ((pairs.corrupted, pairs.clean), (pairs.clean, pairs.corrupted)):
         _, effects = patch(subject, own, other, [*dict.fromkeys(points)])
         with torch.no_grad():
@@ -172,13 +159,11 @@ def test_each_grid_is_that_of_transformer_lens(family, tmp_path):
                 weights, values = (f"blocks.{layer}.attn.hook_{name}" for name in ("pattern", "v"))
                 shared = cache[values].repeat_interleave(before[weights].shape[1] // cache[values].shape[2], dim=2)
                 by_values[f"blocks.{layer}.attn.hook_z"] = torch.einsum("bhqk,bkhv->bqhv", before[weights], shared)
-            for grid, (point, what) in grids.items():
+            for grid, point, what in grids:
                 of = by_values if what == "values" else cache
-                scores = grid(bridge, own.batch["inputs"], of, own.score, reduce="none").values
+                scores = grid(bridge, own.batch["inputs"], of, own.score, reduce="none").values - own.score(logits)
                 for layer, index in np.ndindex(scores.shape[:2]):
-                    name = point.format(layer - point.endswith("post"))
-                    name = "embedding" if "-1" in name else name
+                    name = point.format(layer - point.endswith("post")).replace("layers.-1.residual_post", "embedding")
                     place = Place(name, what, index if what else index - SEQ)
-                    expected = scores[layer, index] - own.score(logits)
-                    error = (effects[place][0] - expected).abs().max()
-                    assert error <= 1e-5 * max(1.0, float(expected.abs().max())), place
+                    error = (effects[place][0] - scores[layer, index]).abs().max()
+                    assert error <= 1e-5 * max(1.0, float(scores[layer, index].abs().max())), place

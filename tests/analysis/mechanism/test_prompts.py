@@ -7,7 +7,7 @@ import torch
 from model.models import causal, classifier, masked, translator
 
 from tinyformer.analysis import Subject
-from tinyformer.analysis.mechanism.prompts import induction_pairs, read_pairs, read_prompt
+from tinyformer.analysis.mechanism.prompts import PairAnalysis, induction_pairs, read_prompt
 from tinyformer.errors import ArgumentError
 
 
@@ -57,7 +57,7 @@ def test_random_tokens_call_for_what_followed_the_earlier_occurrence_of_the_last
 def test_pairs_of_a_file_are_read_by_length(tmp_path):
     subject, file = subject_of(causal()), tmp_path / "pairs.csv"
     file.write_text("clean,corrupted,answer,against\nab,ac,d,e\nabc,abd,f,g\nbb,bc,,h\n")
-    (first, second), encode = read_pairs(subject, file=str(file)), subject.tokenizer.encode
+    (first, second), encode = PairAnalysis(file=str(file)).pairs(subject), subject.tokenizer.encode
     assert first.corrupted.batch["inputs"][:, 1:].tolist() == [encode("ac"), encode("bc")]
     assert second.clean.batch["inputs"][:, 1:].tolist() == [encode("abc")]
     assert first.clean.answers.tolist() == [*encode("d"), read_prompt(subject, "bb").answers.item()]
@@ -82,11 +82,7 @@ MISTAKES = [
     (causal, {"file": "c.csv"}, "file='c.csv': has no pairs"),
     (masked, PAIR, "clean='<eos>ab': must have one <mask>, which the model predicts"),
     (classifier, PAIR | {"answer": "si"}, "answer='si': must be one of no, yes, maybe"),
-    (
-        classifier,
-        {},
-        "clean=None: must be given: pairs of random tokens that repeat are made for models of task=causal",
-    ),
+    (classifier, {}, "clean=None: must be given: pairs of random tokens that repeat are made for models of task="),
 ]
 
 
@@ -97,4 +93,4 @@ def test_mistakes_are_told(make, arguments, message, tmp_path, monkeypatch):
     for name, text in {"a": columns + "ab,ac,a,b\nab,abc,,\n", "b": "clean,corrupted\na,b\n", "c": columns}.items():
         (tmp_path / f"{name}.csv").write_text(text)
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        read_pairs(subject_of(make()), **arguments)
+        PairAnalysis(**arguments).pairs(subject_of(make()))

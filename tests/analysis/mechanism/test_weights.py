@@ -5,13 +5,12 @@ from itertools import product
 
 import pytest
 import torch
-from interop.models import GPT2, LLAMA, checkpoint_of, theirs
 from matplotlib.text import Annotation
 from nn.model_cases import block_factory, make_encoder, make_transformer
 from torch import nn
 
-import tinyformer
 from analysis.subjects import TOKENIZER, columns_of, loud, loud_encoder_decoder, make_subject, pair_subject
+from analysis.test_transformer_lens import both
 from tinyformer import nn as ours
 from tinyformer.analysis import HeadWeights, Subject
 from tinyformer.analysis.ablation import ablated
@@ -28,19 +27,13 @@ HEADS = list(product(range(2), range(4)))
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("family", "fields"), [("GPT2", GPT2), ("Llama", LLAMA)])
-def test_eigenvalues_and_compositions_are_those_of_the_library(family, fields, tmp_path):
-    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
-
-    model = theirs(family, **fields, attn_implementation="eager")
-    model.save_pretrained(tmp_path / "model")
-    checkpoint_of(tmp_path / "model", tmp_path / "out.ckpt")
-    network = tinyformer.load(tmp_path / "out.ckpt").network
-    bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config).eval()
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_eigenvalues_and_compositions_are_those_of_the_library(family, tmp_path):
+    model, bridge = both(family, tmp_path)
     bridge.enable_compatibility_mode(disable_warnings=True)
-    heads = list(product(range(2), range(network.attentions()[0].num_heads)))
+    heads = list(product(range(2), range(model.network.attentions()[0].num_heads)))
     with torch.no_grad():
-        found, e = scores_of(network, [0], heads), bridge.W_E
+        found, e = scores_of(model.network, [0], heads), bridge.W_E
         expected = {name: bridge.all_composition_scores(name).scores[0, :, 1] for name in "QKV"}
         for name, matrix in {"OV": e @ bridge.OV @ bridge.W_U, "QK": e @ bridge.QK @ e.T}.items():
             values = matrix.eigenvalues
@@ -185,21 +178,20 @@ def test_each_stack_of_an_encoder_decoder_and_a_network_without_logits_of_tokens
     assert list(analysed(network().eval(), network).tables) == ["circuits", "tokens"]
 
 
-@pytest.mark.parametrize(
-    ("options", "attention", "reason"),
-    [
-        ({"kind": ours.PostNormBlock}, None, "PostNormBlock normalises the residual stream between any two heads"),
-        ({"score": "additive"}, None, "AdditiveScore is no product of query and key"),
-        ({"norm": lambda d_model: nn.Tanh()}, None, "Tanh cannot be folded into weights"),
-        ({"feed_forward_residual": partial(Residual, skip=0)}, None, "Residual with skip=0 leaves no path"),
-        ({}, ours.DifferentialAttention, "DifferentialAttention has heads that are no products of W_Q, W_K, W_V"),
-        ({}, ours.LatentAttention, "LatentAttention has heads that are no products of W_Q, W_K, W_V and W_O"),
-        ({"attention_position": ROTARY}, None, "distances=16: must be at most 15"),
-    ],
-)
-def test_what_is_no_product_of_weights_is_refused(options, attention, reason):
-    network = make_transformer(**options).eval()
-    if attention:
-        network.encoder.layers[1].attention = attention(32, 4)
+REFUSED = {
+    "PostNormBlock normalises the residual stream between any two heads": {"kind": ours.PostNormBlock},
+    "AdditiveScore is no product of query and key": {"score": "additive"},
+    "Tanh cannot be folded into weights": {"norm": lambda d_model: nn.Tanh()},
+    "Residual with skip=0 leaves no path": {"feed_forward_residual": partial(Residual, skip=0)},
+    "LatentAttention has heads that are no products of W_Q, W_K, W_V and W_O": {},
+    "distances=16: must be at most 15": {"attention_position": ROTARY},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_no_product_of_weights_is_refused(reason):
+    network = make_transformer(**REFUSED[reason]).eval()
+    if not REFUSED[reason]:
+        network.encoder.layers[1].attention = ours.LatentAttention(32, 4)
     with pytest.raises(ArgumentError, match=reason):
         HeadWeights(distances=[0, 16])(make_subject(network))

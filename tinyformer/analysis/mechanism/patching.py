@@ -13,14 +13,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.ablation import rank_correlation
-from tinyformer.analysis.mechanism.prompts import Pairs, Prompts, facts_of_pairs, read_pairs
+from tinyformer.analysis.mechanism.prompts import PairAnalysis, Pairs, Prompts
 from tinyformer.analysis.pictures.charts import change_grid
 from tinyformer.analysis.points import points_of
 from tinyformer.analysis.redundancy import simultaneous
-from tinyformer.analysis.relation_lines import compare
-from tinyformer.analysis.subject import Change, Findings, Head, Losses, Subject, Text, Trained, require_positive
+from tinyformer.analysis.subject import Change, Findings, Head, Losses, Subject, Trained, require_positive
 from tinyformer.errors import require_at_least
-from tinyformer.nn.heads import layer_title
 
 NUM_PRINTED, NUM_DRAWN = 4, 24  # sublayers that are printed, tokens in a picture
 MAX_TOKENS = 2048  # in a forward pass, each of whose rows is a prompt with one place patched
@@ -57,7 +55,21 @@ def patch(subject: Subject, own: Prompts, other: Prompts, points: Sequence[str])
         gradients = torch.autograd.grad(scores.sum(), [before[point] for point in points], materialize_grads=True)
     parts = [point.replace(BY_HEAD, part) for point in points if point.endswith(BY_HEAD) for part in PARTS.values()]
     _, after = other.run(subject, capture=[*points, *parts])
-    scores, effects = scores.detach(), Effects()
+    scores, effects, num_rows = scores.detach(), Effects(), max(1, MAX_TOKENS // own.batch["inputs"].shape[1])
+
+    def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
+        """What each place alone adds to the scores; only those that differ need a pass."""
+        patched, differing = (
+            scores.unsqueeze(1).repeat(1, new.shape[1]),
+            (at_own != new).flatten(2).any(dim=2).nonzero(),
+        )
+        for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
+            rows, places = some.unbind(dim=1)
+            value = at_own[rows]
+            value[range(len(rows)), places] = new[rows, places]
+            patched[rows, places], _ = own.rows(rows).run(subject, replace={point: value})
+        return patched - scores.unsqueeze(1)
+
     for point, gradient in zip(points, gradients, strict=True):
         at_own = before[point].detach()
         new = {"output" if point.endswith(BY_HEAD) else "": after[point]}
@@ -65,32 +77,11 @@ def patch(subject: Subject, own: Prompts, other: Prompts, points: Sequence[str])
             name = point.replace(BY_HEAD, part)
             new[what] = own.run(subject, capture=point, replace={name: after[name]})[1][point]
         for what, value in new.items():
-            exact = patched_scores(subject, own, scores, point, at_own, value) - scores.unsqueeze(1)
             estimate = (gradient * (value - at_own)).flatten(2).sum(dim=2)
-            both = torch.stack([exact, estimate]).double().cpu()
+            both = torch.stack([added(point, at_own, value), estimate]).double().cpu()
             for number in range(both.shape[2]):
                 effects[Place(point, what, number if what else number - both.shape[2])] = both[:, :, number]
     return scores.double().cpu(), effects
-
-
-def patched_scores(
-    subject: Subject,
-    prompts: Prompts,
-    scores: Float[Tensor, " prompts"],
-    point: str,
-    own: Float[Tensor, "prompts places ..."],
-    new: Float[Tensor, "prompts places ..."],
-) -> Float[Tensor, "prompts places"]:
-    """The scores with the new activation in each place alone, for which only those that differ need a pass."""
-    patched = scores.unsqueeze(1).repeat(1, own.shape[1])
-    differing = (own != new).flatten(2).any(dim=2).nonzero()
-    num_rows = max(1, MAX_TOKENS // prompts.batch["inputs"].shape[1])
-    for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives an empty part
-        rows, places = some.unbind(dim=1)
-        value = own[rows]
-        value[range(len(rows)), places] = new[rows, places]
-        patched[rows, places], _ = prompts.rows(rows).run(subject, replace={point: value})
-    return patched
 
 
 def patch_pairs(
@@ -130,7 +121,10 @@ class Share(NamedTuple):
         return f"restores {self.restores}, destroys {self.destroys}"
 
 
-def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> dict[Place, Share]:
+Shares: TypeAlias = Mapping[Place, Share]
+
+
+def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> Shares:
     """The mean effects as shares of a mean over the same pairs; the intervals hold for all of them at once."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
     exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
@@ -143,7 +137,7 @@ def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int)
 
 
 @dataclass(eq=False)
-class ActivationPatching:
+class ActivationPatching(PairAnalysis):
     """What restores or destroys an answer, when it is moved between a clean and a corrupted prompt.
 
     Denoising runs the corrupted prompt with one activation of the clean one; noising, the other way round. The score of
@@ -162,30 +156,12 @@ class ActivationPatching:
     logits, and no head is named.
 
     Args:
-        clean: a prompt, see `read_prompt`; by default, pairs of random tokens that repeat, see `induction_pairs`.
-        corrupted: one with as many tokens that calls for another answer.
-        target: the beginning of the target of both, in an encoder–decoder.
-        answer: the token (or label) that the clean prompt calls for; by default what the model predicts.
-        against: the one that the corrupted prompt calls for; by default what the model predicts.
-        file: a .csv or .jsonl file of pairs, with the columns `clean, corrupted, answer, against`.
-        num_pairs: pairs of random tokens.
-        num_resamples: bootstrap resamples of the pairs.
+        num_resamples: bootstrap resamples of the pairs, for which see `PairAnalysis`.
         margin: the smallest share that counts.
-        seed: of the random tokens.
     """
 
-    clean: Text | None = None
-    corrupted: Text | None = None
-    target: str | None = None
-    answer: str | None = None
-    against: str | None = None
-    file: str | None = None
-    num_pairs: int = 64
     num_resamples: int = 1000
     margin: float = 0.1
-    seed: int = 0
-    num_windows = 1  # of the sample, which is not read
-    needs_gradient = False
 
     def __post_init__(self) -> None:
         require_positive(self, "num_pairs")
@@ -194,21 +170,18 @@ class ActivationPatching:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        texts = (self.clean, self.corrupted, self.target, self.answer, self.against, self.file)
-        groups = read_pairs(subject, *texts, self.num_pairs, self.seed)
-        points, gates = points_of(subject.network), {layer.head_gate: at for at, layer in enumerate(subject.layers)}
+        groups, points, living = self.pairs(subject), points_of(subject.network), subject.living_heads
+        gates = {layer.head_gate: at for at, layer in enumerate(subject.layers)}
         layers = {name: gates[point.module] for name, point in points.items() if point.module in gates}
         difference, effects = patch_pairs(subject, groups, [*filter(BY_TOKEN.fullmatch, points), *layers])
         by_chance, control = patch_pairs(replace(subject, network=subject.untrained()), groups, [*layers])
-        apart, apart_untrained = compare(difference), compare(by_chance)
-        is_share = min(apart.low, compare(difference, by_chance).low) > 0
+        findings, apart, apart_untrained, is_share = self.findings(subject, groups, difference, by_chance)
         of = difference if is_share else torch.ones_like(difference)
-        tokens = {place: effect for place, effect in effects.items() if not place.what}
-        heads = {place: (layers[place.point], place.number) for place in effects if place.what}
-        heads = {place: head for place, head in heads.items() if head in subject.living_heads}
-        of_tokens = shares_of(tokens, of, self.num_resamples)
-        of_heads, untrained = (
-            shares_of({place: found[place] for place in heads}, of, self.num_resamples) for found in (effects, control)
+        heads = {at: head for at in effects if at.what and (head := (layers[at.point], at.number)) in living}
+        tokens = [place for place in effects if not place.what]
+        of_tokens, of_heads, untrained = (
+            shares_of({place: found[place] for place in places}, of, self.num_resamples)
+            for found, places in ((effects, tokens), (effects, heads), (control, heads))
         )
         outputs = sorted((place for place in heads if place.what == "output"), key=lambda place: -of_heads[place].most)
         named, named_untrained = (
@@ -216,11 +189,9 @@ class ActivationPatching:
             for shares in (of_heads, untrained)
         )
         words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
-        findings = Findings(facts=facts_of_pairs(subject, self.clean, self.corrupted, self.file, len(difference)))
-        pairs = groups[0].clean.title(subject) if len(difference) == 1 else f"{len(difference)} pairs"
-        findings.lines["patching"] = f"{pairs}: clean minus corrupted {apart} logits; effects {words}:"
         unit = "share of clean minus corrupted" if is_share else "logits"
-        _add_tokens(findings, of_tokens, _labels(subject, groups), unit)
+        findings.lines["patching"] = f"{apart}; effects {words}:"
+        _add_tokens(findings, subject, groups, of_tokens, unit)
         rule = "one pair has no interval" if len(difference) == 1 else f"the whole interval is above {self.margin:g}"
         findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: {rule}"
         for place in named or outputs[:1]:
@@ -228,17 +199,10 @@ class ActivationPatching:
             alone = (f"; its {what} alone {of[0].mean:+.3f}, {of[1].mean:+.3f}" for what, of in parts.items())
             findings.lines[f"  {subject.head_title(*heads[place])}"] = f"{of_heads[place]}{''.join(alone)}"
         largest = max(untrained[place].most for place in outputs)
-        findings.lines["untrained weights"] = (
-            f"clean minus corrupted {apart_untrained} logits; {len(named_untrained)} heads named, the largest "
-            f"effect is {largest:+.4f}"
-        )
+        told = f"{len(named_untrained)} heads named, the largest effect is {largest:+.4f}"
+        findings.lines["untrained weights"] = f"clean minus corrupted {apart_untrained} logits; {told}"
         _add_heads(findings, subject, heads, {"heads": of_heads, "untrained_heads": untrained}, unit)
-        findings.scalars = {
-            "analysis/difference": apart.mean,
-            "analysis/untrained_difference": apart_untrained.mean,
-            "analysis/named_heads": len(named),
-            "analysis/untrained_named_heads": len(named_untrained),
-        }
+        findings.scalars |= {"analysis/named_heads": len(named), "analysis/untrained_named_heads": len(named_untrained)}
         for name, shares in {"heads": of_heads, "tokens": of_tokens}.items():
             exact = [change.mean for share in shares.values() for change in share[:2]]
             estimates = [estimate for share in shares.values() for estimate in share.estimates]
@@ -250,59 +214,48 @@ class ActivationPatching:
 
 
 def _add_heads(
-    findings: Findings,
-    subject: Subject,
-    heads: Mapping[Place, Head],
-    shares: Mapping[str, Mapping[Place, Share]],
-    unit: str,
+    findings: Findings, subject: Subject, heads: Mapping[Place, Head], shares: Mapping[str, Shares], unit: str
 ) -> None:
     """The effects by head: a table for each network, and a picture."""
-    columns, cells = [*subject.address_columns, "head", "what", *COLUMNS], {}
+    columns = [*subject.address_columns, "head", "what", *COLUMNS]
     for name, of in shares.items():
         rows = [[*subject.head_address(*head), place.what, *of[place].row()] for place, head in heads.items()]
         findings.tables[name] = columns, rows
-    for verb in Share._fields[:2]:
+    cells = {}
+    for at, verb in enumerate(Share._fields[:2]):
         for place, head in heads.items():
-            *layer, number = subject.head_address(*head)
-            at = f"{layer_title(tuple(layer))} {place.what}", f"head {number}\n{verb}"
-            cells[at] = getattr(shares["heads"][place], verb).mean
+            layer, number = subject.head_title(*head).split(" head ")
+            cells[f"{layer} {place.what}", f"head {number}\n{verb}"] = shares["heads"][place][:2][at].mean
     title = "What each head restores in the corrupted prompt, and destroys in the clean one"
     findings.figures["heads"] = _grid(cells, title, unit)
 
 
-def _add_tokens(
-    findings: Findings, shares: Mapping[Place, Share], labels: Mapping[tuple[str, int], tuple[int, str]], unit: str
-) -> None:
+def _add_tokens(findings: Findings, subject: Subject, groups: Sequence[Pairs], shares: Shares, unit: str) -> None:
     """The effects by token: of the sublayers in words, and of all in a table and a picture for each stack."""
-    sublayers = sorted((place for place in shares if place.point.endswith("output")), key=lambda of: -shares[of].most)
-    for place in sublayers[:NUM_PRINTED]:
+    labels, sublayers = _labels(subject, groups), [place for place in shares if place.point.endswith("output")]
+    for place in sorted(sublayers, key=lambda place: -shares[place].most)[:NUM_PRINTED]:
         position, token = labels[_stack(place), place.number]
         findings.lines[f"  {_title(place.point)}, token {position} {token}"] = str(shares[place])
-    for stack, name in {"": "tokens", "encoder": "source_tokens", "decoder": "tokens"}.items():
+    for stack in dict.fromkeys(map(_stack, shares)):
+        name = "source_tokens" if stack == "encoder" else "tokens"
         places = {place: labels[stack, place.number] for place in shares if _stack(place) == stack}
-        if not places:
-            continue
         rows = [[place.point, *label, *shares[place].row()] for place, label in places.items()]
         findings.tables[name] = ["point", "position", "token", *COLUMNS], rows
         strongest = sorted(places, key=lambda place: -abs(shares[place].restores.mean))
         drawn = [*dict.fromkeys(place.number for place in strongest)][:NUM_DRAWN]
         # The stream first, as papers print it, then what each kind of sublayer adds to it.
         ordered = sorted(places, key=lambda place: place.point.split(".")[-2] if "output" in place.point else "")
-        findings.figures[name] = _grid(
-            {
-                (_title(place.point), "{}\n{}".format(*places[place])): shares[place].restores.mean
-                for place in ordered
-                if place.number in drawn
-            },
-            "What each token restores in the corrupted prompt",
-            unit,
-        )
+        cells = {
+            (_title(place.point), "{}\n{}".format(*places[place])): shares[place].restores.mean
+            for place in ordered
+            if place.number in drawn
+        }
+        findings.figures[name] = _grid(cells, "What each token restores in the corrupted prompt", unit)
 
 
 def _stack(place: Place) -> str:
     """The stack of a place; "" where there is only one."""
-    stack = place.point.partition(".")[0]
-    return stack if stack in ("encoder", "decoder") else ""
+    return "".join(re.findall(r"^\w+coder", place.point))
 
 
 def _title(point: str) -> str:
@@ -313,8 +266,7 @@ def _title(point: str) -> str:
 
 def _labels(subject: Subject, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
     """The position, from the end if there are several groups, and the token or role of each index in each stack."""
-    sides = [side for group in groups for side in (group.clean, group.corrupted)]
-    keys = [side.keys(subject, row) for side in sides for row in range(len(side.answers))]
+    keys = [side.keys(subject, row) for of in groups for side in of[:2] for row in range(len(side.answers))]
     labels = {}
     for stack in keys[0]:
         number = min(len(strings[stack]) for strings in keys)

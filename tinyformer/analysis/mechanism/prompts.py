@@ -1,17 +1,19 @@
 """Prompts, after each of which a model predicts a token, and pairs of them that call for different ones."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.points import ForwardPass, forward_pass, lengths_of
-from tinyformer.analysis.subject import Subject, Text, changed, refuse_target
+from tinyformer.analysis.relation_lines import compare
+from tinyformer.analysis.subject import Findings, Subject, Text, changed, refuse_target
 from tinyformer.batch import IGNORED, Batch, tensors
 from tinyformer.data.sources.files import READERS, Layout, read_rows
 from tinyformer.errors import ArgumentError, argument_path, require_choice
@@ -19,27 +21,18 @@ from tinyformer.nn import BACKENDS
 from tinyformer.tasks import CausalLM, Classification, Seq2Seq
 from tinyformer.tasks.user_texts import TextReader
 
-COLUMNS = ("clean", "corrupted", "answer", "against")
-"""The columns of a file of pairs."""
-
+COLUMNS = ("clean", "corrupted", "answer", "against")  # of a file of pairs
 LENGTH = 24  # tokens of a prompt of `induction_pairs`
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one length, and the token (or class) after each whose logit is its score.
+    """Prompts of one length, and the token (or class) after each whose logit is its score."""
 
-    Args:
-        batch: the prompts, without padding.
-        places: the position whose logits are read in each; None for a classifier, which has logits for the whole text.
-        answers: the index of the answer among the logits.
-        against: the index of the one whose logit is subtracted; None for none.
-    """
-
-    batch: Batch
-    places: Int[Tensor, " prompts"] | None
-    answers: Int[Tensor, " prompts"]
-    against: Int[Tensor, " prompts"] | None = None
+    batch: Batch  # without padding
+    places: Int[Tensor, " prompts"] | None  # whose logits are read; None for a classifier, which has them for a text
+    answers: Int[Tensor, " prompts"]  # the index of the answer among the logits
+    against: Int[Tensor, " prompts"] | None = None  # the index of the one whose logit is subtracted
 
     def score(self, logits: Float[Tensor, "prompts *seq scores"]) -> Float[Tensor, " prompts"]:
         """The logit of each answer, minus that of `against`."""
@@ -62,18 +55,15 @@ class Prompts:
 
     def keys(self, subject: Subject, row: int = 0) -> dict[str, list[str]]:
         """The tokens of a prompt, as the keys of each kind of attention."""
-        strings = subject.tokenizer.token_strings
-        inputs = strings(self.batch["inputs"][row])
+        tokens = subject.tokenizer.token_strings(self.batch["inputs"][row])
         if "source" not in self.batch:
-            return {"": inputs}
-        source = strings(self.batch["source"][row])
-        return {"encoder": source, "decoder": inputs, "cross": source}
+            return {"": tokens}
+        source = subject.tokenizer.token_strings(self.batch["source"][row])
+        return {"encoder": source, "decoder": tokens, "cross": source}
 
     def rows(self, rows: Int[Tensor, " rows"]) -> "Prompts":
         """Some of the prompts."""
-        batch = cast(Batch, {name: of[rows] for name, of in tensors(self.batch).items()})
-        places, against = (None if of is None else of[rows] for of in (self.places, self.against))
-        return Prompts(batch, places, self.answers[rows], against)
+        return _joined([self], lambda parts: parts[0][rows])
 
     def run(self, subject: Subject, **options: Any) -> tuple[Float[Tensor, " prompts"], dict[str, Tensor]]:
         """The scores in an `exact_pass`, and its captured activations."""
@@ -92,8 +82,7 @@ def exact_pass(subject: Subject, batch: Batch, **options: Any) -> ForwardPass:
         return forward_pass(network, lambda: subject.task.forward(network, batch), lengths_of(batch), **options)
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Clean prompts, and corrupted ones of the same length, which are scored by the same tokens."""
 
     clean: Prompts
@@ -134,53 +123,96 @@ def read_prompt(
     return Prompts(batch, places, answers, second)
 
 
-def read_pairs(
-    subject: Subject,
-    clean: Text | None = None,
-    corrupted: Text | None = None,
-    target: str | None = None,
-    answer: str | None = None,
-    against: str | None = None,
-    file: str | None = None,
-    num_pairs: int = 64,
-    seed: int = 0,
-) -> list[Pairs]:
-    """The pair of two texts, those of a file with the `COLUMNS`, or else `induction_pairs`; each length apart.
+@dataclass(eq=False)
+class PairAnalysis:
+    """An analysis of clean prompts, and of corrupted ones that call for another answer.
 
-    By default, the answers are what the model predicts after the clean prompt and, `against`, after the corrupted one.
+    Args:
+        clean: a prompt, see `read_prompt`; by default, pairs of random tokens that repeat, see `induction_pairs`.
+        corrupted: one with as many tokens that calls for another answer.
+        target: the beginning of the target of both, in an encoder–decoder.
+        answer: the token (or label) that the clean prompt calls for; by default what the model predicts.
+        against: the one that the corrupted prompt calls for; by default what the model predicts.
+        file: a .csv or .jsonl file of pairs, with the columns `clean, corrupted, answer, against`.
+        num_pairs: pairs of random tokens.
+        seed: of the random tokens, and of all else that is drawn.
     """
-    texts = {"clean": clean, "corrupted": corrupted, "target": target, "answer": answer, "against": against}
-    given: dict[str, Any] = {name: value for name, value in texts.items() if value is not None}
-    if file is not None:
-        for name, value in given.items():
-            raise ArgumentError(name, value, f"`file`={file} has the prompts and their answers", {name: None})
-        pairs = _of_file(subject, file)
-    elif not given:
-        return [induction_pairs(subject, num_pairs, seed)]
-    else:
-        for name in ("clean", "corrupted"):
-            if name not in given:
-                reason = f"must be given with `{next(iter(given))}`: a pair has two prompts"
+
+    clean: Text | None = None
+    corrupted: Text | None = None
+    target: str | None = None
+    answer: str | None = None
+    against: str | None = None
+    file: str | None = None
+    num_pairs: int = 64
+    seed: int = 0
+    num_windows = 1  # of the sample, which is not read
+    needs_gradient = False  # of the kernels: `exact_pass` uses its own
+
+    def pairs(self, subject: Subject) -> list[Pairs]:
+        """The pair of two texts, those of a file, or else `induction_pairs`; those of each length apart."""
+        names = ("clean", "corrupted", "target", "answer", "against")
+        given = next((name for name in names if getattr(self, name) is not None), None)
+        if given is None and self.file is None:
+            return [induction_pairs(subject, self.num_pairs, self.seed)]
+        if given and self.file is not None:
+            reason = f"`file`={self.file} has the prompts and their answers"
+            raise ArgumentError(given, getattr(self, given), reason, {given: None})
+        for name in names[:2] if given else ():
+            if getattr(self, name) is None:
+                reason = f"must be given with `{given}`: a pair has two prompts"
                 raise ArgumentError(name, None, reason, {name: "A cat is"})
-        pairs = [_pair(subject, **given)]
-    of_length: dict[Any, list[Pairs]] = defaultdict(list)
-    for pair in pairs:
-        of_length[tuple(part.shape for part in tensors(pair.clean.batch).values())].append(pair)
-    return [
-        Pairs(_together([pair.clean for pair in group]), _together([pair.corrupted for pair in group]))
-        for group in of_length.values()
-    ]
+        of_length: dict[Any, list[Pairs]] = defaultdict(list)
+        for pair in [self._pair(subject)] if self.file is None else self._of_file(subject, self.file):
+            of_length[tuple(part.shape for part in tensors(pair.clean.batch).values())].append(pair)
+        groups = (zip(*group, strict=True) for group in of_length.values())
+        return [Pairs(_joined(clean, torch.cat), _joined(corrupted, torch.cat)) for clean, corrupted, _ in groups]
 
+    def findings(
+        self, subject: Subject, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
+    ) -> tuple[Findings, str, str, bool]:
+        """Findings on clean minus corrupted scores, both in words, and whether the trained are clearly above."""
+        number, (own, control) = len(trained), map(compare, (trained, untrained))
+        title = groups[0].clean.title(subject) if number == 1 else f"{number} pairs"
+        facts = {name: fact for name, fact in subject.facts.items() if name != "data"}
+        facts["pairs"] = f"{number} of {self.file or 'random tokens that repeat'}"
+        if self.clean and self.corrupted:
+            texts = ([text] if isinstance(text, str) else text for text in (self.clean, self.corrupted))
+            facts = subject.facts_of_text([*chain(*texts)])
+        found = Findings({"analysis/difference": own.mean, "analysis/untrained_difference": control.mean}, facts=facts)
+        is_clear = min(own.low, compare(trained, untrained).low) > 0
+        return found, f"{title}: clean minus corrupted {own} logits", str(control), is_clear
 
-def facts_of_pairs(
-    subject: Subject, clean: Text | None, corrupted: Text | None, file: str | None, number: int
-) -> dict[str, str]:
-    """`Subject.facts` for pictures of a number of pairs, see `read_pairs`, in place of the data."""
-    if clean is not None and corrupted is not None:
-        sides = ([side] if isinstance(side, str) else side for side in (clean, corrupted))
-        return subject.facts_of_text([text for side in sides for text in side])
-    pairs = f"{number} of {file or 'random tokens that repeat'}"
-    return {name: fact for name, fact in subject.facts.items() if name != "data"} | {"pairs": pairs}
+    def _pair(self, subject: Subject) -> Pairs:
+        texts: Any = self.clean, self.corrupted
+        first = read_prompt(subject, texts[0], self.target, self.answer, self.against, "clean")
+        second = read_prompt(subject, texts[1], self.target, self.against, argument="corrupted")
+        sizes = [[part.shape[1] for part in tensors(side.batch).values() if part.ndim > 1] for side in (first, second)]
+        if sizes[0] != sizes[1]:
+            own, other = (subject.tokenizer.token_strings(subject.tokens_of(text)) for text in texts)
+            reason = f"must have as many tokens as the clean prompt, {len(own)}: {own}; it has {other}"
+            raise ArgumentError("corrupted", self.corrupted, reason)
+        answers, others = first.answers, second.answers if first.against is None else first.against
+        if torch.equal(answers, others):
+            reason = f'must be another answer than "{_string(subject, int(others))}", that of the clean prompt'
+            raise ArgumentError("against", self.against, reason)
+        first, second = (replace(side, answers=answers, against=others) for side in (first, second))
+        return Pairs(first, second)
+
+    def _of_file(self, subject: Subject, file: str) -> Iterator[Pairs]:
+        path = Path(file).expanduser()
+        if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
+            raise ArgumentError("file", file, f"is no .csv or .jsonl file with the columns {', '.join(COLUMNS)}")
+        with argument_path(passed={"files": "file"}):
+            rows = [*read_rows(path, Layout(COLUMNS, arguments=("file",) * len(COLUMNS)))]
+        for number, row in enumerate(rows, start=1):
+            texts: Any = dict(zip(COLUMNS, (str(value or "") for value in row), strict=True))
+            try:
+                yield replace(self, **texts)._pair(subject)
+            except ArgumentError as error:
+                raise ArgumentError("file", file, f"row {number}: {error.describe().removesuffix('.')}") from None
+        if not rows:
+            raise ArgumentError("file", file, "has no pairs")
 
 
 def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
@@ -213,45 +245,6 @@ def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
     return Pairs(prompts(clean), prompts(corrupted), [named.get(at, "") for at in range(-len(start), length)])
 
 
-def _pair(
-    subject: Subject,
-    clean: Text,
-    corrupted: Text,
-    target: str | None = None,
-    answer: str | None = None,
-    against: str | None = None,
-) -> Pairs:
-    first = read_prompt(subject, clean, target, answer, against, "clean")
-    second = read_prompt(subject, corrupted, target, against, argument="corrupted")
-    sizes = [[part.shape[1] for part in tensors(side.batch).values() if part.ndim > 1] for side in (first, second)]
-    if sizes[0] != sizes[1]:
-        strings = [subject.tokenizer.token_strings(subject.tokens_of(text)) for text in (clean, corrupted)]
-        reason = f"must have as many tokens as the clean prompt, {len(strings[0])}: {strings[0]}; it has {strings[1]}"
-        raise ArgumentError("corrupted", corrupted, reason)
-    answers, others = first.answers, second.answers if first.against is None else first.against
-    if torch.equal(answers, others):
-        reason = f'must be another answer than "{_string(subject, int(others))}", that of the clean prompt'
-        raise ArgumentError("against", against, reason)
-    first, second = (Prompts(side.batch, side.places, answers, others) for side in (first, second))
-    return Pairs(first, second)
-
-
-def _of_file(subject: Subject, file: str) -> list[Pairs]:
-    path, pairs = Path(file).expanduser(), []
-    if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
-        raise ArgumentError("file", file, f"is no .csv or .jsonl file with the columns {', '.join(COLUMNS)}")
-    with argument_path(passed={"files": "file"}):
-        rows = [*read_rows(path, Layout(COLUMNS, arguments=("file",) * len(COLUMNS)))]
-    for number, row in enumerate(rows, start=1):
-        try:
-            pairs.append(_pair(subject, **dict(zip(COLUMNS, (str(value or "") for value in row), strict=True))))
-        except ArgumentError as error:
-            raise ArgumentError("file", file, f"row {number}: {error.describe().removesuffix('.')}") from None
-    if not pairs:
-        raise ArgumentError("file", file, "has no pairs")
-    return pairs
-
-
 def _string(subject: Subject, index: int) -> str:
     """A token, or a class, of the logits."""
     if isinstance(subject.task, Classification):
@@ -271,12 +264,12 @@ def _index(subject: Subject, argument: str, word: str) -> int:
     return ids[0]
 
 
-def _together(prompts: Sequence[Prompts]) -> Prompts:
-    """Several prompts of one length as one batch."""
+def _joined(prompts: Sequence[Prompts], join: Callable[[list[Tensor]], Tensor]) -> Prompts:
+    """Prompts whose tensors are made of those of several prompts."""
 
-    def joined(parts: list[Any]) -> Any:
-        return None if parts[0] is None else torch.cat(parts)
+    def of(parts: list[Any]) -> Any:
+        return None if parts[0] is None else join(parts)
 
-    batch = {name: joined([tensors(prompt.batch)[name] for prompt in prompts]) for name in prompts[0].batch}
-    others = (joined([getattr(p, name) for p in prompts]) for name in ("places", "answers", "against"))
+    batch = {name: of([tensors(some.batch)[name] for some in prompts]) for name in prompts[0].batch}
+    others = (of([getattr(some, name) for some in prompts]) for name in ("places", "answers", "against"))
     return Prompts(cast(Batch, batch), *others)

@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,16 +24,12 @@ from tinyformer.nn.maps import is_own
 from tinyformer.nn.position import RelativePosition
 
 NUM_PRINTED, MAX_EDGES = 3, 16  # heads, writers and tokens that are printed, and edges in the picture
-
-SIDES = {"Q": "queries", "K": "keys", "V": "values"}
-"""What a later head computes from the output of an earlier one, by the name of the composition."""
-
 ENTRIES = 2**24  # of a matrix of vocabulary × vocabulary, the most that are held at once
+SIDES = {"Q": "queries", "K": "keys", "V": "values"}  # what a later head computes, by the name of the composition
 
 Projection: TypeAlias = Float[Tensor, "heads width d_model"]
 Vocabulary: TypeAlias = Float[Tensor, "vocab_size d_model"]
-Scores: TypeAlias = Mapping[str, Mapping[Any, float]]
-"""By the name of a circuit or a composition, and by head or pair of heads."""
+Scores: TypeAlias = Mapping[str, Mapping[Any, float]]  # by circuit or composition, and by head or pair of heads
 
 
 @dataclass(eq=False)
@@ -49,15 +45,13 @@ class HeadWeights:
     - A later head reads from an earlier one by ‖W_OV W‖ / (‖W_OV‖ ‖W‖), with W_OV of the earlier head, Frobenius norms,
       and W of the later: W_QK for Q-composition, its transpose for K, W_OV for V; without rotation.
 
-    As in TransformerLens, norms are folded in as far as they are linear: the scale of a norm and, of LayerNorm, the
-    subtraction of the mean belong to the weights behind it, and U has mean 0 over the vocabulary, which no softmax
-    sees. Heads that share keys and values have equal W_K and W_V. Left out are factors that depend on the token (the
-    division by its norm, an output gate), biases, positions that are added, and feed-forward networks between heads.
+    As in TransformerLens, norms are folded in as far as they are linear, and U has mean 0 over the vocabulary, which no
+    softmax sees. Left out are factors that depend on the token (the division by its norm, an output gate), biases,
+    positions that are added, and feed-forward networks between heads.
 
     A score is beyond chance above a limit that no head, or pair, of 95 % of untrained networks exceeds: by a Gumbel
-    distribution, that of maxima, with the mean and the variance of the largest score of each untrained network.
-
-    Of an encoder–decoder, the self-attention of each stack is analysed. OV needs logits of tokens that are linear.
+    distribution, that of maxima, with the mean and the variance of the largest score of each untrained network. Of an
+    encoder–decoder, the self-attention of each stack is analysed; OV needs logits of tokens that are linear.
 
     Args:
         distances: of query and key in tokens, for rotary positions; others do not enter into the circuits.
@@ -83,8 +77,7 @@ class HeadWeights:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         if any(map(rotates, subject.layers)):
-            most, works = subject.network.max_seq_len - 1, {"distances": [0, 1]}
-            require_at_most(most, works, distances=max(self.distances))
+            require_at_most(subject.network.max_seq_len - 1, {"distances": [0, 1]}, distances=max(self.distances))
         heads, seeds = subject.living_heads, range(1, self.num_untrained + 1)
         trained = scores_of(subject.network, self.distances, heads)
         untrained = [scores_of(subject.untrained(seed), self.distances, heads) for seed in seeds]
@@ -142,8 +135,7 @@ def _add_compositions(found: Findings, subject: Subject, trained: Scores, chance
         for reader, told in itertools.islice(writers.items(), NUM_PRINTED):
             found.lines[f"  {side} of {subject.head_title(*reader)}"] = f"from {', '.join(told[:NUM_PRINTED])}"
     columns = [f"{name}_{side}" for side in ("writer", "reader") for name in (*subject.address_columns, "head")]
-    columns = ["composition", *columns, "score", "untrained", "difference", "beyond_chance"]
-    found.tables["composition"] = columns, rows
+    found.tables["composition"] = ["composition", *columns, "score", "untrained", "difference", "beyond_chance"], rows
     heads = dict.fromkeys(itertools.chain(*trained["Q"]))
     names = {head: (layer_title(subject.addresses[head[0]]), subject.head_address(*head)[-1]) for head in heads}
     drawn = sorted(edges, key=lambda edge: -edge[-1])[:MAX_EDGES]
@@ -168,8 +160,8 @@ class Chance(NamedTuple):
         return sum(score > self.limit for score in scores.values())
 
     def sentence(self, scores: Mapping[Any, float], what: str) -> str:
-        beyond = f"{self.num_beyond(scores)} of {len(scores)} {what} beyond chance"
-        return f"{beyond}; untrained {self.mean:.3f}, limit {self.limit:.3f}"
+        controls = f"untrained {self.mean:.3f}, limit {self.limit:.3f}"
+        return f"{self.num_beyond(scores)} of {len(scores)} {what} beyond chance; {controls}"
 
 
 class Layer(NamedTuple):
@@ -184,6 +176,7 @@ class Layer(NamedTuple):
 
     @classmethod
     def of(cls, at: int, block: Any) -> "Layer":
+        require_linear(block)
         layer, norm, device = block.attention, block.attention_norm, block.attention.o_proj.weight.device
         weights = {name: weight.to(device, torch.float64) for name, weight in weights_by_head(layer).items()}
         q, k, v = (folded(norm, weights[name]) for name in ("W_Q", "W_K", "W_V"))
@@ -228,32 +221,27 @@ class Circuit(NamedTuple):
 
 def scores_of(network: Network, distances: Sequence[int], heads: Sequence[Head]) -> Scores:
     """The scores of some heads, and of all pairs of them."""
-    found, stacks = defaultdict[str, dict[Any, float]](dict), folded_stacks(network)
+    found, stacks = defaultdict[str, dict[Any, float]](dict), [*folded_stacks(network)]
     for circuit in circuits(stacks, distances):
-        scores = circuit.eigenvalue_scores().tolist()
-        found[circuit.name] |= {(circuit.layer, head): score for head, score in enumerate(scores)}
+        of_layer = circuit.eigenvalue_scores()
+        found[circuit.name] |= {head: of_layer[head[1]].item() for head in heads if head[0] == circuit.layer}
     for earlier, later in (pair for layers, *_ in stacks for pair in itertools.combinations(layers, 2)):
-        for name, of_pairs in composition(earlier, later).items():
-            for g, scores in enumerate(of_pairs.tolist()):
-                found[name] |= {((earlier.at, g), (later.at, h)): score for h, score in enumerate(scores)}
-    wanted = {*heads, *itertools.product(heads, repeat=2)}
-    living = {name: {at: score for at, score in scores.items() if at in wanted} for name, scores in found.items()}
-    return {name: scores for name, scores in living.items() if scores}
+        of_layers = [[head for head in heads if head[0] == layer.at] for layer in (earlier, later)]
+        for name, scores in composition(earlier, later).items():
+            found[name] |= {(a, b): scores[a[1], b[1]].item() for a, b in itertools.product(*of_layers)}
+    return {name: scores for name, scores in found.items() if scores}
 
 
-def folded_stacks(network: Network) -> list[Stack]:
+def folded_stacks(network: Network) -> Iterator[Stack]:
     """The stacks of a network, norms folded in, in double precision."""
-    found, attentions, readout = list[Stack](), network.attentions(), network.readout
-    for stack in network.stacks():
-        blocks, norm, u = list[Any](stack.layers), stack.embedding_norm, None
-        for block in blocks:
-            require_linear(block)
-        if type(readout) is TokenReadout and stack is network.stacks()[-1]:
+    stacks, attentions, readout = network.stacks(), network.attentions(), network.readout
+    for stack in stacks:
+        layers = [Layer.of(attentions.index(block.attention), block) for block in list[Any](stack.layers)]
+        norm, u = stack.embedding_norm, None
+        if type(readout) is TokenReadout and stack is stacks[-1]:
             (logits,) = readout.features(readout.proj.weight.double().unsqueeze(0))
             u = folded(stack.final_norm, logits - logits.mean(dim=0))
-        e = centred(norm, stack.token_embedding.weight.double()) * getattr(norm, "weight", 1.0)
-        found.append(([Layer.of(attentions.index(block.attention), block) for block in blocks], e, u))
-    return found
+        yield layers, centred(norm, stack.token_embedding.weight.double()) * getattr(norm, "weight", 1.0), u
 
 
 def require_linear(block: Any) -> None:
@@ -271,7 +259,7 @@ def require_linear(block: Any) -> None:
             raise ArgumentError("analysis", "weights", f"{type(part).__name__} {reason}", {"analysis": "heads"})
 
 
-def circuits(stacks: Sequence[Stack], distances: Sequence[int]) -> Iterator[Circuit]:
+def circuits(stacks: Iterable[Stack], distances: Sequence[int]) -> Iterator[Circuit]:
     """The circuits of each layer."""
     for layers, e, u in stacks:
         if u is not None:
@@ -287,14 +275,10 @@ def circuits(stacks: Sequence[Stack], distances: Sequence[int]) -> Iterator[Circ
 
 def composition(earlier: Layer, later: Layer) -> dict[str, Float[Tensor, "heads later_heads"]]:
     """How much each later head reads from each earlier one, by the names of `SIDES`; see `HeadWeights`."""
-
-    def reduced(a: Projection, b: Projection) -> Projection:
-        """R a with bᵀ = Q R: of the norm of bᵀ a, also before a product from the right, since QᵀQ = 1."""
-        return torch.linalg.qr(b.mT).R @ a
-
-    writes, found = reduced(earlier.o, earlier.v), {}
+    # R a with bᵀ = Q R has the norm of bᵀ a, also before a product from the right, since QᵀQ = 1.
+    writes, found = torch.linalg.qr(earlier.v.mT).R @ earlier.o, {}
     for name, a, b in (("Q", later.q, later.k), ("K", later.k, later.q), ("V", later.v, later.o)):
-        reads = reduced(a, b)
+        reads = torch.linalg.qr(b.mT).R @ a
         norms = torch.outer(*(torch.linalg.matrix_norm(part) for part in (writes, reads)))
         found[name] = (torch.linalg.matrix_norm(writes.unsqueeze(1) @ reads.mT) / norms).nan_to_num()
     return found
