@@ -11,7 +11,7 @@ from nn.model_cases import make_encoder
 from analysis.subjects import columns_of, make_subject, pair_subject
 from analysis.test_transformer_lens import IDS, assert_same, both
 from tinyformer.analysis import LogitAttribution, Subject
-from tinyformer.analysis.mechanism.attribution import Scored, direct_effects
+from tinyformer.analysis.mechanism.attribution import direct_effects
 from tinyformer.analysis.mechanism.prompts import Prompts, read_prompt
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
@@ -61,7 +61,7 @@ def test_the_parts_add_up_to_the_logit_and_the_keys_to_the_head(name):
     subject = subject_of(MODELS[name]())
     answer, against = ("maybe", "no") if isinstance(subject.task, Classification) else ("c", "d")
     prompts = read_prompt(subject, "abba", "ab" if isinstance(subject.task, Seq2Seq) else None, answer, against)
-    scores, effects, sources = direct_effects(subject, Scored.of_prompts(prompts))
+    scores, effects, sources = direct_effects(subject, prompts.batch, prompts.score)
     torch.testing.assert_close(scores, prompts.run(subject)[0])
     torch.testing.assert_close(torch.stack([*effects.values()]).sum(dim=0), scores, atol=1e-9, rtol=0)
     assert all(bool((effect != 0).all()) for _, effect in effects.items())
@@ -79,7 +79,7 @@ def test_attribution_is_that_of_the_library(family: str, tmp_path: Path) -> None
     places, answers, against = torch.tensor([18, 11]), torch.tensor([3, 5]), torch.tensor([4, 7])
     subject = Subject(ours.network, [], ours.task, ours._tokenizer)
     batch = {"inputs": IDS, "lengths": torch.full((2,), 19)}
-    _, effects, _ = direct_effects(subject, Scored.of_prompts(Prompts(batch, places, answers, against)))
+    _, effects, _ = direct_effects(subject, batch, Prompts(batch, places, answers, against).score)
     with torch.no_grad():
         _, cache = bridge.run_with_cache(IDS)
     parts, labels = cache.get_full_resid_decomposition(-1, expand_neurons=False, return_labels=True)

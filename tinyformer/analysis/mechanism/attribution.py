@@ -1,17 +1,18 @@
 """Direct logit attribution: what each head, each feed-forward network and the embeddings add to a logit."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.analysis.measures.inputs import rows_of
-from tinyformer.analysis.mechanism.prompts import Prompts, exact_pass, read_prompt
+from tinyformer.analysis.mechanism.prompts import exact_pass, read_prompt
 from tinyformer.analysis.pictures.charts import change_grid
 from tinyformer.analysis.points import points_of
 from tinyformer.analysis.relation_lines import compare
@@ -74,8 +75,8 @@ class Effects(NamedTuple):
 
 
 @torch.no_grad()
-def direct_effects(subject: Subject, scored: "Scored") -> Effects:
-    """The direct effect of each part on a score.
+def direct_effects(subject: Subject, batch: Batch, score: Callable[[Tensor], Tensor]) -> Effects:
+    """The direct effect of each part on the score of each row, which is linear in the logits.
 
     Raises:
         ArgumentError: the readout is not linear, or a block or a norm is of a class of one's own.
@@ -87,11 +88,11 @@ def direct_effects(subject: Subject, scored: "Scored") -> Effects:
     if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
         reason = "is not linear, so that no logit is a sum of what parts add; TokenReadout is"
         raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
-    _, captured = exact_pass(subject, scored.batch, capture=names)
+    _, captured = exact_pass(subject, batch, capture=names)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
     with torch.enable_grad():  # of what is linear: the gradient is the direction
         read = at["final_norm"].requires_grad_()
-        scores = scored.of_logits(readout(read, subject.task.mask(scored.batch)))
+        scores = score(readout(read, subject.task.mask(batch)))
         (direction,) = torch.autograd.grad(scores.sum(), read)
     scores = scores.detach()
     index_of = {layer: index for index, layer in enumerate(network.require_heads())}
@@ -149,42 +150,14 @@ def _by_key(
     return torch.einsum("bhqk,bhkv,bhqv,bhq->bhk", weights, values, read, gates)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A score of each row of a batch: the mean, over some of its tokens, of the logit of an answer.
-
-    Args:
-        batch: the rows; padding has no answer.
-        answers: the index of the answer among the logits at each token, or `IGNORED`; one in all for a classifier.
-        against: the index of the one whose logit is subtracted, too; None for none.
-        is_centred: whether the mean of all logits is subtracted, which no softmax sees.
-    """
-
-    batch: Batch
-    answers: Int[Tensor, "rows seq"]
-    against: Int[Tensor, "rows seq"] | None = None
-    is_centred: bool = False
-
-    @classmethod
-    def of_prompts(cls, prompts: Prompts) -> "Scored":
-        """The score of prompts, at one token of each."""
-        answers, against = (None if of is None else prompts.spread(of) for of in (prompts.answers, prompts.against))
-        return cls(prompts.batch, cast(Tensor, answers), against)
-
-    @classmethod
-    def of_row(cls, row: Batch) -> "Scored":
-        """The score of all targets of a row of the sample."""
-        return cls(row, row["labels"].unsqueeze(1) if "labels" in row else row["targets"], is_centred=True)
-
-    def of_logits(self, logits: Float[Tensor, "rows *seq scores"]) -> Float[Tensor, " rows"]:
-        """The score, given the logits of the network."""
-        logits = logits if logits.ndim == 3 else logits.unsqueeze(1)
-        score = logits.gather(-1, self.answers.clamp(min=0).unsqueeze(-1))
-        if self.against is not None:
-            score = score - logits.gather(-1, self.against.clamp(min=0).unsqueeze(-1))
-        score = score - logits.mean(dim=-1, keepdim=True) if self.is_centred else score
-        is_scored = self.answers != IGNORED
-        return (score.squeeze(-1) * is_scored).sum(dim=1) / is_scored.sum(dim=1).clamp(min=1)
+def target_score(row: Batch, logits: Float[Tensor, "rows *seq scores"]) -> Float[Tensor, " rows"]:
+    """The mean logit of the targets, or of the label, relative to the mean of all logits, which no softmax sees."""
+    logits = logits - logits.mean(dim=-1, keepdim=True)
+    if "labels" in row:
+        return logits.gather(1, row["labels"].unsqueeze(1)).squeeze(1)
+    is_target = row["targets"] != IGNORED
+    of_targets = logits.gather(2, row["targets"].clamp(min=0).unsqueeze(2)).squeeze(2)
+    return (of_targets * is_target).sum(dim=1) / is_target.sum(dim=1).clamp(min=1)
 
 
 @dataclass(eq=False)
@@ -221,12 +194,13 @@ class LogitAttribution:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         if self.text is None:
-            scored = [Scored.of_row(row) for row in rows_of(subject.batches)]
-            what = f"the mean logit of the targets of {len(scored)} {subject.row}s, relative to that of all tokens,"
+            rows = rows_of(subject.batches)
+            what = f"the mean logit of the targets of {len(rows)} {subject.row}s, relative to that of all tokens,"
+            passes = [direct_effects(subject, row, partial(target_score, row)) for row in rows]
         else:
             prompts = read_prompt(subject, self.text, self.target, self.answer, self.against)
-            scored, what = [Scored.of_prompts(prompts)], f"the logit of {prompts.title(subject)}"
-        passes = [direct_effects(subject, of_row) for of_row in scored]
+            what = f"the logit of {prompts.title(subject)}"
+            passes = [direct_effects(subject, prompts.batch, prompts.score)]
         scores = torch.cat([effects.scores for effects in passes]).double().cpu()
         parts = {
             part: torch.cat([effects.parts[part] for effects in passes]).double().cpu() for part in passes[0].parts

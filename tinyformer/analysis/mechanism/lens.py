@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from tinyformer.analysis.measures.inputs import queries_by_kind, rows_of
-from tinyformer.analysis.mechanism.prompts import exact_pass
+from tinyformer.analysis.mechanism.prompts import exact_pass, read_text
 from tinyformer.analysis.mechanism.tuned_lens import Stream, fit_translator
 from tinyformer.analysis.pictures.charts import lines
 from tinyformer.analysis.pictures.picture import Picture
@@ -25,14 +25,12 @@ from tinyformer.analysis.subject import (
     Subject,
     Text,
     Trained,
-    refuse_target,
     require_positive,
 )
 from tinyformer.batch import IGNORED, Batch
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.tasks import Classification, MaskedLM, Seq2Seq, SpanExtraction
-from tinyformer.tasks.user_texts import TextReader
 
 NUM_DRAWN = 48  # tokens in the picture of a text
 
@@ -105,17 +103,10 @@ class LogitLens:
 
     def _read(self, subject: Subject) -> Batch:
         """The text with its targets."""
-        task, reader, text = subject.task, TextReader(subject.network, subject.tokenizer), cast(Text, self.text)
-        subject.tokens_of(text)  # refuses what is no text, or no pair of texts
-        texts: list[Any] = [text if isinstance(text, str) else tuple(text)]
-        names = {"len(texts[0])": "len(text)", "targets": "target", "len(targets[0])": "len(target)"}
-        with argument_path(passed=names):
-            if isinstance(task, Seq2Seq):
-                return task.read(reader, texts, self.target)
-            refuse_target(self.target)
-            if isinstance(task, Classification):
-                return {**task.read(reader, texts), "labels": torch.tensor([IGNORED], device=reader.device)}
-            return task.read_scored(reader, texts)
+        is_scored = not isinstance(subject.task, Classification | Seq2Seq)  # a label is not given, a target is read
+        batch = read_text(subject, cast(Text, self.text), self.target, is_scored=is_scored)
+        ignored = {"labels": torch.full_like(batch["inputs"][:, 0], IGNORED)}
+        return cast(Batch, batch | ignored if isinstance(subject.task, Classification) else batch)
 
     def _by_depth(self, subject: Subject, rows: Sequence[Batch], lenses: Mapping[str, Lens]) -> Findings:
         """What each lens tells of the targets of some rows, beside the logit lens of the untrained network."""

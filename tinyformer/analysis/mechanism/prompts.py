@@ -14,7 +14,7 @@ from torch import Tensor
 from tinyformer.analysis.points import ForwardPass, forward_pass, lengths_of
 from tinyformer.analysis.relation_lines import compare
 from tinyformer.analysis.subject import Findings, Subject, Text, changed, refuse_target
-from tinyformer.batch import IGNORED, Batch, tensors
+from tinyformer.batch import Batch, tensors
 from tinyformer.data.sources.files import READERS, Layout, read_rows
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn import BACKENDS
@@ -41,12 +41,6 @@ class Prompts:
         at_place = at_place.to(torch.promote_types(logits.dtype, torch.float32))
         score = at_place[rows, self.answers]
         return score if self.against is None else score - at_place[rows, self.against]
-
-    def spread(self, values: Int[Tensor, " prompts"]) -> Int[Tensor, "prompts seq"]:
-        """A value of each prompt at the token whose logits are read, or one in all for a classifier; else `IGNORED`."""
-        if self.places is None:
-            return values.unsqueeze(1)
-        return torch.full_like(self.batch["inputs"], IGNORED).scatter(1, self.places[:, None], values[:, None])
 
     def title(self, subject: Subject, row: int = 0) -> str:
         """The answer of a prompt in words, such as "mat", or "mat" minus "dog"."""
@@ -90,6 +84,22 @@ class Pairs(NamedTuple):
     roles: Sequence[str] = ()  # of the tokens, where each pair has others; "" for none
 
 
+def read_text(
+    subject: Subject, text: Text, target: str | None = None, argument: str = "text", is_scored: bool = False
+) -> Batch:
+    """A text, or a pair of texts, as the task reads it, with its targets if it is scored."""
+    task, reader, others = subject.task, TextReader(subject.network, subject.tokenizer), list[Any]()
+    if isinstance(task, Seq2Seq):
+        others = [] if target is None else [[target]]
+    else:
+        refuse_target(target)
+    subject.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
+    row: Any = text if isinstance(text, str) else tuple(text)
+    sizes = {"len(texts[0])": f"len({argument})", "len(targets[0])": "len(target)"}
+    with argument_path(passed={"texts": argument, "targets": "target"} | sizes):
+        return (task.read_scored if is_scored else task.read)(reader, [row], *others)
+
+
 def read_prompt(
     subject: Subject,
     text: Text,
@@ -103,14 +113,9 @@ def read_prompt(
     That is the token after a text, the one at its mask token, the label of a text, or the next token of an
     encoder–decoder's target, which begins with `target`.
     """
-    if not isinstance(subject.task, Seq2Seq):
-        refuse_target(target)
-    subject.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
-    row: Any = text if isinstance(text, str) else tuple(text)
-    others = [[target or ""]] if isinstance(subject.task, Seq2Seq) else []
-    sizes = {"len(texts[0])": f"len({argument})", "len(targets[0])": "len(target)"}
-    with argument_path(passed={"texts": argument, "text": argument, "targets": "target"} | sizes):
-        batch = subject.task.read(TextReader(subject.network, subject.tokenizer), [row], *others)
+    beginning = (target or "") if isinstance(subject.task, Seq2Seq) else target
+    batch = read_text(subject, text, beginning, argument)
+    with argument_path(passed={"text": argument}):
         places = subject.task.places(batch, subject.tokenizer)
     if answer:
         index = _index(subject, "answer", answer)
