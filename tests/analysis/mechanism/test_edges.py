@@ -186,11 +186,8 @@ def test_halves_of_pairs_of_several_lengths():
     halves = EdgeAttribution(batch_size=2)._halves(groups)
     sizes = [[len(part.clean.answers) for part in half] for half in halves]
     assert (sorted(map(sum, sizes)), max(map(max, sizes))) == ([4, 5], 2)
-    rows, expected = (
-        sorted(row.tolist() for pairs in some for row in pairs.corrupted.batch["inputs"])
-        for some in ([*halves[0], *halves[1]], groups)
-    )
-    assert rows == expected
+    found = {tuple(row) for half in halves for part in half for row in part.corrupted.batch["inputs"].tolist()}
+    assert found == {tuple(row) for pairs in groups for row in pairs.corrupted.batch["inputs"].tolist()}
     choosing, measuring = EdgeAttribution()._halves([induction_pairs(make_subject(make_transformer()), 1)])
     assert choosing is measuring
 
@@ -208,10 +205,9 @@ def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
 @pytest.mark.slow
 def test_rank_correlation_with_removing_each_edge():
     _, graph, pairs = of(induction)
-    edges = graph.all.nonzero()[::3]
-    left = graph.left([pairs], [graph.all & ~only(graph, edge) for edge in edges.tolist()])
+    left = graph.left([pairs], [graph.all & ~only(graph, edge) for edge in graph.all.nonzero().tolist()])
     exact = [float((each.targets - each.nats).mean().abs()) for each in left]
-    assert rank_correlation(graph.attributions([pairs], 30)[tuple(edges.T)].abs().tolist(), exact) >= 0.9
+    assert rank_correlation(graph.attributions([pairs], 30)[graph.all].abs().tolist(), exact) >= 0.9
 
 
 REFUSED = {
@@ -261,5 +257,4 @@ def test_attributions_and_removed_edges_are_those_of_transformer_lens(family, tm
 
         return pairs.clean.score(bridge.run_with_hooks(IDS, fwd_hooks=[(readers[v][0], move)]))
 
-    assert len(readers) == len(graph.receivers)
     compare(graph, pairs, changes, score, tolerance=1e-5)

@@ -99,7 +99,7 @@ def test_a_head_is_named_in_pairs_of_several_lengths(tmp_path):
     file.write_text("clean,corrupted,answer,against\nA,B,,\nB,A,B,\nAA,AB,A,B\nBAA,BBB,,B\n")
     analysis = ActivationPatching(file=str(file), margin=0.9)
     found = analysis(replace(subject, untrained=lambda: nothing))
-    assert found.lines["heads"].startswith("1 of 3 ")
+    assert (found.lines["heads"][:7], found.scalars["analysis/untrained_named_heads"]) == ("1 of 3 ", 0)
     assert found.lines["  layer 0 head 2"].startswith("restores +1.0000 [+1.0000, +1.0000], destroys +1.0000 [")
     assert found.scalars["analysis/gradient/heads/r"] == pytest.approx(1)
     tokens = columns_of(found.tables["tokens"])
@@ -118,8 +118,7 @@ def test_findings_of_pruned_and_ablated_heads_and_of_source_tokens():
     bounds = zip(*(table[f"noising{end}"] for end in ("_low", "", "_high")), strict=True)
     assert all(low < mean < high for low, mean, high in bounds)
     assert {"A/C", "B", "C/A", "D", "A"} < set(columns_of(found.tables["tokens"])["token"])
-    other = loud_encoder_decoder(seed=1)
-    subject = pair_subject(loud_encoder_decoder(num_kv_heads=2), untrained=lambda: other)
+    subject = pair_subject(loud_encoder_decoder(num_kv_heads=2), untrained=partial(loud_encoder_decoder, seed=1))
     found = ActivationPatching("abcd", "abed", "xy", "q", "r")(subject)
     assert set(found.figures) == {"heads", "source_tokens", "tokens"}
     assert (found.scalars["analysis/named_heads"], found.facts) == (0, {"text": '"abcd / abed"'})
@@ -148,9 +147,8 @@ def test_each_grid_is_that_of_transformer_lens(family, tmp_path):
         (patching.get_act_patch_attn_head_out_all_pos, by_head, "values"),
     ]
     points = ["embedding", *(point.format(layer) for layer in (0, 1) for _, point, _ in grids)]
-    subject = make_subject(ours.network)
     for own, other in ((pairs.corrupted, pairs.clean), (pairs.clean, pairs.corrupted)):
-        _, effects = patch(subject, own, other, [*dict.fromkeys(points)])
+        _, effects = patch(make_subject(ours.network), own, other, [*dict.fromkeys(points)])
         with torch.no_grad():
             _, cache = bridge.run_with_cache(other.batch["inputs"])
             logits, before = bridge.run_with_cache(own.batch["inputs"])

@@ -67,7 +67,6 @@ def test_pairs_of_a_file_are_read_by_length(tmp_path):
 PAIR = {"clean": "ab", "corrupted": "ac"}
 MISTAKES = [
     (causal, {"clean": "ab"}, "corrupted=None: must be given with clean: a pair has two prompts"),
-    (causal, {"answer": "a"}, "clean=None: must be given with answer"),
     (causal, PAIR | {"corrupted": ""}, "corrupted='': must not be empty"),
     (causal, PAIR | {"corrupted": "abc"}, "corrupted='abc': must have as many tokens as the clean prompt, 3: "),
     (causal, PAIR | {"answer": "ab"}, "answer='ab': must be one token of the vocabulary; it is ['a', 'b']; answer='a'"),

@@ -22,7 +22,6 @@ from tinyformer.nn.heads import split_heads
 from tinyformer.tasks import CausalLM
 
 ROTARY = partial(ours.RotaryPosition, 16)
-HEADS = list(product(range(2), range(4)))
 
 
 @pytest.mark.slow
@@ -31,9 +30,8 @@ HEADS = list(product(range(2), range(4)))
 def test_eigenvalues_and_compositions_are_those_of_the_library(family, tmp_path):
     model, bridge = both(family, tmp_path)
     bridge.enable_compatibility_mode(disable_warnings=True)
-    heads = list(product(range(2), range(model.network.attentions()[0].num_heads)))
     with torch.no_grad():
-        found, e = scores_of(model.network, [0], heads), bridge.W_E
+        found, e = scores_of(model.network, [0], make_subject(model.network).heads), bridge.W_E
         expected = {name: bridge.all_composition_scores(name).scores[0, :, 1] for name in "QKV"}
         for name, matrix in {"OV": e @ bridge.OV @ bridge.W_U, "QK": e @ bridge.QK @ e.T}.items():
             values = matrix.eigenvalues
@@ -157,7 +155,7 @@ def test_one_of_twenty_untrained_networks_has_a_score_beyond_chance():
     chance = Chance.of([{"a": 1.0, "b": 3.0}, {"a": 5.0, "b": 1.0}])
     assert chance == pytest.approx((2.5, 4 + 1.8658 * 2**0.5), abs=1e-4)  # the 95 % quantile is 1.8658 deviations away
     torch.manual_seed(0)
-    scores, beyond = [scores_of(make_transformer(), [0], HEADS) for _ in range(80)], []
+    scores, beyond = [scores_of(make_transformer(), [0], [*product(range(2), range(4))]) for _ in range(80)], []
     for name, first in product(scores[0], range(0, 80, 20)):
         others = scores[:first] + scores[first + 20 :]
         chance = Chance.of([of[name] for of in scores[first : first + 20]])
