@@ -67,19 +67,26 @@ class HeadRoles:
         return f"{label}; importance {value:.2g}, rank {1 + self._ranked.index(value)} of {len(self._ranked)}"
 
 
+def read_columns(
+    file: str, columns: Sequence[str], others: str = "", works: Mapping[str, str] | None = None
+) -> list[Sequence[Any]]:
+    """The rows of a .csv or .jsonl file that has some columns; `others` says what else could be named, if anything."""
+    path = Path(file).expanduser()
+    if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
+        reason = f"is no .csv or .jsonl file with the columns {', '.join(columns)}{others}"
+        raise ArgumentError("file", file, reason, works)
+    try:
+        return [*read_rows(path, Layout(columns))]
+    except ArgumentError as error:  # its argument, a column's name or a dialect, is none of the analysis
+        reason = error.reason.removeprefix(f"{path} ").replace("no such column", f"no column {error.value}")
+        raise ArgumentError("file", file, re.sub("; (for a file without|to read quot).*", "", reason)) from error
+
+
 def read_lines(file: str) -> list[Line]:
     """The lines of one of `SETS`, or of a .csv or .jsonl file with the columns `text, query, key, distractor`."""
     if file in SETS:
         return make_lines(file)
-    path = Path(file).expanduser()
-    if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
-        reason = f"is no .csv or .jsonl file with the columns {', '.join(Line._fields)}, nor one of {', '.join(SETS)}"
-        raise ArgumentError("file", file, reason, {"file": "verb_object"})
-    try:
-        rows = [*read_rows(path, Layout(Line._fields))]
-    except ArgumentError as error:  # its argument, a column's name or a dialect, is none of the analysis
-        reason = error.reason.removeprefix(f"{path} ").replace("no such column", f"no column {error.value}")
-        raise ArgumentError("file", file, re.sub("; (for a file without|to read quot).*", "", reason)) from error
+    rows = read_columns(file, Line._fields, f", nor one of {', '.join(SETS)}", {"file": "verb_object"})
     for number, row in enumerate(rows, start=1):
         if not all(str(value or "").strip() for value in row):
             raise ArgumentError("file", file, f"row {number} lacks one of text, query, key and distractor")

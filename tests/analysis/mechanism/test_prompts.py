@@ -77,7 +77,7 @@ MISTAKES = [
     (causal, {"file": "no.csv"}, "file='no.csv': is no .csv or .jsonl file with the columns clean, corrupted, answer"),
     (causal, {"file": "a.csv", "clean": "a"}, "clean='a': file=a.csv has the prompts and their answers"),
     (causal, {"file": "a.csv"}, "file='a.csv': row 2: corrupted='abc': must have as many tokens as the clean"),
-    (causal, {"file": "b.csv"}, "file='answer': b.csv has no such column; it has clean, corrupted"),
+    (causal, {"file": "b.csv"}, "file='b.csv': has no column answer; it has clean, corrupted"),
     (causal, {"file": "c.csv"}, "file='c.csv': has no pairs"),
     (masked, PAIR, "clean='<eos>ab': must have one <mask>, which the model predicts"),
     (classifier, PAIR | {"answer": "si"}, "answer='si': must be one of no, yes, maybe"),

@@ -61,8 +61,7 @@ class _Direction:
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
             self.constant = self.constant + (self.u @ norm.bias).sum(dim=-1)
         spread = x - x.mean(dim=-1, keepdim=True) if centred else x
-        eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
-        u = self.u * norm.weight * (spread.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
+        u = self.u * norm.weight * (spread.square().mean(dim=-1, keepdim=True) + cast(float, norm.eps)).rsqrt()
         self.u = u - u.mean(dim=-1, keepdim=True) if centred else u
 
 

@@ -18,15 +18,7 @@ from tinyformer.analysis.mechanism.tuned_lens import Stream, fit_translator
 from tinyformer.analysis.pictures.charts import lines
 from tinyformer.analysis.pictures.picture import Picture
 from tinyformer.analysis.pictures.plots import word_table
-from tinyformer.analysis.subject import (
-    Change,
-    Findings,
-    Losses,
-    Subject,
-    Text,
-    Trained,
-    require_positive,
-)
+from tinyformer.analysis.subject import Change, Findings, Losses, Subject, Text, Trained, require_positive
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Network

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,10 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.points import ForwardPass, forward_pass, lengths_of
-from tinyformer.analysis.relation_lines import compare
+from tinyformer.analysis.relation_lines import compare, read_columns
 from tinyformer.analysis.subject import Findings, Subject, Text, changed, refuse_target
 from tinyformer.batch import Batch, tensors
-from tinyformer.data.sources.files import READERS, Layout, read_rows
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn import BACKENDS
 from tinyformer.tasks import CausalLM, Classification, Seq2Seq
@@ -205,11 +203,7 @@ class PairAnalysis:
         return Pairs(first, second)
 
     def _of_file(self, subject: Subject, file: str) -> Iterator[Pairs]:
-        path = Path(file).expanduser()
-        if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
-            raise ArgumentError("file", file, f"is no .csv or .jsonl file with the columns {', '.join(COLUMNS)}")
-        with argument_path(passed={"files": "file"}):
-            rows = [*read_rows(path, Layout(COLUMNS, arguments=("file",) * len(COLUMNS)))]
+        rows = read_columns(file, COLUMNS)
         for number, row in enumerate(rows, start=1):
             texts: Any = dict(zip(COLUMNS, (str(value or "") for value in row), strict=True))
             try:
