@@ -95,9 +95,7 @@ def direct_effects(subject: Subject, batch: Batch, score: Callable[[Tensor], Ten
         (direction,) = torch.autograd.grad(scores.sum(), read)
     scores = scores.detach()
     index_of = {layer: index for index, layer in enumerate(network.require_heads())}
-    parts: dict[Part, Tensor] = {}
-    sources: dict[Head, Tensor] = {}
-    last = len(stack.layers) - 1
+    parts, sources, last = dict[Part, Tensor](), dict[Head, Tensor](), len(stack.layers) - 1
     walk = _Direction(direction)
     walk.constant = scores - walk.effect(read.detach())  # the bias of the readout
     walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
@@ -251,9 +249,8 @@ def _add_sources(
             column = f"{position}\n{strings[head][position]}"
             cells[" ".join(_name(subject, head)), column] = float(sources[head][position])
     columns = sorted({column for _, column in cells}, key=lambda column: int(column.partition("\n")[0]))
-    rows = list(dict.fromkeys(row for row, _ in cells))
-    title = "What each head adds to the logit from each key, whose position and token are below"
-    findings.figures["sources"] = change_grid(cells, rows, columns, title, "logits")
+    names, title = [*dict.fromkeys(name for name, _ in cells)], "What each head adds to the logit from each key (below)"
+    findings.figures["sources"] = change_grid(cells, names, columns, title, "logits")
 
 
 def _name(subject: Subject, part: Any) -> tuple[str, str]:

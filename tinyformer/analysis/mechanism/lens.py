@@ -86,7 +86,7 @@ class LogitLens:
         ids, mask_id = shown["inputs"][0].tolist(), subject.tokenizer.mask_id
         place = ids.index(mask_id) if isinstance(subject.task, MaskedLM) and mask_id in ids else -1
         for name, lens in lenses.items():
-            cells, key = cells_of(subject, shown, lens), _key(name)
+            cells, key = cells_of(subject, shown, lens), name.replace(" ", "_")
             findings.tables[key] = [*cells[0]], [[*row] for of in cells for row in zip(*of.values(), strict=True)]
             findings.figures[key] = _table_of(cells, name.capitalize(), what)
             if self.text is not None:
@@ -121,7 +121,11 @@ class LogitLens:
         return Findings(
             scalars={
                 "analysis/loss": found["logit lens"][-1]["nats"].mean,
-                **{f"analysis/{_key(name)}/{depth}/{of}": at[of].mean for name, depth, at in each for of in at},
+                **{
+                    f"analysis/{name.replace(' ', '_')}/{depth}/{of}": at[of].mean
+                    for name, depth, at in each
+                    for of in at
+                },
             },
             lines={
                 "lens": f"over {len(rows)} {subject.row}s{halves}: nats per {subject.task.unit}; KL of the output from "
@@ -250,10 +254,6 @@ def _at_place(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, place: in
         predicted, probability, rank = (of[column][place] for column in ("predicted", "probability", "rank"))
         lines[f"  {name}, {_title(depth, len(cells))}"] = f'"{predicted}" {probability:.1%}, rank {rank}'
     return lines
-
-
-def _key(name: str) -> str:
-    return name.replace(" ", "_")
 
 
 def _title(depth: int, number: int) -> str:
