@@ -1,13 +1,13 @@
 """The interface of an analysis: the model and data that it is given, and the findings that it returns."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -52,6 +52,13 @@ class Trained(Protocol):
         """The model with a random sample of data, of at most as many windows, examples or pairs."""
 
 
+class Snapshot(NamedTuple):
+    """The network at a step of its training, see `tinyformer.training.Snapshots`."""
+
+    step: int  # number of optimizer steps before it
+    network: Callable[[], Network]  # reads its weights; in evaluation mode, on the device of the subject's network
+
+
 @dataclass(frozen=True)
 class Subject:
     """A trained model and the data that it is analysed on."""
@@ -63,6 +70,8 @@ class Subject:
     precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
     untrained: Callable[..., Network] | None = None  # with the weights before training; of a seed further on, if given
     save_pruned: Callable[[Network, Path], None] | None = None  # writes a checkpoint of a network with fewer heads
+    split: Callable[[], Iterable[Batch]] = tuple  # every batch of the evaluated split, always in the same order
+    snapshots: Sequence[Snapshot] = ()  # of the run, in the order of their steps
     row: str = "window"  # what a row of a batch is, in the singular
     facts: Mapping[str, str] = field(default_factory=dict)  # what is analysed, by name, see `caption`
 

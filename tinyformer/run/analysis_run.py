@@ -2,13 +2,14 @@
 
 import copy
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
 from lightning.pytorch.loggers import Logger
 
 from tinyformer.analysis import Findings, Subject, caption, save_png
+from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import save_network
 from tinyformer.config.admission import describe_config, recorded_sources
 from tinyformer.data import DataModule
@@ -63,9 +64,13 @@ def make_subject(run: Run, num_windows: int) -> Subject:
         overrides = describe_config(own, checkpoint.overrides) | recorded_sources(checkpoint)
         save_network(path, pruned, checkpoint, overrides)
 
+    def on_device(batches: Iterable[Batch]) -> Iterator[Batch]:
+        return (trainer.strategy.batch_to_device(batch, device) for batch in batches)
+
     return Subject(
         network=placed(run.network),
-        batches=[trainer.strategy.batch_to_device(batch, device) for batch in data.sample(run.split, num_windows)],
+        batches=[*on_device(data.sample(run.split, num_windows))],
+        split=lambda: on_device(data.evaluation_dataloader(run.split)),
         task=run.task,
         tokenizer=data.tokenizer,
         precision=trainer.precision_plugin.forward_context,

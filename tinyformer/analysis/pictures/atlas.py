@@ -53,6 +53,8 @@ def atlas_html(
     facts: Mapping[str, str] | None = None,
     labels: Sequence[Sequence[str]] | None = None,
     ablated: Sequence[Sequence[bool]] | None = None,
+    further: Mapping[str, Any] | None = None,
+    of_heads: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
 
@@ -75,6 +77,8 @@ def atlas_html(
         facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
         labels: the label of each layer's maps, such as "previous token"; empty for none.
         ablated: whether the head of each layer's maps is ablated; by default, none is.
+        further: further data of the page, as JSON, by name: those of its parts that `analysis=atlas` and `film` fill.
+        of_heads: further data of each map, by name.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     labels = labels or [[""] * len(layer) for layer in maps]
@@ -100,7 +104,9 @@ def atlas_html(
         for layer, address in enumerate(addresses)
         for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
     ]
+    heads = [head | own for head, own in zip(heads, of_heads or [{}] * len(heads), strict=True)]
     data = {
+        **(further or {}),
         "title": title,
         "facts": dict(facts or {}),
         "kinds": [
