@@ -41,7 +41,7 @@ from .redundancy import HeadRedundancy
 from .relations import HeadRelations
 from .residual import ResidualSurgery
 from .seeds import seeds_by_number, seeds_by_setting
-from .subject import Analysis, Findings, Subject, Trained, caption
+from .subject import Analysis, Findings, Snapshot, Subject, Trained, caption
 from .words import Words, merge_words, words_of
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "Probe",
     "Probes",
     "ResidualSurgery",
+    "Snapshot",
     "Subject",
     "TokenPair",
     "Trained",

@@ -7,6 +7,8 @@ says of the config.
 
 import codecs
 import encodings
+import errno
+import os
 import pickletools
 import random
 import re
@@ -37,6 +39,9 @@ FACTS = {
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation."""
+
+SNAPSHOTS = "snapshots"
+"""The folder of a run with its snapshots, see `checkpoint.snapshots`."""
 
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
@@ -179,7 +184,8 @@ def _not_a_file(path: Path) -> ArgumentError:
     if (path / "config.json").is_file():
         command = f"`tinyformer convert hf {path} imported.ckpt`"
         return ArgumentError("path", str(path), f"is a Hugging Face folder; {command} makes a checkpoint of it")
-    checkpoints = sorted(path.glob("**/*.ckpt"), key=lambda file: file.stat().st_mtime)
+    order = {file: (file.parent.name != SNAPSHOTS, file.stat().st_mtime) for file in path.glob("**/*.ckpt")}
+    checkpoints = sorted(order, key=order.__getitem__)
     if not checkpoints:
         return ArgumentError("path", str(path), "is a folder; a run writes RUN/checkpoints/last.ckpt")
     return ArgumentError("path", str(path), "is a folder", {"path": str(checkpoints[-1])})
@@ -249,8 +255,19 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, o
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
     contents["trained_on"] = checkpoint.trained_on
-    with atomic_write(path) as temporary:
-        torch.save({"state_dict": weights, "global_step": checkpoint.step, KEY: contents}, temporary)
+    write_raw(path, {"state_dict": weights, "global_step": checkpoint.step, KEY: contents})
+
+
+def write_raw(path: Path, raw: dict[str, Any], previous: Path | None = None) -> None:
+    """Write what `load_raw` reads atomically, see `atomic_write`, into a folder that is made if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, previous) as temporary:
+        try:
+            torch.save(raw, temporary)
+        except RuntimeError as error:  # how torch reports a full disk
+            if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -3,14 +3,16 @@
 import copy
 import csv
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from lightning.pytorch.loggers import Logger
 
-from tinyformer.analysis import Findings, Subject, caption, save_png
+from tinyformer.analysis import Findings, Snapshot, Subject, caption, save_png
 from tinyformer.batch import Batch
-from tinyformer.checkpoint.file import save_network
+from tinyformer.checkpoint.file import load_checkpoint, load_weights, save_network
+from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.admission import describe_config, recorded_sources
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
@@ -58,6 +60,11 @@ def make_subject(run: Run, num_windows: int) -> Subject:
     def placed(network: Network) -> Network:
         return cast(Network, trainer.precision_plugin.convert_module(network.to(device).eval()))
 
+    def at_snapshot(path: Path) -> Network:
+        network = copy.deepcopy(run.network)
+        load_weights(network, load_checkpoint(path))
+        return placed(network)
+
     def save_pruned(pruned: Network, path: Path) -> None:
         own = copy.deepcopy(run.stored)
         own["model"]["pruned_heads"] = pruned.pruned_heads()
@@ -76,6 +83,7 @@ def make_subject(run: Run, num_windows: int) -> Subject:
         precision=trainer.precision_plugin.forward_context,
         untrained=lambda further=0: placed(make_seeded_network(run.config, data.tokenizer, further)),
         save_pruned=save_pruned,
+        snapshots=[Snapshot(step, partial(at_snapshot, path)) for step, path in snapshots_of(checkpoint.path).items()],
         row=data.row_format.row,
         facts=describe_subject(checkpoint.path, checkpoint.step, data, run.split),
     )

@@ -20,6 +20,7 @@ from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.run.own_scores import register_score
 from tinyformer.run.sample import Generation
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
+from tinyformer.training import Snapshots
 
 LACKS = {
     "classification": "no labels for classification; data=docstrings works",
@@ -179,5 +180,6 @@ def _try_out(network: Network) -> None:
 
 
 def make_callbacks(group: DictConfig) -> list[L.Callback]:
-    """The callbacks of the `callbacks` group, without entries that are null."""
-    return [instantiate(node, _convert_="all") for node in group.values() if node is not None]
+    """The callbacks of the `callbacks` group, without entries that are null; `Snapshots` follows all others."""
+    callbacks = [instantiate(node, _convert_="all") for node in group.values() if node is not None]
+    return sorted(callbacks, key=lambda callback: isinstance(callback, Snapshots))

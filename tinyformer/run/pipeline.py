@@ -257,7 +257,8 @@ def fit(run: Run) -> None:
         print(run.warning, file=sys.stderr)
     resumed = str(run.checkpoint.path) if run.start and run.start.is_resumed else None
     try:
-        run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
+        with argument_path(passed={"every_n_steps": "callbacks.snapshots.every_n_steps"}):
+            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
     except (NonFiniteStep, Interrupted) as stop:
         if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop

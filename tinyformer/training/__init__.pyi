@@ -1,5 +1,6 @@
 from .callbacks.finite import FiniteCheck
 from .callbacks.report import TrainingScores
+from .callbacks.snapshots import Snapshots
 from .callbacks.telemetry import AttentionTelemetry
 from .loggers import RunCSVLogger, RunWandbLogger
 from .module import TrainingModule
@@ -14,6 +15,7 @@ __all__ = [
     "MuonWithAdamW",
     "RunCSVLogger",
     "RunWandbLogger",
+    "Snapshots",
     "TrainingModule",
     "TrainingScores",
     "WarmupCosine",

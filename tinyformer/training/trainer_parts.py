@@ -1,6 +1,5 @@
 """What a run replaces of Lightning's trainer: its loops, the writing of checkpoints, and the profilers."""
 
-import errno
 import math
 import os
 from collections.abc import Callable
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -16,9 +14,8 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from torch.profiler import profile, schedule
 
-from tinyformer.checkpoint.file import LAST, PREVIOUS
+from tinyformer.checkpoint.file import LAST, PREVIOUS, write_raw
 from tinyformer.data.batches.loader import EpochLoader
-from tinyformer.files import atomic_write
 from tinyformer.training.module import TrainingModule
 
 
@@ -116,14 +113,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path, path.with_name(PREVIOUS) if path.name == LAST else None) as temporary:
-            try:
-                torch.save(checkpoint, temporary)
-            except RuntimeError as error:  # how torch reports a full disk
-                if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
-                    raise
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        write_raw(path, checkpoint, path.with_name(PREVIOUS) if path.name == LAST else None)
 
 
 class StepTrace(PyTorchProfiler):

@@ -1,0 +1,46 @@
+"""The snapshots of a run: its weights at some of its steps, each a checkpoint of its own without training state."""
+
+import bisect
+import re
+from pathlib import Path
+from typing import Literal
+
+from tinyformer.checkpoint.file import SNAPSHOTS
+from tinyformer.errors import ArgumentError
+from tinyformer.files import relative_path
+
+
+def snapshot_path(run: Path, step: int) -> Path:
+    """The file of a snapshot in the folder of a run."""
+    return run / SNAPSHOTS / f"step_{step:06d}.ckpt"
+
+
+def snapshots_of(path: Path) -> dict[int, Path]:
+    """The snapshots of a run by step, in ascending order; `path` is the run's folder or one of its checkpoints."""
+    path = path.resolve()
+    run = path if path.is_dir() else path.parent.parent
+    names = {file: re.fullmatch(r"step_(\d+)\.ckpt", file.name) for file in (run / SNAPSHOTS).glob("step_*.ckpt")}
+    return dict(sorted((int(name[1]), file) for file, name in names.items() if name))
+
+
+def at_step(path: Path, step: int | Literal["all"] | None) -> Path:
+    """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; the last one for "all".
+
+    Without a step it is the path itself, as it is where nothing is there, which is an error when it is read.
+    """
+    if step is None or not path.exists():
+        return path
+    snapshots = snapshots_of(path)
+    if not snapshots:
+        reason = "has no snapshots, which its training writes with callbacks.snapshots.every_n_steps=100"
+        raise ArgumentError("step", step, f"the run of {relative_path(path)} {reason}")
+    steps = list(snapshots)
+    if not isinstance(step, int):
+        return snapshots[steps[-1]]
+    if step not in snapshots:
+        place = bisect.bisect(steps, step)
+        near = steps[max(place - 1, 0) : place + 1]
+        nearest = min(near, key=lambda other: abs(other - step))
+        reason = f"the run has {len(steps)} snapshots, and none at this step, but at {' and '.join(map(str, near))}"
+        raise ArgumentError("step", step, reason, {"step": nearest})
+    return snapshots[step]
