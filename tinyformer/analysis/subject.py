@@ -277,6 +277,7 @@ class Findings:
     figures: dict[str, Figure | Picture] = field(default_factory=dict)  # each NAME.png
     files: list[Path] = field(default_factory=list)  # that the analysis itself has written
     facts: Mapping[str, str] | None = None  # of the figures, if they do not show the subject's sample
+    own_facts: dict[str, Mapping[str, str]] = field(default_factory=dict)  # of single figures, by name
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ says of the config.
 """
 
 import codecs
+import copy
 import encodings
 import errno
 import os
@@ -274,6 +275,13 @@ def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint's weights into a network, if they fit."""
     require_fitting(network, checkpoint)
     network.load_state_dict(checkpoint.weights)
+
+
+def copy_with(network: torch.nn.Module, checkpoint: Checkpoint) -> Any:
+    """A copy of a network with a checkpoint's weights, if they fit, in the network's dtype and on its device."""
+    copied = copy.deepcopy(network)
+    load_weights(copied, checkpoint)
+    return copied
 
 
 def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:

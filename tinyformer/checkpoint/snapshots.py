@@ -3,7 +3,7 @@
 import bisect
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from tinyformer.checkpoint.file import SNAPSHOTS
 from tinyformer.errors import ArgumentError
@@ -23,7 +23,7 @@ def snapshots_of(path: Path) -> dict[int, Path]:
     return dict(sorted((int(name[1]), file) for file, name in names.items() if name))
 
 
-def at_step(path: Path, step: int | Literal["all"] | None) -> Path:
+def at_step(path: Path, step: Any) -> Path:
     """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; the last one for "all".
 
     Without a step it is the path itself, as it is where nothing is there, which is an error when it is read.
@@ -35,8 +35,10 @@ def at_step(path: Path, step: int | Literal["all"] | None) -> Path:
         reason = "has no snapshots, which its training writes with callbacks.snapshots.every_n_steps=100"
         raise ArgumentError("step", step, f"the run of {relative_path(path)} {reason}")
     steps = list(snapshots)
-    if not isinstance(step, int):
+    if step == "all":
         return snapshots[steps[-1]]
+    if not isinstance(step, int):
+        raise ArgumentError("step", step, "must be a number of optimizer steps, or all", {"step": steps[-1]})
     if step not in snapshots:
         place = bisect.bisect(steps, step)
         near = steps[max(place - 1, 0) : place + 1]

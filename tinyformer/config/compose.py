@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
@@ -17,7 +18,7 @@ from omegaconf import DictConfig, open_dict
 from tinyformer.config.admission import admit_config, alternatives, composed, is_swept, leaves, recorded_sources
 from tinyformer.config.conf import AXES, config_dir, register_resolvers
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.keys import format_value, hydra_value, readable, shell_word, text_of
+from tinyformer.config.keys import format_value, hydra_value, parsed, readable, shell_word, text_of
 from tinyformer.errors import ArgumentError, argument_path
 
 if TYPE_CHECKING:
@@ -109,10 +110,11 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
     checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
     if paths:
         from tinyformer.checkpoint.file import load_checkpoint  # which imports torch, which takes seconds
+        from tinyformer.checkpoint.snapshots import at_step
 
         given = _given(arguments)
         with argument_path(passed={"path": "checkpoint"}):
-            checkpoint = load_checkpoint(paths[-1])
+            checkpoint = load_checkpoint(at_step(Path(paths[-1]), _step_of(arguments)))
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
             missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
             if missing and "data" not in given:
@@ -158,6 +160,12 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
             prefix = "" if is_deleted or key in ARCHITECTURE or key in ours else "+"
             inherited.append(key if is_deleted else f"{prefix}{key}={hydra_value(value)}")
     return [*inherited, *arguments]
+
+
+def _step_of(arguments: Sequence[str]) -> Any:
+    """The value of `step=`; "all" for several steps, each of which has a job of its own."""
+    word = next((word for word in reversed(arguments) if word.startswith("step=")), "step=null")
+    return "all" if is_swept(word) else parsed(word).value()
 
 
 def _given(arguments: Sequence[str]) -> dict[str, str]:

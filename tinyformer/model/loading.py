@@ -8,11 +8,12 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import load_checkpoint, load_weights, require_fitting
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, require_fitting
+from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.config.admission import admit_config
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError, argument_path, require_numbers
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.run.own_scores import register_score
@@ -28,6 +29,7 @@ def load(
     device: str = "cpu",
     trusted: Sequence[str] = (),
     max_seq_len: int | None = None,
+    step: int | None = None,
 ) -> Model:
     """Load the model of a checkpoint, in evaluation mode and in the dtype of its weights.
 
@@ -35,12 +37,14 @@ def load(
     package.
 
     Args:
-        checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`.
+        checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`; with `step`, also the folder of a run.
         backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
         device: the device, as in torch: "cpu", "cuda", …
         trusted: further classes that the checkpoint may use, such as "mine.Block".
         max_seq_len: the length of the longest text in tokens, which may be beyond that of the run; None for that of the
             run, which alone works with learned positions.
+        step: the optimizer step of a snapshot of the checkpoint's run, see `tinyformer.training.Snapshots`, which is
+            loaded in place of the checkpoint.
 
     Raises:
         ArgumentError: the file cannot be read, or the backend or the device does not exist or support the model.
@@ -48,7 +52,7 @@ def load(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
-        stored = load_checkpoint(checkpoint)
+        stored = _read(Path(checkpoint), step)
         plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_score(plain)
@@ -92,6 +96,12 @@ def load(
                 raise ArgumentError("checkpoint", str(checkpoint), reason)
             setattr(task, name, value)
     return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
+
+
+def _read(path: Path, step: int | None) -> Checkpoint:
+    if step is not None:
+        require_numbers(int, {"step": 128}, step=step)
+    return load_checkpoint(at_step(path, step))
 
 
 def _require_positions(network: Network, longest: int) -> None:

@@ -23,6 +23,7 @@ from tinyformer.analysis.points import (
     without_padding,
 )
 from tinyformer.batch import Batch
+from tinyformer.checkpoint.file import SNAPSHOTS
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import Beam, beam_search
@@ -49,7 +50,7 @@ class Origin(NamedTuple):
     def __str__(self) -> str:
         """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""
         *folders, name = self.checkpoint.parts
-        run = [folder for folder in folders if folder != "checkpoints"][-1:]
+        run = [folder for folder in folders if folder not in ("checkpoints", SNAPSHOTS)][-1:]
         return f"{'/'.join([*run, name])}, step {self.step:,}"
 
 

@@ -10,8 +10,9 @@ from typing import cast
 from lightning.pytorch.loggers import Logger
 
 from tinyformer.analysis import Findings, Snapshot, Subject, caption, save_png
+from tinyformer.analysis.snapshots.over_steps import OverSteps
 from tinyformer.batch import Batch
-from tinyformer.checkpoint.file import load_checkpoint, load_weights, save_network
+from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
 from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.admission import describe_config, recorded_sources
 from tinyformer.data import DataModule
@@ -27,9 +28,12 @@ def analyse(run: Run) -> Findings:
     """The findings of the chosen analysis, which are saved; none without one."""
     if run.analysis is None:
         return Findings()
-    subject = make_subject(run, run.analysis.num_windows)
+    analysis = run.analysis
+    if run.config.step == "all" and not getattr(analysis, "reads_snapshots", False):
+        analysis = OverSteps(analysis)
+    subject = make_subject(run, analysis.num_windows)
     with argument_path("analysis"):
-        findings = run.analysis(subject, run.folder)
+        findings = analysis(subject, run.folder)
     keep_findings(findings, run.folder, run.loggers, subject.facts)
     return findings
 
@@ -38,7 +42,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
     """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases.
 
     Their paths are added to the findings. The line above each figure, see `caption`, says what was analysed: `facts`,
-    unless the findings have their own.
+    unless the findings or one of them have their own.
     """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
@@ -46,7 +50,8 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
             csv.writer(file).writerows([columns, *rows])
         findings.files.append(path)
     for name, figure in findings.figures.items():
-        findings.files.append(save_png(figure, folder / f"{name}.png", caption(findings.facts or facts)))
+        own = findings.own_facts.get(name) or findings.facts or facts
+        findings.files.append(save_png(figure, folder / f"{name}.png", caption(own)))
     for logger in loggers:
         if isinstance(logger, RunWandbLogger):
             logger.log_findings(findings)
@@ -61,9 +66,7 @@ def make_subject(run: Run, num_windows: int) -> Subject:
         return cast(Network, trainer.precision_plugin.convert_module(network.to(device).eval()))
 
     def at_snapshot(path: Path) -> Network:
-        network = copy.deepcopy(run.network)
-        load_weights(network, load_checkpoint(path))
-        return placed(network)
+        return placed(copy_with(run.network, load_checkpoint(path)))
 
     def save_pruned(pruned: Network, path: Path) -> None:
         own = copy.deepcopy(run.stored)

@@ -43,6 +43,7 @@ class Options:
     init_from: str | None = None
     freeze_encoder: bool = False
     checkpoint: str = ""
+    step: int | Literal["all"] | None = None
     split: Literal["train", "validation", "test", "all"] | None = None
     score: bool | None = None
 

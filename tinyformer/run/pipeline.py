@@ -14,7 +14,8 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint.file import FORMAT, Checkpoint, load_checkpoint
+from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with, load_checkpoint
+from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.config.admission import Plain, describe_config
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
@@ -164,7 +165,8 @@ def set_up_evaluation(
     values: Any = OmegaConf.to_container(config, resolve=True)
     options, generation = Options.of(values), make_generation(values["generate"])
     with argument_path(passed={"path": "checkpoint"}):
-        start = Start(checkpoint or load_checkpoint(options.checkpoint), "checkpoint")
+        path = at_step(checkpoint.path if checkpoint else Path(options.checkpoint), options.step)
+        start = Start(checkpoint if checkpoint and checkpoint.path == path else load_checkpoint(path), "checkpoint")
     if values["trainer"].get("precision") == "auto":
         config.trainer.precision = values["trainer"]["precision"] = start.checkpoint.facts.get("precision", "32-true")
     settings = make_settings(values["trainer"], options)
@@ -198,6 +200,11 @@ def check_score(options: Options, is_analysed: bool, generation: Generation) -> 
 
     Nothing to do is refused, and a prompt that would be ignored.
     """
+    if options.step == "all" and not is_analysed:
+        reason = "is for an analysis, which is made of each snapshot"
+        raise ArgumentError("step", "all", reason, {"analysis": "heads"})
+    if options.step == "all" and options.score:
+        raise ArgumentError("score", True, "scores a single step, not step=all", {"score": False})
     if options.score is False and not is_analysed:
         raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
     is_scored = not is_analysed if options.score is None else options.score
@@ -299,6 +306,6 @@ def evaluation_in_python(
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):
             run = set_up_evaluation(config, Path(folder or unkept), invocation, loaded)
-            run.network = network
+            run.network = network if config.step is None else copy_with(network, run.checkpoint)
             with closing(run.loggers):
                 yield run

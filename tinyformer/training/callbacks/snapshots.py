@@ -161,5 +161,5 @@ class _Counter(io.RawIOBase):
 def _num_bytes(raw: dict[str, Any]) -> int:
     """The size of the file of a snapshot."""
     counter = _Counter()
-    torch.save(raw, counter)
+    torch.save(raw, cast(Any, counter))
     return counter.size

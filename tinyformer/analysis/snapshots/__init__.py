@@ -1,0 +1,1 @@
+"""Analyses over the snapshots of a run."""
