@@ -291,7 +291,7 @@ class Analysis(Protocol):
     num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split
     needs_gradient: bool  # whether the analysis runs a backward pass
 
-    def __call__(self, subject: Subject, folder: Path) -> Findings:
+    def __call__(self, model: Subject, folder: Path) -> Findings:
         """Analyse a model; files are written to the folder."""
 
 

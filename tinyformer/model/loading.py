@@ -8,12 +8,12 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, require_fitting
+from tinyformer.checkpoint.file import load_checkpoint, load_weights, require_fitting
 from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.config.admission import admit_config
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
-from tinyformer.errors import ArgumentError, argument_path, require_numbers
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.run.own_scores import register_score
@@ -52,7 +52,7 @@ def load(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
-        stored = _read(Path(checkpoint), step)
+        stored = load_checkpoint(at_step(Path(checkpoint), None if step is None else int(step)))
         plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_score(plain)
@@ -96,12 +96,6 @@ def load(
                 raise ArgumentError("checkpoint", str(checkpoint), reason)
             setattr(task, name, value)
     return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
-
-
-def _read(path: Path, step: int | None) -> Checkpoint:
-    if step is not None:
-        require_numbers(int, {"step": 128}, step=step)
-    return load_checkpoint(at_step(path, step))
 
 
 def _require_positions(network: Network, longest: int) -> None:

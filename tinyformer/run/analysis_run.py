@@ -9,7 +9,7 @@ from typing import cast
 
 from lightning.pytorch.loggers import Logger
 
-from tinyformer.analysis import Findings, Snapshot, Subject, caption, save_png
+from tinyformer.analysis import Analysis, Findings, Snapshot, Subject, caption, save_png
 from tinyformer.analysis.snapshots.over_steps import OverSteps
 from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
@@ -28,7 +28,7 @@ def analyse(run: Run) -> Findings:
     """The findings of the chosen analysis, which are saved; none without one."""
     if run.analysis is None:
         return Findings()
-    analysis = run.analysis
+    analysis: Analysis = run.analysis
     if run.config.step == "all" and not getattr(analysis, "reads_snapshots", False):
         analysis = OverSteps(analysis)
     subject = make_subject(run, analysis.num_windows)

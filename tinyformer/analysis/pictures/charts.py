@@ -27,8 +27,6 @@ MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
 
 MAX_FINE_DECADES = 3
 """Range of a logarithmic axis, in powers of ten, up to which its ticks include multiples of 2 and 5."""
-MOST_CURVES, MOST_ROWS = 8, 4
-"""Of a figure of curves by step: number of named curves of a panel, and of panels above one another in one column."""
 GREY = (0.9, 0.9, 0.9, 1.0)
 HATCH_COLOUR, BASELINE_COLOUR = "0.6", "0.5"
 
@@ -193,10 +191,12 @@ def lines(
     yscale: str = "linear",
     baselines: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
     marked: tuple[float, float, str] | None = None,
+    by_step: bool = False,
 ) -> Figure:
-    """A line chart of x and y by name, with a legend if it has several lines.
+    """A line chart of x and y by name, with a legend if it has several lines whose names do not begin with "_".
 
-    `baselines` are drawn in grey, to compare with; `marked` is a point and its label.
+    `baselines` are drawn in grey, to compare with; `marked` is a point and its label. With `by_step`, x is on a
+    logarithmic axis that begins at 0.
     """
     figure, axes = _canvas(6.0, 3.6)
     for (name, (x, y)), style in zip((baselines or {}).items(), itertools.cycle((":", "--", "-."))):
@@ -209,6 +209,10 @@ def lines(
         _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if by_step:
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(left=-0.2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     if marked:
         left, value, words = marked
         axes.plot([left], [value], marker="o", markersize=9, fillstyle="none", color="black", linestyle="", label=words)
@@ -216,43 +220,6 @@ def lines(
         axes.legend(fontsize=FONT_POINTS, frameon=False)
     axes.grid(alpha=0.3)
     _simplify(axes)
-    return figure
-
-
-def curves_by_step(panels: Mapping[str, Mapping[str, Sequence[float]]], steps: Sequence[int], title: str) -> Figure:
-    """A panel for each quantity, with a curve for each of its series, by the optimizer step.
-
-    The step is on a logarithmic axis that begins at 0. The `MOST_CURVES` series that change most are in colour and
-    named, the others in grey.
-    """
-    columns = 1 + (len(panels) > MOST_ROWS)
-    rows = -(-len(panels) // columns)
-    figure = Chart(figsize=(6.4 * columns, max(3.6, 0.4 + 1.9 * rows)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
-    for axes, (quantity, series) in zip(grid, panels.items(), strict=False):
-        values = {name: np.asarray(of_series, float) for name, of_series in series.items()}
-        spans = {name: np.ptp(shown) if len(shown := y[np.isfinite(y)]) else 0.0 for name, y in values.items()}
-        named = set(sorted(spans, key=lambda name: -spans[name])[:MOST_CURVES])
-        if others := [[*y, math.nan] for name, y in values.items() if name not in named]:
-            axes.plot([*steps, math.nan] * len(others), np.concatenate(others), color=GREY, zorder=1)
-        for name, y in values.items():
-            if name in named:
-                axes.plot(steps, y, marker=".", label=name)
-        axes.set(ylabel=quantity, xlim=(-0.2, 1.2 * max(1, *steps)))
-        axes.set_xscale("symlog", linthresh=1)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        if len(values) > 1:
-            axes.legend(fontsize=FONT_POINTS - 1, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-        axes.grid(alpha=0.3)
-        _simplify(axes)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
-    for axes in grid[max(0, len(panels) - columns) : len(panels)]:
-        axes.set_xlabel("optimizer step")
-        axes.tick_params(labelbottom=True)
-    figure.suptitle(title, fontsize=FONT_POINTS + 1, x=0.01, ha="left")
     return figure
 
 

@@ -1,7 +1,6 @@
 """Snapshots of the weights during training."""
 
 import io
-import sys
 import time
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -33,7 +32,8 @@ class Snapshots(L.Callback):
     Args:
         every_n_steps: N, in optimizer steps; 0 for no snapshots.
         dtype: that of the saved weights; "bfloat16" halves their size, and keeps 8 significant bits.
-        max_gb: the largest size of all snapshots of a run, in 10^9 bytes.
+        max_gb: the largest size of all snapshots of a run, in 10^9 bytes: more are refused, or, in a run whose length
+            is not known, not written.
     """
 
     def __init__(
@@ -42,21 +42,20 @@ class Snapshots(L.Callback):
         require_at_least(0, {"every_n_steps": 100}, every_n_steps=every_n_steps)
         require_choice("dtype", dtype, ("float32", "bfloat16"))
         self.every_n_steps, self.dtype, self.max_gb = every_n_steps, getattr(torch, dtype), max_gb
-        self.run = Path()
-        self._first: dict[str, Any] | None = None  # the snapshot of step 0 until it is written
-        self._first_step: int | None = 0  # of this process; None once earlier snapshots beyond it have been removed
         self._most = 0  # number of snapshots that `max_gb` allows
+        self._first: dict[str, Any] | None = None  # the snapshot of step 0 until it is written
+        self._first_step: int | None = 0  # of this process; None once later snapshots have been removed
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print how many snapshots there will be, or refuse too many, and keep the first."""
         self.run, self._first_step = Path(trainer.default_root_dir), trainer.global_step
-        if not self.every_n_steps:
-            return
-        raw = self._raw(trainer, pl_module)
-        if trainer.is_global_zero:
-            self._plan(num_steps(trainer), _num_bytes(raw))
-        if self._first_step == 0:
-            self._first = raw
+        if self.every_n_steps:
+            raw = self._raw(trainer, pl_module)
+            self._first = None if self._first_step else raw
+            if trainer.is_global_zero:
+                file = io.BytesIO()
+                torch.save(raw, file)
+                self._plan(num_steps(trainer), file.tell())
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if cast(TrainingModule, pl_module).step_targets:
@@ -69,9 +68,9 @@ class Snapshots(L.Callback):
             self._save(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the last step; a run that was killed after it ends without another."""
+        """Save the last step, also where a run resumes after it."""
         self._remove_later(trainer)
-        if self.every_n_steps and trainer.global_step and not snapshot_path(self.run, trainer.global_step).exists():
+        if self.every_n_steps and trainer.global_step and trainer.global_step not in snapshots_of(self.run):
             self._save(trainer, pl_module)
 
     def _raw(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
@@ -83,58 +82,47 @@ class Snapshots(L.Callback):
                 callback.on_save_checkpoint(trainer, module, raw)
             if isinstance(callback, Checkpoints):
                 contents = callback.contents
-        weights, copies = {}, dict[Any, torch.Tensor]()
-        for name, weight in raw["state_dict"].items():
-            if name.startswith(NETWORK_PREFIX):
-                memory = (weight.data_ptr(), weight.shape)  # tied weights are stored once
-                if memory not in copies:
-                    copies[memory] = weight.to("cpu", self.dtype, copy=True)
-                weights[name] = copies[memory]
+        own = {name: weight for name, weight in raw["state_dict"].items() if name.startswith(NETWORK_PREFIX)}
+        places = {name: (weight.data_ptr(), weight.shape) for name, weight in own.items()}
+        copies = {place: own[name].to("cpu", self.dtype, copy=True) for name, place in places.items()}
+        weights = {name: copies[place] for name, place in places.items()}  # tied weights are stored once
         return {"state_dict": weights, "global_step": trainer.global_step, KEY: contents}
 
     def _plan(self, steps: int | None, size: int) -> None:
-        """Print the number and the size in bytes of the snapshots of a run of some steps; refuse more than `max_gb`."""
+        """Print the number of snapshots, each of `size` bytes, of a run of some steps; refuse more than `max_gb`."""
         self._most = int(self.max_gb * 1e9 / size)
-        of_size = f"{size / 1e6:,.2f} MB each, in {relative_path(self.run / SNAPSHOTS)}"
+        each, folder = f"of {size / 1e6:,.2f} MB", relative_path(self.run / SNAPSHOTS)
         if steps is None:
-            print(f"snapshots: at most {self._most:,}, {of_size}")
+            print(f"snapshots: at most {self._most:,} {each} in {folder}")
             return
         number = num_scheduled(steps, self.every_n_steps)
-        total = f"{number * size / 1e9:,.2f} GB"
+        each += f", {number * size / 1e9:,.2f} GB in all"
         if number > self._most:
-            sparser = [self.every_n_steps << doubled for doubled in range(1, steps.bit_length() + 1)]
-            enough = [n for n in sparser if num_scheduled(steps, n) <= self._most]
-            reason = f"would write {number:,} snapshots of {size / 1e6:,.2f} MB, {total} and more than max_gb allows"
-            works = {"every_n_steps": enough[0]} if enough else {"max_gb": -(-number * size // 10**9)}
-            raise ArgumentError("every_n_steps", self.every_n_steps, reason, works)
-        print(f"snapshots: {number:,}, {of_size}, {total} in all")
+            sparser = (self.every_n_steps << doubled for doubled in range(1, steps.bit_length() + 1))
+            works = [{"every_n_steps": n} for n in sparser if num_scheduled(steps, n) <= self._most]
+            reason = f"makes {number:,} snapshots {each}, and max_gb={self.max_gb:g}"
+            more = {"max_gb": -(-number * size // 10**9)}
+            raise ArgumentError("every_n_steps", self.every_n_steps, reason, [*works, more][0])
+        print(f"snapshots: {number:,} {each}, in {folder}")
 
     def _save(self, trainer: L.Trainer, module: L.LightningModule, raw: dict[str, Any] | None = None) -> None:
         """Write a snapshot, by default of the current step; the time does not count as training time."""
         synchronize(module.device)
         start = time.perf_counter()
         raw = raw or self._raw(trainer, module)
-        if trainer.is_global_zero:
-            path, number = snapshot_path(self.run, raw["global_step"]), len(snapshots_of(self.run))
-            if path.exists() or number < self._most:
-                write_raw(path, raw)
-            elif number == self._most:
-                self._most = -1
-                print(f"{path.name}: not written, nor later snapshots, which would exceed max_gb", file=sys.stderr)
+        if trainer.is_global_zero and len(snapshots_of(self.run)) < self._most:
+            write_raw(snapshot_path(self.run, raw["global_step"]), raw)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):
                 callback.exclude(time.perf_counter() - start)
 
     def _remove_later(self, trainer: L.Trainer) -> None:
-        """Remove the snapshots after the first step of this process, all of them if it is 0, and what a kill left."""
+        """Remove snapshots after the first step of this process, all of them if it is 0, and what a kill has left."""
         first, self._first_step = self._first_step, None
-        if first is None or not trainer.is_global_zero:
-            return
-        for step, path in snapshots_of(self.run).items():
-            if step > first or first == 0:
+        if first is not None and trainer.is_global_zero:
+            later = [path for step, path in snapshots_of(self.run).items() if step > first or first == 0]
+            for path in [*later, *(self.run / SNAPSHOTS).glob("step_*.ckpt.partial")]:
                 path.unlink()
-        for path in (self.run / SNAPSHOTS).glob("step_*.ckpt.partial"):
-            path.unlink()
 
 
 def is_scheduled(step: int, every_n_steps: int) -> bool:
@@ -146,20 +134,3 @@ def num_scheduled(steps: int, every_n_steps: int) -> int:
     """The number of snapshots of a run of some steps: those of its schedule, and that of its last step."""
     powers = min(steps, every_n_steps - 1).bit_length()
     return 1 + powers + steps // every_n_steps + (not is_scheduled(steps, every_n_steps))
-
-
-class _Counter(io.RawIOBase):
-    """A file that counts the bytes that are written to it, and forgets them."""
-
-    size = 0
-
-    def write(self, data: Any) -> int:
-        self.size += len(data)
-        return len(data)
-
-
-def _num_bytes(raw: dict[str, Any]) -> int:
-    """The size of the file of a snapshot."""
-    counter = _Counter()
-    torch.save(raw, cast(Any, counter))
-    return counter.size
