@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from nn.model_cases import make_transformer
 
-from tinyformer.checkpoint.file import FORMAT
+from tinyformer.checkpoint.file import FORMAT, load_checkpoint
+from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
@@ -26,6 +27,11 @@ QUIET = (
     "ignore:You requested to overfit but",
 )
 """What Lightning says about runs this small."""
+
+
+def snapshots(folder):
+    """The snapshots of a run by step."""
+    return {step: load_checkpoint(path) for step, path in snapshots_of(folder).items()}
 
 
 class Do(L.Callback):

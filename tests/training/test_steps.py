@@ -17,11 +17,11 @@ from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.nn import SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction
-from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, TrainingModule, WarmupCosine
+from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.trainer_parts import WholeCheckpointIO
-from training.runs import CONTENTS, QUIET, TEXT, Do, fit, interrupt, make_data, make_module, make_trainer
+from training.runs import CONTENTS, QUIET, TEXT, Do, fit, interrupt, make_data, make_module, make_trainer, snapshots
 
 pytestmark = pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation_step")
 
@@ -249,19 +249,24 @@ GRID = [
 def test_a_run_stopped_after_any_step_continues_with_the_same_batches(tmp_path, limit, accumulated):
     optimizer = AdamW() if accumulated == 1 else MuonWithAdamW()
     settings = LIMITS[limit] | {"accumulate_grad_batches": accumulated, "optimizer": optimizer}
-    whole, checkpoints, module = run(tmp_path / "whole", **settings)
-    last = whole.steps[-1]
+    whole, checkpoints, module = run(tmp_path / "whole", Snapshots(2), **settings)
+    last, saved = whole.steps[-1], snapshots(tmp_path / "whole")
     assert whole.validated[-1] == last
     assert load_checkpoint(checkpoints.last).step == last
     for step in range(1, last + 1):
-        first, _, _ = run(tmp_path / "broken", interrupt(step), **settings)
+        first, _, _ = run(tmp_path / "broken", interrupt(step), Snapshots(2), **settings)
         assert first.steps[-1] == step
-        rest, ended, resumed = run(tmp_path / "broken", checkpoint=str(tmp_path / "broken" / "last.ckpt"), **settings)
+        checkpoint = str(tmp_path / "broken" / "last.ckpt")
+        rest, ended, resumed = run(tmp_path / "broken", Snapshots(2), checkpoint=checkpoint, **settings)
         assert first.batches + rest.batches == whole.batches, step
         assert first.rates + rest.rates == whole.rates, step
         assert sorted({*first.validated, *rest.validated}) == sorted({*whole.validated}), step
         assert load_checkpoint(ended.last).step == last
         assert all(map(torch.equal, module.parameters(), resumed.parameters()))
+        again = snapshots(tmp_path / "broken")
+        assert list(again) == list(saved)
+        for at, snapshot in again.items():
+            torch.testing.assert_close(snapshot.weights, saved[at].weights, rtol=0, atol=0)
 
 
 AMID = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_validation_batch_start")

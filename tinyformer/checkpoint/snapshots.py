@@ -42,7 +42,6 @@ def at_step(path: Path, step: Any) -> Path:
     if step not in snapshots:
         place = bisect.bisect(steps, step)
         near = steps[max(place - 1, 0) : place + 1]
-        nearest = min(near, key=lambda other: abs(other - step))
-        reason = f"the run has {len(steps)} snapshots, and none at this step, but at {' and '.join(map(str, near))}"
-        raise ArgumentError("step", step, reason, {"step": nearest})
+        reason = f"is none of the {len(steps)} steps with a snapshot; the nearest: {', '.join(map(str, near))}"
+        raise ArgumentError("step", step, reason, {"step": min(near, key=lambda other: abs(other - step))})
     return snapshots[step]

@@ -85,6 +85,6 @@ def charts(tables: Mapping[str, Table]) -> dict[str, Figure]:
             ranked = sorted(curves, key=lambda head: -np.ptp(np.nan_to_num(curves[head][1])))
             named = {head: curve for head, curve in curves.items() if head in ranked[:MOST_NAMED]}
             grey = {f"_{head}": curves[head] for head in ranked[MOST_NAMED:]}
-            words = f"{columns[index]} by step of training", "optimizer step", columns[index]
+            words = f"{name}: {columns[index]} by step of training", "optimizer step", columns[index]
             drawn[name if at else columns[index].replace("/", "_")] = lines(named, *words, baselines=grey, by_step=True)
     return drawn

@@ -96,7 +96,7 @@ class Snapshots(L.Callback):
             print(f"snapshots: at most {self._most:,} {each} in {folder}")
             return
         number = num_scheduled(steps, self.every_n_steps)
-        each += f", {number * size / 1e9:,.2f} GB in all"
+        each += f", {number * size / 1e6:,.1f} MB in all"
         if number > self._most:
             sparser = (self.every_n_steps << doubled for doubled in range(1, steps.bit_length() + 1))
             works = [{"every_n_steps": n} for n in sparser if num_scheduled(steps, n) <= self._most]
