@@ -110,7 +110,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
     folder, out = tmp_path_factory.mktemp("trained"), io.StringIO()
     (folder / "book.txt").write_text(BOOK)
     overrides = f"{SMALL} {TEXT} data.test_fraction=0.1 attention=gqa position=rotary trainer.max_steps=30 "
-    overrides += "optimizer.lr=1e-2 trainer.val_check_interval=15"
+    overrides += "optimizer.lr=1e-2 trainer.val_check_interval=15 callbacks.snapshots.every_n_steps=15"
     with contextlib.chdir(folder), contextlib.redirect_stdout(out):
         config, invocation = compose_run("train", overrides.split())
         results = train(config, folder / "run", invocation)

@@ -57,7 +57,8 @@ def test_a_damaged_checkpoint_is_noticed_and_the_newest_whole_one_is_resumed(pro
 
 GREEDY = f"{TEXT} generate.temperature=0"
 KILLED = {
-    "classifier": (CLASSIFIED, ("best.ckpt", "last.ckpt")),  # its best checkpoint is chosen by accuracy
+    # Its best checkpoint is chosen by accuracy.
+    "classifier": (f"{CLASSIFIED} callbacks.snapshots.every_n_steps=5", ("best.ckpt", "last.ckpt")),
     "language model": (GREEDY, ("results.json",)),
     "accumulated": (f"{GREEDY} trainer.accumulate_grad_batches=3 trainer.max_steps=4", ("previous.ckpt",)),
 }
@@ -91,18 +92,19 @@ def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
                 file.write("6,0.")
         return opened(path, mode, *arguments, **options)
 
-    def measured(run: str) -> tuple[dict[str, object], list[list[str]]]:
+    def measured(run: str) -> tuple[dict[str, object], list[list[str]], dict[str, bytes]]:
         timed = ("throughput", "telemetry", "seconds", "memory")
         table = list(csv.DictReader(Path(run, "metrics.csv").read_text().splitlines()))
         logged = [[value for name, value in row.items() if not name.startswith("throughput")] for row in table]
-        return {key: value for key, value in results_of(run).items() if not key.startswith(timed)}, logged
+        results = {key: value for key, value in results_of(run).items() if not key.startswith(timed)}
+        return results, logged, {path.name: path.read_bytes() for path in Path(run).glob("snapshots/*")}
 
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "replace", counted)
         patched.setattr(Path, "open", appended)
         assert program("train.py", command, "hydra.run.dir=run").code == 0
     first, last = max(map(written.index, begun)), len(written) - written[::-1].index("results.json")
-    assert kind != "classifier" or "metrics.csv" in written[first:last]
+    assert kind != "classifier" or {"metrics.csv", "step_000004.ckpt", "step_000006.ckpt"} <= {*written[first:last]}
     for number in range(first, last, 3 if kind == "accumulated" else 1):  # whose writes repeat
         shutil.rmtree("run")
         Path(f"killed-{number}").rename("run")

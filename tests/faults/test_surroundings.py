@@ -29,9 +29,9 @@ def test_a_folder_that_cannot_be_made_is_reported(program: Program, book: Path, 
 
 FILES = (
     *("config.yaml", "metrics.csv", "events.csv", "results.json", "attention/heads.csv", "attention/step_000004.png"),
-    *("checkpoints/best.ckpt", "checkpoints/previous.ckpt", "fit-profile.txt"),
+    *("checkpoints/best.ckpt", "checkpoints/previous.ckpt", "fit-profile.txt", "snapshots/step_000002.ckpt"),
 )
-FOLDERS = ("attention", "checkpoints", ".hydra")
+FOLDERS = ("attention", "checkpoints", "snapshots", ".hydra")
 
 
 @pytest.mark.slow
@@ -44,7 +44,9 @@ def test_a_file_that_cannot_be_written_is_reported(name: str, program: Program, 
         path.write_text("here first")
     else:
         (path / "here first").mkdir(parents=True)
-    settings = "trainer.profiler=simple trainer.val_check_interval=2 hydra.run.dir=run"
+    settings = (
+        "trainer.profiler=simple trainer.val_check_interval=2 callbacks.snapshots.every_n_steps=2 hydra.run.dir=run"
+    )
     ended = program("train.py", SMALL, TEXT, settings)
     assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1), ended.err
     assert "/run/" + name.replace("previous", "last") in ended.err

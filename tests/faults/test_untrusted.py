@@ -68,7 +68,7 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
     assert not Path("it-ran").exists()
 
 
-LINKS = "wandb/run_id wandb/latest-run config.yaml .hydra/overrides.yaml.link checkpoints/last.ckpt.partial"
+LINKS = "wandb/run_id wandb/latest-run config.yaml .hydra/overrides.yaml.link checkpoints/last.ckpt.partial snapshots"
 
 
 def refuse_to_list(path: Any) -> None:

@@ -66,7 +66,8 @@ def make_subject(run: Run, num_windows: int) -> Subject:
         return cast(Network, trainer.precision_plugin.convert_module(network.to(device).eval()))
 
     def at_snapshot(path: Path) -> Network:
-        return placed(copy_with(run.network, load_checkpoint(path)))
+        with argument_path(passed={"path": "checkpoint"}):
+            return placed(copy_with(run.network, load_checkpoint(path)))
 
     def save_pruned(pruned: Network, path: Path) -> None:
         own = copy.deepcopy(run.stored)

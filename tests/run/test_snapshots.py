@@ -1,0 +1,148 @@
+"""Snapshots of a run on the command line and in Python: `step=`, and any analysis over all of them."""
+
+import gc
+import re
+import shutil
+import weakref
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from analysis.subjects import columns_of, loud_transformer, make_subject
+from commands import Program, Trained, column, ran, results_of, table
+
+import tinyformer
+from tinyformer.analysis import HeadAblation, Snapshot
+from tinyformer.analysis.snapshots.over_steps import OverSteps, charts, joined
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.errors import ArgumentError
+from tinyformer.run.parts import Options
+from tinyformer.run.pipeline import check_score
+from tinyformer.run.sample import Generation
+
+STEPS = [0, 1, 2, 4, 8, 15, 30]
+
+
+@pytest.fixture(autouse=True)
+def _text(book: Path) -> None:
+    """The text of the run, where an evaluation looks for it."""
+
+
+def test_a_step_is_scored_as_in_training_and_loaded_in_python(program: Program, trained: Trained) -> None:
+    assert f"snapshots: {len(STEPS)} of 0." in trained.out
+    words = "data.files=book.txt hydra.run.dir=evaluated callbacks.attention=null generate.num_tokens=2"
+    ran(program, "evaluate.py", f"checkpoint={trained.last} step=15", words)
+    results = results_of("evaluated")
+    assert results["steps"] == 15
+    assert results["val/loss"] == pytest.approx(float(column(trained.folder, "val/loss")[15]), abs=1e-5)
+    assert abs(results["val/loss"] - trained.results["val/loss"]) > 0.01
+    model = tinyformer.load(trained.folder, step=15)
+    assert str(model.origin) == "run/step_000015.ckpt, step 15"
+    stored = load_checkpoint(trained.folder / "snapshots/step_000015.ckpt").weights
+    torch.testing.assert_close(dict(model.network.state_dict()), stored, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_an_analysis_of_all_steps_joins_what_it_finds_in_each(program: Program, trained: Trained) -> None:
+    own, model = ["data.files=book.txt", "analysis.num_windows=9"], tinyformer.load(trained.last)
+    words = f"checkpoint={trained.folder} step=all hydra.run.dir=all analysis=heads"
+    assert "7, of steps 0 to 30; what follows is of the last" in ran(program, "evaluate.py", words, *own)
+    pictures = {"ablation.png", "ablation_by_step.png", "loss_by_step.png"}
+    assert {path.name for path in Path("all").glob("*.png")} == pictures
+    python = model.analyse("heads", [*own, "step=all"])
+    for name, (columns, rows) in python.tables.items():
+        written = table(f"all/{name}.csv")
+        assert list(written[0]) == columns
+        assert [[*row.values()] for row in written] == [list(map(str, row)) for row in rows]
+    assert columns_of(python.tables["scalars"])["step"] == tuple(STEPS)
+    with model.ablated([(0, 0)]):
+        ablated = model.analyse("heads", [*own, "step=4"]).tables["ablation"]
+    assert [row[-1] for row in ablated[1]] == [True, False, False, False]
+    for alone in (
+        tinyformer.load(trained.folder, step=4).analyse("heads", own),
+        model.analyse("heads", [*own, "step=4"]),  # in place of the model's own weights
+    ):
+        assert alone.tables["ablation"][1] == [row[1:] for row in python.tables["ablation"][1] if row[0] == 4]
+    shutil.copytree(trained.folder, "run")
+    Path("run/snapshots/step_000008.ckpt").write_bytes(b"damaged")
+    refused = program("evaluate.py", "checkpoint=run step=all analysis=heads", own[0])
+    assert refused.code == 2
+    assert re.match(r"Error: checkpoint=\S+/run/snapshots/step_000008\.ckpt: cannot be read", refused.err), refused.err
+
+
+def test_scores_are_of_one_step() -> None:
+    for options, is_analysed, sentence in (
+        (
+            Options(step="all"),
+            False,
+            "step='all': is for an analysis, which is made of each snapshot; analysis='heads' w",
+        ),
+        (Options(step="all", score=True), True, "score=True: scores a single step, not step=all; score=False works"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{sentence}"):
+            check_score(options, is_analysed, Generation())
+
+
+@dataclass
+class Watched:
+    """An analysis that writes a file, and counts the networks of snapshots that are in memory."""
+
+    networks: list[weakref.ref]
+    num_windows: int = 6
+    needs_gradient: bool = False
+
+    def __call__(self, model, folder=Path()):
+        gc.collect()
+        assert sum(network() is not None for network in self.networks) == 1
+        (folder / "of_one.txt").write_text(str(len(self.networks)))
+        return HeadAblation(num_resamples=20)(model, folder)
+
+
+def test_one_network_is_in_memory_and_each_head_has_a_curve(tmp_path: Path) -> None:
+    networks = []
+
+    def network(seed):
+        made = loud_transformer(seed=seed, num_layers=3)
+        networks.append(weakref.ref(made))
+        return made
+
+    subject = make_subject(loud_transformer(seed=9, num_layers=3))
+    steps = {0: 1, 1: 2, 8: 3}
+    snapshots = [Snapshot(step, lambda seed=seed: network(seed)) for step, seed in steps.items()]
+    findings = OverSteps(Watched(networks))(replace(subject, snapshots=snapshots), tmp_path)
+    assert (tmp_path / "of_one.txt").read_text() == "3"
+    for step, seed in steps.items():
+        alone = HeadAblation(num_resamples=20)(replace(subject, network=loud_transformer(seed=seed, num_layers=3)))
+        rows = [row[1:] for row in findings.tables["ablation"][1] if row[0] == step]
+        assert rows == alone.tables["ablation"][1]
+        assert [step, alone.scalars["analysis/loss"]] in findings.tables["scalars"][1]
+    drawn = {line.get_label(): line for line in findings.figures["ablation_by_step"].axes[0].lines}
+    changes: dict[str, list[float]] = {}
+    for _, layer, head, _, _, change, *_ in findings.tables["ablation"][1]:
+        changes.setdefault(f"layer {layer} head {head}", []).append(change)
+    ranked = sorted(changes, key=lambda name: min(changes[name]) - max(changes[name]))
+    assert set(drawn) == {*ranked[:8], *(f"_{name}" for name in ranked[8:])}
+    for name, line in drawn.items():
+        assert line.get_xydata().T.tolist() == [[0, 1, 8], changes[name.removeprefix("_")]]
+    assert findings.own_facts["ablation_by_step"]["step"] == "0 to 8"
+
+
+def test_tables_are_joined_by_hand() -> None:
+    tables = {0: (["layer", "head", "a"], [[0, 0, 1.0], [0, 1, None]]), 4: (["layer", "head", "b"], [[0, 0, 2.0]])}
+    rows = [[0, 0, 0, 1.0, None], [0, 0, 1, None, None], [4, 0, 0, None, 2.0]]
+    assert joined(tables) == (["step", "layer", "head", "a", "b"], rows)
+    columns, cross = (
+        ["step", "kind", "layer", "head", "kv_head", "a"],
+        [[0, "cross", 0, 2, 1, 0.5], [4, "cross", 0, 2, 1, None]],
+    )
+    drawn = charts(
+        {"heads": (columns, cross), "pairs": (columns, [*cross, cross[0]]), "layers": (["step", "layer", "a"], rows)}
+    )
+    assert list(drawn) == ["heads"]
+    (line,) = drawn["heads"].axes[0].lines
+    assert line.get_label() == "cross layer 0 head 2"
+    assert repr(line.get_ydata().tolist()) == "[0.5, nan]"
+    assert list(
+        charts({"scalars": (["step", "a/b", "c"], [[0, 1, None]]), "none": (["step", "layer", "head"], [])})
+    ) == ["a_b", "c"]
