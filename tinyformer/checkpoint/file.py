@@ -38,11 +38,9 @@ FACTS = {
     "train/num_tokens": int | None,
 }
 
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-"""The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation."""
-
-SNAPSHOTS = "snapshots"
-"""The folder of a run with its snapshots, see `checkpoint.snapshots`."""
+LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
+"""The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and
+the folder of its snapshots."""
 
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))

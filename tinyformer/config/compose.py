@@ -113,8 +113,10 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
         from tinyformer.checkpoint.snapshots import at_step
 
         given = _given(arguments)
+        word = f"step={given.get('step', 'null')}"
+        step = "all" if is_swept(word) else parsed(word).value()  # of several, each job loads its own
         with argument_path(passed={"path": "checkpoint"}):
-            checkpoint = load_checkpoint(at_step(Path(paths[-1]), _step_of(arguments)))
+            checkpoint = load_checkpoint(at_step(Path(paths[-1]), step))
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
             missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
             if missing and "data" not in given:
@@ -160,12 +162,6 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
             prefix = "" if is_deleted or key in ARCHITECTURE or key in ours else "+"
             inherited.append(key if is_deleted else f"{prefix}{key}={hydra_value(value)}")
     return [*inherited, *arguments]
-
-
-def _step_of(arguments: Sequence[str]) -> Any:
-    """The value of `step=`; "all" for several steps, each of which has a job of its own."""
-    word = next((word for word in reversed(arguments) if word.startswith("step=")), "step=null")
-    return "all" if is_swept(word) else parsed(word).value()
 
 
 def _given(arguments: Sequence[str]) -> dict[str, str]:

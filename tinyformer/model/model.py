@@ -294,7 +294,7 @@ class Model:
 
         Args:
             analysis: a name of the axis `analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
-            overrides: further words of the command line, such as "split=test" or "data.files=book.txt".
+            overrides: further words of the command line, such as "split=test", "data.files=book.txt" or "step=all".
             folder: where to write what the command line writes; by default, nothing is kept.
 
         Raises:

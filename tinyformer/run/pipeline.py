@@ -200,11 +200,9 @@ def check_score(options: Options, is_analysed: bool, generation: Generation) -> 
 
     Nothing to do is refused, and a prompt that would be ignored.
     """
-    if options.step == "all" and not is_analysed:
-        reason = "is for an analysis, which is made of each snapshot"
-        raise ArgumentError("step", "all", reason, {"analysis": "heads"})
-    if options.step == "all" and options.score:
-        raise ArgumentError("score", True, "scores a single step, not step=all", {"score": False})
+    if options.step == "all" and (options.score or not is_analysed):
+        reason = "analyses each snapshot, and scores none"
+        raise ArgumentError("step", "all", reason, {"score": False} if is_analysed else {"analysis": "heads"})
     if options.score is False and not is_analysed:
         raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
     is_scored = not is_analysed if options.score is None else options.score

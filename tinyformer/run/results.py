@@ -9,7 +9,8 @@ import lightning as L
 from omegaconf import OmegaConf
 
 from tinyformer.analysis import Findings, analyse_predictions
-from tinyformer.checkpoint.file import load_checkpoint, load_weights
+from tinyformer.checkpoint.file import SNAPSHOTS, load_checkpoint, load_weights
+from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.data import DataModule
 from tinyformer.data.module import count
 from tinyformer.files import relative_path
@@ -117,6 +118,7 @@ def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str
     last: Lines = {
         "examples": ", ".join(map(relative_path, findings.files)) or None,
         "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
+        "snapshots": f"{len(saved)} in {folder}/{SNAPSHOTS}" if (saved := snapshots_of(run.folder)) else None,
         "attention maps": relative_path(run.pictures[-1]) if run.pictures else None,
         "events": summary.describe_events(events, run.folder),
         "not finite": f"{count(len(skipped), 'step')} skipped, the first at step {skipped[0]}" if skipped else None,

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.checkpoint.file import KEY, NETWORK_PREFIX, SNAPSHOTS, write_raw
 from tinyformer.checkpoint.snapshots import snapshot_path, snapshots_of
@@ -52,10 +53,9 @@ class Snapshots(L.Callback):
         if self.every_n_steps:
             raw = self._raw(trainer, pl_module)
             self._first = None if self._first_step else raw
-            if trainer.is_global_zero:
-                file = io.BytesIO()
-                torch.save(raw, file)
-                self._plan(num_steps(trainer), file.tell())
+            file = io.BytesIO()
+            torch.save(raw, file)
+            self._plan(num_steps(trainer), file.tell())  # in every process, which a refusal ends
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if cast(TrainingModule, pl_module).step_targets:
@@ -93,7 +93,7 @@ class Snapshots(L.Callback):
         self._most = int(self.max_gb * 1e9 / size)
         each, folder = f"of {size / 1e6:,.2f} MB", relative_path(self.run / SNAPSHOTS)
         if steps is None:
-            print(f"snapshots: at most {self._most:,} {each} in {folder}")
+            rank_zero_only(print)(f"snapshots: at most {self._most:,} {each}, in {folder}")
             return
         number = num_scheduled(steps, self.every_n_steps)
         each += f", {number * size / 1e6:,.1f} MB in all"
@@ -103,7 +103,7 @@ class Snapshots(L.Callback):
             reason = f"makes {number:,} snapshots {each}, and max_gb={self.max_gb:g}"
             more = {"max_gb": -(-number * size // 10**9)}
             raise ArgumentError("every_n_steps", self.every_n_steps, reason, [*works, more][0])
-        print(f"snapshots: {number:,} {each}, in {folder}")
+        rank_zero_only(print)(f"snapshots: {number:,} {each}, in {folder}")
 
     def _save(self, trainer: L.Trainer, module: L.LightningModule, raw: dict[str, Any] | None = None) -> None:
         """Write a snapshot, by default of the current step; the time does not count as training time."""
