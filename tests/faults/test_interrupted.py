@@ -17,6 +17,7 @@ from commands import ROOT, SMALL, TEXT, Program, Trained, ran, results_of, weigh
 
 from tinyformer import files
 from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.checkpoint.snapshots import snapshots_of
 
 CHECKPOINTS = Path("run/checkpoints")
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
@@ -200,7 +201,7 @@ def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: Program, book: Path) -> None:
     """Then the final test is scored once, and as one process scores it."""
     Path("reviews.csv").write_text(REVIEWS)
-    settings = f"{SMALL} {CLASSIFIED} {TWO} trainer.val_check_interval=20"
+    settings = f"{SMALL} {CLASSIFIED} {TWO} trainer.val_check_interval=20 callbacks.snapshots.every_n_steps=64"
     run = start(settings, "trainer.max_steps=1000000")
     while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
         time.sleep(0.05)
@@ -217,7 +218,9 @@ def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: P
         assert code == 0, error
     unbroken, resumed = weights_of("unbroken"), weights_of("run")
     assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
-    # The first process alone looks at the heads, and counts its time.
+    # The first process alone writes snapshots, looks at the heads, and counts its time.
+    assert {*snapshots_of(Path("run"))} == {*snapshots_of(Path("unbroken"))} >= {0, 1, 2, 4, 8, step + 3}
+    assert out.count("snapshots: ") == 1
     assert len(Path("unbroken/attention/heads.csv").read_text().splitlines()) == 1 + 2 * 2
     assert out.count("measurements") == 1
     test = "checkpoint=unbroken/checkpoints/best.ckpt split=test data.files=reviews.csv hydra.run.dir=evaluated"

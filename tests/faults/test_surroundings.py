@@ -44,10 +44,8 @@ def test_a_file_that_cannot_be_written_is_reported(name: str, program: Program, 
         path.write_text("here first")
     else:
         (path / "here first").mkdir(parents=True)
-    settings = (
-        "trainer.profiler=simple trainer.val_check_interval=2 callbacks.snapshots.every_n_steps=2 hydra.run.dir=run"
-    )
-    ended = program("train.py", SMALL, TEXT, settings)
+    settings = "trainer.profiler=simple trainer.val_check_interval=2 hydra.run.dir=run"
+    ended = program("train.py", SMALL, TEXT, settings, "callbacks.snapshots.every_n_steps=2")
     assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1), ended.err
     assert "/run/" + name.replace("previous", "last") in ended.err
     assert path.read_text() == "here first" if name in FOLDERS else (path / "here first").is_dir()

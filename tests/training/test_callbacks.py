@@ -19,8 +19,8 @@ from tinyformer.data import Windows
 from tinyformer.data.batches import loader
 from tinyformer.hardware import Peak, peak_memory
 from tinyformer.nn import AttentionMask
-from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger
-from tinyformer.training.callbacks import progress, report
+from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger, Snapshots
+from tinyformer.training.callbacks import progress, report, snapshots
 from tinyformer.training.callbacks.checkpoints import SIGNALS, Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.progress import StepProgress
@@ -97,7 +97,7 @@ class Clock(L.Callback):
 
     def __init__(self, monkeypatch, reporter):
         self.now, self.reporter = 0.0, reporter
-        for module in (report, loader):
+        for module in (report, loader, snapshots):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def on_before_backward(self, *args):
@@ -118,7 +118,7 @@ class Clock(L.Callback):
 
 
 def test_throughput_by_hand(tmp_path, monkeypatch, logger):
-    """Steps take a second each, and reading a batch a quarter of one; measuring the peak does not count.
+    """Steps take a second each, and reading a batch a quarter of one; measuring the peak and snapshots do not count.
 
     The loss is the mean over the batches since the last report.
     """
@@ -137,9 +137,10 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
     # Lightning divides the loss of a batch by the number of accumulated ones.
     keep.on_train_batch_end = lambda trainer, module, outputs, *args: losses.append(2 * outputs["loss"].item())
     monkeypatch.setattr(report, "matmul_peak", slow_peak)
+    monkeypatch.setattr(snapshots, "write_raw", lambda path, raw: setattr(clock, "now", clock.now + 500))
     monkeypatch.setattr(Windows, "__getitems__", slowly)
     before = peak_memory(torch.device("cpu"))
-    _, module = fit(tmp_path, reporter, clock, keep, logger=logger, accumulate_grad_batches=2)
+    _, module = fit(tmp_path, reporter, clock, Snapshots(1), keep, logger=logger, accumulate_grad_batches=2)
     after = peak_memory(torch.device("cpu"))
     flops = 64 * count_costs(module.network).training_flops_per_token
     rows = [row for _, row in sorted(logger.rows.items()) if "train/loss" in row]

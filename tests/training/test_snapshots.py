@@ -45,15 +45,14 @@ def keepers(weights):
 
 
 def test_each_has_the_weights_of_its_optimizer_step_and_training_is_as_without(tmp_path, capsys):
-    """Two batches are accumulated; the last step is not on the schedule."""
-    settings = {"accumulate_grad_batches": 2, "max_steps": 7, "log_every_n_steps": 1}
+    """With dropout; two batches are accumulated, and the last step is not on the schedule."""
+    settings = {"accumulate_grad_batches": 2, "max_steps": 7, "log_every_n_steps": 1, "network": {"dropout": 0.2}}
     weights, rows, modules = {}, [], []
     for name, own in {"without": [], "with": [Snapshots(4)]}.items():
         logger = RunCSVLogger(tmp_path / f"{name}.csv")
         callbacks = [Report(), *own, *keepers(weights), Checkpoints(tmp_path / name, CONTENTS)]
         modules.append(fit(tmp_path / name, *callbacks, logger=logger, **settings)[1])
-        kept = ("train/loss", "train/learning_rate", "val/loss")
-        rows.append({step: [row.get(metric) for metric in kept] for step, row in logger.rows.items()})
+        rows.append({step: (row.get("train/loss"), row.get("val/loss")) for step, row in logger.rows.items()})
     assert rows[0] == rows[1]
     assert len(rows[0]) == 7
     assert all(map(torch.equal, modules[0].parameters(), modules[1].parameters()))
@@ -62,9 +61,7 @@ def test_each_has_the_weights_of_its_optimizer_step_and_training_is_as_without(t
     assert list(saved) == [0, 1, 2, 4, 7] == [snapshot.step for snapshot in saved.values()]
     for step, snapshot in saved.items():
         torch.testing.assert_close(snapshot.weights, weights[step], rtol=0, atol=0)
-        assert (snapshot.overrides, snapshot.tokenizer, snapshot.facts) == tuple(
-            CONTENTS[name] for name in ("overrides", "tokenizer", "facts")
-        )
+        assert {"overrides": snapshot.overrides, "facts": snapshot.facts}.items() <= CONTENTS.items()
     size = at_step(tmp_path / "with", 7).stat().st_size
     said = re.search(r"^snapshots: 5 of ([\d.]+) MB, ([\d.]+) MB in all, in .*/snap", capsys.readouterr().out, re.M)
     assert list(map(float, said.groups())) == pytest.approx([size / 1e6, 5 * size / 1e6], abs=0.06)
@@ -72,32 +69,25 @@ def test_each_has_the_weights_of_its_optimizer_step_and_training_is_as_without(t
 
 
 def test_in_bfloat16_they_are_rounded_and_tied_weights_are_stored_once(tmp_path):
-    sizes = {}
-    for dtype in ("float32", "bfloat16"):
-        folder = tmp_path / dtype
-        fit(folder, Snapshots(8, dtype), Checkpoints(folder, CONTENTS), network={"tied": True}, max_steps=1)
-        sizes[dtype] = at_step(folder, 1).stat().st_size
-    exact, rounded = (snapshots(tmp_path / dtype)[1].weights for dtype in sizes)
+    folders = [tmp_path / dtype for dtype in ("float32", "bfloat16")]
+    for folder in folders:
+        fit(folder, Snapshots(8, folder.name), Checkpoints(folder, CONTENTS), network={"tied": True}, max_steps=1)
+    exact, rounded = (snapshots(folder)[1].weights for folder in folders)
     assert {weight.dtype for weight in rounded.values()} == {torch.bfloat16}
     torch.testing.assert_close({name: value.bfloat16() for name, value in exact.items()}, rounded, rtol=0, atol=0)
     num_bytes = sum({value.data_ptr(): value.nbytes for value in rounded.values()}.values())
     assert num_bytes < sum(value.nbytes for value in rounded.values())  # the readout is the embedding
-    assert sizes["float32"] - sizes["bfloat16"] == pytest.approx(num_bytes, rel=0.05)
+    large, small = (at_step(folder, 1).stat().st_size for folder in folders)
+    assert large - small == pytest.approx(num_bytes, rel=0.05)
 
 
 def test_under_weight_averaging_they_have_the_average_as_checkpoints_do(tmp_path):
-    checkpoints, weights = Checkpoints(tmp_path, CONTENTS), {}
-    callbacks = EMAWeightAveraging(decay=0.5), *keepers(weights), Snapshots(6), checkpoints
-    fit(tmp_path, *callbacks, plugins=WholeCheckpointIO())
+    average, weights, checkpoints = EMAWeightAveraging(decay=0.5), {}, Checkpoints(tmp_path, CONTENTS)
+    fit(tmp_path, average, *keepers(weights), Snapshots(6), checkpoints, plugins=WholeCheckpointIO())
     saved = snapshots(tmp_path)
-    for path in (checkpoints.last.with_name("previous.ckpt"), checkpoints.last):  # of steps 6 and 8
-        stored = load_checkpoint(path)
-        torch.testing.assert_close(saved[stored.step].weights, stored.weights, rtol=0, atol=0)
+    for step, name in {6: "previous.ckpt", 8: "last.ckpt"}.items():
+        torch.testing.assert_close(saved[step].weights, load_checkpoint(tmp_path / name).weights, rtol=0, atol=0)
     assert not torch.equal(*(of["readout.proj.weight"] for of in (saved[6].weights, weights[6])))
-
-
-def stop(trainer):
-    trainer.should_stop = True
 
 
 def test_too_many_are_refused_and_a_run_without_an_end_stops_at_the_bound(tmp_path):
@@ -111,36 +101,23 @@ def test_too_many_are_refused_and_a_run_without_an_end_stops_at_the_bound(tmp_pa
             fit(tmp_path / "refused", Snapshots(1, max_gb=(most + 0.5) * gb), checkpoints)
     assert not (tmp_path / "refused" / "snapshots").exists()
     fit(tmp_path / "fits", Snapshots(4, max_gb=5.5 * gb), checkpoints)
-    fit(tmp_path / "endless", Snapshots(1, max_gb=4.5 * gb), Do(8, stop), checkpoints, max_steps=-1)
+    stop = Do(8, lambda trainer: setattr(trainer, "should_stop", True))
+    fit(tmp_path / "endless", Snapshots(1, max_gb=4.5 * gb), stop, checkpoints, max_steps=-1)
     assert list(snapshots(tmp_path / "fits")) == [0, 1, 2, 4, 8]
     assert list(snapshots(tmp_path / "endless")) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("every_n_steps", "resumed", "steps"),
-    [
-        (0, False, []),
-        (2, True, [0, 1, 2, 4]),
-        pytest.param(2, False, [0, 1, 2, 4], marks=pytest.mark.slow),
-        pytest.param(0, True, [0, 1, 2], marks=pytest.mark.slow),
-    ],
-)
-def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, every_n_steps, resumed, steps):
-    """It was killed before its first checkpoint, or after that of step 2, from which the run resumes."""
+@pytest.mark.parametrize(("every_n_steps", "steps"), [(0, [0, 1, 2]), (2, [0, 1, 2, 4])])
+def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, every_n_steps, steps):
+    """It was killed after the checkpoint of step 2, from which the run resumes, perhaps without snapshots."""
     folder, checkpoints, seen = tmp_path / "snapshots", Checkpoints(tmp_path, CONTENTS), []
-    fit(tmp_path, Snapshots(1), checkpoints, max_steps=4, val_check_interval=2, plugins=WholeCheckpointIO())
-    at_step(tmp_path, 4).rename(folder / "step_000005.ckpt")
-    (folder / "step_000003.ckpt.partial").write_bytes(b"what the kill left")
-
-    def names(trainer=None):
-        seen.append(sorted(path.name for path in folder.iterdir()))
-
-    names()
-    first = Do(2 if resumed else 0, names, "on_before_backward")
-    checkpoint = str(tmp_path / "previous.ckpt") if resumed else None
-    fit(tmp_path, first, Snapshots(every_n_steps), checkpoints, max_steps=4, checkpoint=checkpoint)
-    names()
-    assert seen == [seen[0], seen[0], [f"step_00000{step}.ckpt" for step in steps]]
+    fit(tmp_path, Snapshots(1), checkpoints, max_steps=2)
+    for name in ("step_000003.ckpt", "step_000005.ckpt", "step_000004.ckpt.partial"):
+        (folder / name).write_bytes(b"what the kill left")
+    look = Do(2, lambda trainer: seen.extend(path.name for path in folder.iterdir()), "on_before_backward")
+    fit(tmp_path, look, Snapshots(every_n_steps), checkpoints, max_steps=4, checkpoint=str(checkpoints.last))
+    assert len(seen) == 6
+    assert sorted(path.name for path in folder.iterdir()) == [f"step_00000{step}.ckpt" for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +125,6 @@ def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, every_
     [
         (3, "step=3: is none of the 4 steps with a snapshot; the nearest: 2, 4; step=2 works."),
         (-1, "step=-1: is none of the 4 steps with a snapshot; the nearest: 0; step=0 works."),
-        (900, "step=900: is none of the 4 steps with a snapshot; the nearest: 10; step=10 works."),
         ("last", "step='last': must be a number of optimizer steps, or all; step=10 works."),
     ],
 )
