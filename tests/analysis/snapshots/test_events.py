@@ -8,9 +8,8 @@ from nn.model_cases import make_transformer
 
 from analysis.subjects import loud_encoder_decoder, make_subject, pair_subject
 from tinyformer.analysis import measure_pairs, pairs_of
-from tinyformer.analysis.snapshots.events import events_of_snapshots, require_snapshots
+from tinyformer.analysis.snapshots.events import events_of_snapshots
 from tinyformer.analysis.subject import Snapshot
-from tinyformer.errors import ArgumentError
 
 
 def with_map(offset=None):
@@ -67,10 +66,3 @@ def test_events_of_an_encoder_decoder_name_the_kind_of_attention():
     for network, of_step in zip(networks.values(), found.measures, strict=True):
         assert str(of_step.values) == str(measure_pairs(network, pairs, subject.precision()).values)
     assert {event.kind for event in found.events} == {"encoder", "cross"}
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_fewer_than_two_snapshots_are_refused(number):
-    subject = of_steps(dict.fromkeys(range(number), with_map()), make_subject(with_map()))
-    with pytest.raises(ArgumentError, match=f"of which this one has {number}; a run that is trained with callbacks"):
-        require_snapshots(subject, "dynamics")

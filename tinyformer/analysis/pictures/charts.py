@@ -217,6 +217,46 @@ def lines(
     return figure
 
 
+def curves_by_step(
+    panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]],
+    ylabel: str,
+    yscale: str,
+    marked: Collection[int],
+    told: Sequence[str],
+) -> Figure:
+    """Panels of curves over the steps of training: the layer of each, which colours it, and its values by step.
+
+    Marked steps are dotted lines; what happened there is told below.
+    """
+    across = 2 if len(panels) == 4 else min(len(panels), 3)
+    down, handles = -(-len(panels) // across), {}
+    figure = Chart(
+        figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * (1 + len(told))), dpi=150, layout="constrained"
+    )
+    FigureCanvasAgg(figure)
+    layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
+    colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))
+    for place, (name, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes else None)
+        for layer, values in curves:
+            (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), marker=".", color=colours[layer])
+        for step in marked:
+            axes.axvline(step, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
+        axes.set_xscale("symlog", linthresh=1)  # step 0 has no logarithm
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlim(-0.3, 1.3 * max(step for _, values in curves for step in values))
+        if yscale == "log":
+            axes.set_yscale("log", nonpositive="mask")
+            _set_log_ticks(axes, [of for every in panels.values() for _, y in every for of in y.values() if of > 0])
+        axes.set_title(name, fontsize=FONT_POINTS, loc="left")
+        axes.grid(alpha=0.3)
+        _simplify(axes)
+    figure.supylabel(ylabel, fontsize=FONT_POINTS)
+    figure.supxlabel("\n".join(["step", *told]), fontsize=FONT_POINTS, x=0.01, ha="left")
+    figure.legend(handles.values(), handles, fontsize=FONT_POINTS, frameon=False, loc="outside right center")
+    return figure
+
+
 def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
     """Choose ticks of a logarithmic axis: several for any range, labelled "0.1", as exponents are too small to read."""
     decades = math.log10(max(values) / min(values)) if values else 0.0

@@ -9,8 +9,6 @@ from tinyformer.analysis.measures.probe import HeadMeasures
 from tinyformer.analysis.subject import Subject
 from tinyformer.errors import ArgumentError
 
-HYSTERESIS = 0.2  # the default of `AttentionTelemetry`
-
 
 class SnapshotMeasures(NamedTuple):
     """The measures of every head by step, and the events between these steps."""
@@ -23,8 +21,8 @@ class SnapshotMeasures(NamedTuple):
 def require_snapshots(subject: Subject, analysis: str) -> None:
     """Refuse an analysis, given its name, of a run with fewer than two snapshots."""
     if len(subject.snapshots) < 2:
-        reason = f"compares snapshots of a run, of which this one has {len(subject.snapshots)}; a run that is trained "
-        reason += "with callbacks.snapshots.every_n_steps=100 has them"
+        reason = f"compares snapshots, of which this run has {len(subject.snapshots)}; one that is trained with "
+        reason += "callbacks.snapshots.every_n_steps=100 has them"
         raise ArgumentError("analysis", analysis, reason, {"analysis": "maps"})
 
 
@@ -37,7 +35,7 @@ def events_of_snapshots(subject: Subject, rows: int = 256) -> SnapshotMeasures:
     measure = of_sample(subject, rows)
     random = measure(subject.network, 0).values
     traits = {name: trait for name, trait in TRAITS.items() if not trait.is_met(control_of(trait, random))}
-    measures, detector = list[HeadMeasures](), EventDetector(traits, HYSTERESIS)
+    measures, detector = list[HeadMeasures](), EventDetector(traits, hysteresis=0.2)
     for step, network in subject.snapshots:
         measures.append(of_step := measure(network(), None))
         detector.observe(step, of_step.names, of_step.values, of_step.addresses)
