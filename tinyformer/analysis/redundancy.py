@@ -241,9 +241,7 @@ def subspace_overlap(weights: Float[Tensor, "heads head_dim features"]) -> Float
     return torch.linalg.svdvals(bases.mT.unsqueeze(1) @ bases).square().mean(dim=-1)
 
 
-def weights_by_head(
-    layer: BaseAttention, of: Any = Tensor.detach
-) -> dict[str, Float[Tensor, "heads head_dim features"]]:
+def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, Float[Tensor, "heads dim features"]]:
     """The weights with which each head reads and, transposed, writes, or what `of` returns in place of the weights."""
     found = {}
     for name, projection in PROJECTIONS.items():

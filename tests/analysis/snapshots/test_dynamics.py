@@ -6,6 +6,7 @@ import torch
 from nn.model_cases import make_encoder_decoder
 
 from analysis.snapshots.test_events import of_steps
+from analysis.snapshots.test_similarity import hsic
 from analysis.subjects import all_rows, columns_of, loud_transformer, make_subject, pair_subject
 from tinyformer.analysis import TrainingDynamics
 from tinyformer.errors import ArgumentError
@@ -18,17 +19,6 @@ def values_of(found, name, head, measure):
     return {step: value for *at, step, value in names if at == [name, head, measure]}
 
 
-def cka(x, y):
-    """From kernels that are centred as Székely & Rizzo 2014 do, for the same unbiased estimate."""
-    kernels, n = [], len(x)
-    for of in (x, y):
-        kernel = (of @ of.T) * (1 - np.eye(n))
-        means = kernel.sum(axis=0) / (n - 2)
-        kernels.append((kernel - means - means[:, None] + means.sum() / (n - 1)) * (1 - np.eye(n)))
-    k, m = kernels
-    return (k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum())
-
-
 def outputs(network, subject, layer, head):
     """The outputs of a head for each row by itself, without padding."""
     found = []
@@ -36,7 +26,7 @@ def outputs(network, subject, layer, head):
     with hook, torch.no_grad():
         for row in all_rows(subject):
             network(row["inputs"], subject.task.mask(row))
-    return torch.cat(found).double().numpy()
+    return torch.cat(found)
 
 
 def circuit(network):
@@ -50,11 +40,11 @@ def test_the_values_of_a_head_are_those_of_numpy():
     subject = of_steps(networks, make_subject(networks[5], padded=True))
     found = TrainingDynamics(measures=["cka", "rank", "norm", "condition", "hoyer"])(subject)
     x = {step: outputs(network, subject, 0, 3) for step, network in networks.items()}
-    name = "layers.0.attention.output_by_head"
-    expected = {step: cka(of, x[5]) for step, of in x.items()}
-    assert values_of(found, name, "3", "cka_to_last") == pytest.approx(expected, abs=1e-6)
-    expected = {1: cka(x[1], x[0]), 5: cka(x[5], x[1])}
-    assert values_of(found, name, "3", "cka_to_previous") == pytest.approx(expected, abs=1e-6)
+    for other, others in {"last": {0: 5, 1: 5, 5: 5}, "previous": {1: 0, 5: 1}}.items():
+        pairs = {step: (x[step], x[of]) for step, of in others.items()}
+        expected = {step: float(hsic(a, b) / (hsic(a, a) * hsic(b, b)).sqrt()) for step, (a, b) in pairs.items()}
+        values = values_of(found, "layers.0.attention.output_by_head", "3", f"cka_to_{other}")
+        assert values == pytest.approx(expected, abs=1e-6)
     for step, network in networks.items():
         before = circuit(network)
         losses = [subject.task.nats(network, batch) for batch in subject.batches]
@@ -62,9 +52,10 @@ def test_the_values_of_a_head_are_those_of_numpy():
         torch.optim.SGD(network.parameters(), lr=1e-7).step()
         for prefix, matrix in {"": before, "gradient_": (before - circuit(network)) / 1e-7}.items():
             norm, sizes = np.linalg.norm(matrix), np.linalg.svd(matrix)[1]
-            expected = {"norm": norm, "rank": norm**4 / (sizes**4).sum(), "condition": sizes[0] / sizes[7]}
-            expected["hoyer"] = (32 - np.abs(matrix).sum() / norm) / 31
-            for measure, value in expected.items() if not prefix else [*expected.items()][:2]:
+            expected = {"norm": norm, "rank": norm**4 / (sizes**4).sum()}
+            expected |= {"hoyer": (32 - np.abs(matrix).sum() / norm) / 31}
+            expected |= {"condition": sizes[0] / sizes[7]} if not prefix else {}
+            for measure, value in expected.items():
                 values = values_of(found, "layers.0.attention.OV", "3", prefix + measure)
                 assert values[step] == pytest.approx(value, rel=1e-4), prefix + measure
 

@@ -23,6 +23,7 @@ from tinyformer.analysis.pictures.picture import readable
 from tinyformer.analysis.pictures.plots import columns_of
 
 FONT_POINTS = 8
+MAX_TOLD = 8  # events that are told below a chart
 MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
 
 MAX_FINE_DECADES = 3
@@ -218,21 +219,14 @@ def lines(
 
 
 def curves_by_step(
-    panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]],
-    ylabel: str,
-    yscale: str,
-    marked: Collection[int],
-    told: Sequence[str],
+    panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
 ) -> Figure:
-    """Panels of curves over the steps of training: the layer of each, which colours it, and its values by step.
-
-    Marked steps are dotted lines; what happened there is told below.
-    """
-    across = 2 if len(panels) == 4 else min(len(panels), 3)
+    """Panels of curves by step of training, each with its layer, as its colour, and its values; events are dotted."""
+    across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *itertools.islice(events, MAX_TOLD)]
+    told += [f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)
     down, handles = -(-len(panels) // across), {}
-    figure = Chart(
-        figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * (1 + len(told))), dpi=150, layout="constrained"
-    )
+    size = 1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)
+    figure = Chart(figsize=size, dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
     colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))
@@ -240,7 +234,7 @@ def curves_by_step(
         axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes else None)
         for layer, values in curves:
             (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), marker=".", color=colours[layer])
-        for step in marked:
+        for step in set(events.values()):
             axes.axvline(step, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
         axes.set_xscale("symlog", linthresh=1)  # step 0 has no logarithm
         axes.xaxis.set_major_formatter("{x:,g}")
@@ -252,7 +246,7 @@ def curves_by_step(
         axes.grid(alpha=0.3)
         _simplify(axes)
     figure.supylabel(ylabel, fontsize=FONT_POINTS)
-    figure.supxlabel("\n".join(["step", *told]), fontsize=FONT_POINTS, x=0.01, ha="left")
+    figure.supxlabel("\n".join(told), fontsize=FONT_POINTS, x=0.01, ha="left")
     figure.legend(handles.values(), handles, fontsize=FONT_POINTS, frameon=False, loc="outside right center")
     return figure
 

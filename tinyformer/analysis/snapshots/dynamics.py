@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.analysis.measures.events import Event
 from tinyformer.analysis.measures.inputs import queries_by_kind
-from tinyformer.analysis.pictures.charts import curves_by_step
+from tinyformer.analysis.pictures.charts import MAX_TOLD, curves_by_step
 from tinyformer.analysis.points import forward_pass, matching, points_of
 from tinyformer.analysis.redundancy import weights_by_head
 from tinyformer.analysis.snapshots import similarity
@@ -26,7 +26,6 @@ from tinyformer.errors import require_choice
 from tinyformer.nn import Attention, BaseAttention, Network
 from tinyformer.nn.heads import KINDS, Address, layer_title
 
-MAX_TOLD = 8  # events in the summary, and below figures
 SETTLED = 0.9  # the linear CKA with the last snapshot from which an activation has settled
 
 POINTS = ("*attention.output_by_head", "*feed_forward.output", "*residual_post")
@@ -42,7 +41,7 @@ MEASURES: dict[str, tuple[str, Callable[..., Any]]] = {
     "hoyer": ("Hoyer sparsity", similarity.hoyer),
 }
 OF_ACTIVATIONS, OF_ENTRIES = ("cka", "pwcca"), ("gini", "hoyer")
-DIMENSIONS = {"": "seq", "decoder": "seq", "encoder": "source_seq"}  # of `Point.shape`, by the kind of queries
+DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries, as in `Point.shape`
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 Series: TypeAlias = dict[tuple[str, str], dict[int, float]]
@@ -66,8 +65,8 @@ class TrainingDynamics:
     Args:
         points: names of `Model.points`, with `*` for any characters; by default `POINTS`, heads before `o_proj`.
         weights: names of modules, and `layers.0.attention.OV` or `QK` for the circuits of heads; by default `WEIGHTS`.
-        measures: of activations "cka" and "pwcca"; of matrices "rank", "norm", "condition" (for a circuit, of as many
-            singular values as a head has dimensions), "gini" and "hoyer"; see `similarity`.
+        measures: of activations "cka" and "pwcca"; of matrices "rank", "norm", "condition" (of a circuit, without the
+            singular values that must be 0), "gini" and "hoyer"; see `similarity`.
         gradients: whether to measure gradients, too.
     """
 
@@ -97,10 +96,11 @@ class TrainingDynamics:
         ]
         found = Findings(lines={"dynamics": f"{len(steps)} snapshots, from step {steps[0]:,} to {steps[-1]:,}"})
         found.tables["dynamics"] = ["step", *subject.address_columns, "head", "name", "measure", "value"], rows
-        event_columns, event_rows = [field.name for field in fields(Event)], [list(astuple(event)) for event in events]
-        found.tables["dynamics_events"] = event_columns, event_rows
-        told = [*map(str, events[:MAX_TOLD]), *[f"{len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)]
-        found.lines["events"] = "; ".join(told) or "none between these snapshots"
+        found.tables["dynamics_events"] = [of.name for of in fields(Event)], [list(astuple(of)) for of in events]
+        told = "; ".join(map(str, events[:MAX_TOLD])) + f"; and {len(events) - MAX_TOLD} more" * (
+            len(events) > MAX_TOLD
+        )
+        found.lines["events"] = told or "none between these snapshots"
         _tell_settled(found, measured.get("cka_to_last", {}))
         for name, series in measured.items():
             measure = name.removeprefix("gradient_").partition("_to_")[0]
@@ -111,8 +111,7 @@ class TrainingDynamics:
                 panels,
                 name.replace(measure, MEASURES[measure][0]).replace("_", " "),
                 "log" if measure in ("norm", "condition") else "linear",
-                {event.step for event in events},
-                told,
+                {str(event): event.step for event in events},
             )
         return found
 
@@ -137,12 +136,10 @@ class TrainingDynamics:
         names = chosen(points, self.points, POINTS, "points") if {*OF_ACTIVATIONS} & {*self.measures} else []
         parts, modules = defaultdict[tuple[str, str], list[Tensor]](list), modules_by_name(network)
         for batch in subject.batches if names else ():
-            kinds = queries_by_kind(batch)
-            is_token = {dim: kinds[kind] for kind, dim in DIMENSIONS.items() if kind in kinds}
+            is_token = {DIMENSIONS[kind]: mask for kind, mask in queries_by_kind(batch).items()}
             lengths = {dim: mask.sum(dim=1) for dim, mask in is_token.items()}
-            forward = partial(subject.task.forward, network, batch)
             with subject.precision():
-                found = forward_pass(network, forward, lengths, names)
+                found = forward_pass(network, partial(subject.task.forward, network, batch), lengths, names)
             for name, value in found.activations.items():
                 *_, heads, dim, _ = ("", *points[name].shape)
                 x = value if isinstance(heads, str) else value.transpose(1, 2)
@@ -158,8 +155,7 @@ class TrainingDynamics:
         measures, known = [name for name in self.measures if name not in OF_ACTIVATIONS], matrices_of(network)
         names = chosen(known, self.weights, WEIGHTS, "weights") if measures else []
         gradients = gradients_of(subject, network) if self.gradients and names else {}
-        for name in names:
-            heads, factors = known[name]
+        for name, (heads, factors) in ((name, known[name]) for name in names):
             for prefix, of in (("", factors(None)), *([("gradient_", factors(gradients))] if gradients else [])):
                 for measure in measures:
                     matrices = reduce(torch.matmul, of) if measure in OF_ENTRIES else similarity.reduced(*of)

@@ -17,9 +17,9 @@ PRECISION = torch.finfo(torch.float32).eps  # of activations, relative to the la
 def linear_cka(x: Activations, y: Activations) -> float:
     """H(x, y) / √(H(x, x) H(y, y)): 1 if y is x up to rotation, scale and offset, about 0 for independent activations.
 
-    Centred kernel alignment of x xᵀ and y yᵀ (Kornblith et al. 2019, arXiv 1905.00414). H is the unbiased estimate of
-    HSIC (Song et al. 2012, JMLR 13), from products of features: the biased one, ‖xᵀ y‖² of centred x and y, is above 0
-    for independent ones (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations and below four tokens.
+    Centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) with the unbiased estimate H of HSIC (Song et al.
+    2012, JMLR 13), by products of features: the biased one, ‖xᵀ y‖² of centred x and y, is above 0 for independent ones
+    (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations and for fewer than four tokens.
     """
     n, (x, y) = len(x), map(centred, (x, y))
     if n < 4:
