@@ -233,7 +233,7 @@ def curves_by_step(
     for place, (name, curves) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes else None)
         for layer, values in curves:
-            (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), marker=".", color=colours[layer])
+            (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), ".-", lw=1, ms=4, color=colours[layer])
         for step in set(events.values()):
             axes.axvline(step, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
         axes.set_xscale("symlog", linthresh=1)  # step 0 has no logarithm

@@ -1,1 +1,1 @@
-"""How a model came to be: what changes from one snapshot of its training to the next."""
+"""Analyses over the snapshots of a run."""
