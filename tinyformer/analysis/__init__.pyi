@@ -41,6 +41,7 @@ from .redundancy import HeadRedundancy
 from .relations import HeadRelations
 from .residual import ResidualSurgery
 from .seeds import seeds_by_number, seeds_by_setting
+from .snapshots.dynamics import TrainingDynamics
 from .subject import Analysis, Findings, Snapshot, Subject, Trained, caption
 from .words import Words, merge_words, words_of
 
@@ -81,6 +82,7 @@ __all__ = [
     "Subject",
     "TokenPair",
     "Trained",
+    "TrainingDynamics",
     "Trait",
     "Words",
     "ablated_maps",

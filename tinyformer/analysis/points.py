@@ -163,14 +163,15 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
     yield "added_by_head", _term(layer.o_proj, by_head, added)
 
 
-def matching(points: Mapping[str, Point], patterns: Iterable[str], argument: str) -> dict[str, str]:
+def matching(points: Mapping[str, Any], patterns: Iterable[str], argument: str) -> dict[str, str]:
     """The points that match the patterns in an argument, each with its pattern; `*` stands for any characters."""
     matched: dict[str, str] = {}
     for pattern in patterns:
         names = [name for name in points if fnmatchcase(name, pattern)]
         if not names:
             near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
-            reason = f"is no point of the model; it has {', '.join(near)} and others, see model.points"
+            what, where = ("point", ", see model.points") if argument != "weights" else ("matrix of weights", "")
+            reason = f"is no {what} of the model; it has {', '.join(near)} and others{where}"
             raise ArgumentError(argument, pattern, reason)
         if argument == "replace" and (twice := [name for name in names if name in matched]):
             raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")

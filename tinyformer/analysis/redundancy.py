@@ -241,11 +241,11 @@ def subspace_overlap(weights: Float[Tensor, "heads head_dim features"]) -> Float
     return torch.linalg.svdvals(bases.mT.unsqueeze(1) @ bases).square().mean(dim=-1)
 
 
-def weights_by_head(layer: BaseAttention) -> dict[str, Float[Tensor, "heads head_dim features"]]:
-    """The weights with which each head reads and, transposed, with which it writes, by the names of `PROJECTIONS`."""
+def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, Float[Tensor, "heads dim features"]]:
+    """The weights with which each head reads and, transposed, writes, or what `of` returns in place of the weights."""
     found = {}
     for name, projection in PROJECTIONS.items():
-        weight = getattr(layer, projection).weight.detach().cpu()
+        weight = of(getattr(layer, projection).weight).cpu()
         if name in ("W_K", "W_V"):
             found[name] = weight.unflatten(0, (layer.num_kv_heads, -1))[layer.head_map.kv_heads]
         else:

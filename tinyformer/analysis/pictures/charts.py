@@ -23,6 +23,7 @@ from tinyformer.analysis.pictures.picture import readable
 from tinyformer.analysis.pictures.plots import columns_of
 
 FONT_POINTS = 8
+MAX_TOLD = 8  # events that are told below a chart
 MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
 
 MAX_FINE_DECADES = 3
@@ -220,6 +221,39 @@ def lines(
         axes.legend(fontsize=FONT_POINTS, frameon=False)
     axes.grid(alpha=0.3)
     _simplify(axes)
+    return figure
+
+
+def curves_by_step(
+    panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
+) -> Figure:
+    """Panels of curves by step of training, each with its layer, as its colour, and its values; events are dotted."""
+    across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *itertools.islice(events, MAX_TOLD)]
+    told += [f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)
+    down, handles = -(-len(panels) // across), {}
+    size = 1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)
+    figure = Chart(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
+    colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))
+    for place, (name, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes else None)
+        for layer, values in curves:
+            (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), ".-", lw=1, ms=4, color=colours[layer])
+        for step in set(events.values()):
+            axes.axvline(step, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
+        axes.set_xscale("symlog", linthresh=1)  # step 0 has no logarithm
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlim(-0.3, 1.3 * max(step for _, values in curves for step in values))
+        if yscale == "log":
+            axes.set_yscale("log", nonpositive="mask")
+            _set_log_ticks(axes, [of for every in panels.values() for _, y in every for of in y.values() if of > 0])
+        axes.set_title(name, fontsize=FONT_POINTS, loc="left")
+        axes.grid(alpha=0.3)
+        _simplify(axes)
+    figure.supylabel(ylabel, fontsize=FONT_POINTS)
+    figure.supxlabel("\n".join(told), fontsize=FONT_POINTS, x=0.01, ha="left")
+    figure.legend(handles.values(), handles, fontsize=FONT_POINTS, frameon=False, loc="outside right center")
     return figure
 
 
