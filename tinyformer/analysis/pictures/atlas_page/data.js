@@ -27,34 +27,49 @@ const heads = atlas.heads.map((head) => {
   return { ...head, kind, title: `${kind.name} ${place}`.trim(), hash: `#${fragment.join("-")}` };
 });
 
+// Some bytes of base64, in which four characters are three bytes.
+function decoded(base64, from = 0, size = Infinity) {
+  const text = atob(base64.slice(4 * Math.floor(from / 3), 4 * Math.ceil((from + size) / 3)));
+  const skipped = from % 3;
+  const bytes = new Uint8Array(Math.min(size, text.length - skipped));
+  for (let at = 0; at < bytes.length; at++) bytes[at] = text.charCodeAt(at + skipped);
+  return bytes;
+}
+
 // A map's levels, row by row, decoded on first use. All machines that run browsers are little-endian.
 function levels(head) {
-  if (typeof head.weights === "string") {
-    const bytes = Uint8Array.from(atob(head.weights), (character) => character.charCodeAt(0));
-    head.weights = new Uint16Array(bytes.buffer);
-  }
+  if (typeof head.weights === "string") head.weights = new Uint16Array(decoded(head.weights).buffer);
   return head.weights;
+}
+
+// The levels of some weights in a row. Of a map with more than LARGE weights, only these are decoded, each time anew.
+const LARGE = 2 ** 21;
+function levelsOf(head, query, key = 0, number = head.kind.keys.length) {
+  const { queries, keys } = head.kind;
+  const at = query * keys.length + key;
+  if (queries.length * keys.length <= LARGE) return levels(head).subarray(at, at + number);
+  return new Uint16Array(decoded(head.weights, 2 * at, 2 * number).buffer);
 }
 
 // Whether the weights on the first key, often an attention sink, are left out.
 let hidesFirst = false;
 const LEAST = 0.001; // rows whose other weights sum to less are left out as well, since these are rounding errors
 
-// The factor by which the other weights of each query are multiplied, so that its row keeps its sum without the first key.
-function factors(head) {
-  const columns = head.kind.keys.length;
-  head.factors ??= head.kind.queries.map((_, query) => {
-    const row = levels(head).subarray(query * columns, (query + 1) * columns);
+// The factor by which the other weights of a query are multiplied, so that its row keeps its sum without the first key.
+function factor(head, query) {
+  if (!hidesFirst) return 1;
+  head.factors ??= [];
+  if (head.factors[query] === undefined) {
+    const row = levelsOf(head, query);
     const rest = row.subarray(1).reduce((sum, level) => sum + level, 0);
-    return rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0;
-  });
-  return head.factors;
+    head.factors[query] = rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0;
+  }
+  return head.factors[query];
 }
 
 function weight(head, query, key) {
-  const stored = levels(head)[query * head.kind.keys.length + key] / LEVELS;
-  if (!hidesFirst) return stored;
-  return key === 0 ? 0 : stored * factors(head)[query];
+  if (hidesFirst && key === 0) return 0;
+  return (levelsOf(head, query, key, 1)[0] / LEVELS) * factor(head, query);
 }
 
 // The colours of 256 steps of the square root, as ABGR pixels.
@@ -63,17 +78,36 @@ const pixels = Uint32Array.from(atlas.colours, (colour) => {
   return 0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16);
 });
 
-function drawMap(canvas, head) {
-  const columns = (canvas.width = head.kind.keys.length);
-  canvas.height = head.kind.queries.length;
+// The number of tokens that a pixel stands for.
+const FINEST = 512;
+const strideOf = (size) => Math.ceil(size / FINEST);
+
+// Draw the weights of some queries and keys. Where a pixel stands for n tokens, it shows every n-th query, and the largest
+// weight of n keys.
+function drawMap(canvas, head, queries = wholeOf(head.kind.queries), keys = wholeOf(head.kind.keys)) {
+  const [down, across] = [strideOf(queries.size), strideOf(keys.size)];
+  const columns = (canvas.width = Math.ceil(keys.size / across));
+  canvas.height = Math.ceil(queries.size / down);
   const context = canvas.getContext("2d");
-  const image = context.createImageData(canvas.width, canvas.height);
+  const image = context.createImageData(columns, canvas.height);
   const colours = new Uint32Array(image.data.buffer);
-  for (let at = 0; at < colours.length; at++) {
-    colours[at] = pixels[Math.round(Math.sqrt(weight(head, Math.floor(at / columns), at % columns)) * 255)];
+  for (let y = 0; y < canvas.height; y++) {
+    const query = queries.from + y * down;
+    const row = levelsOf(head, query, keys.from, keys.size);
+    const scale = factor(head, query) / LEVELS;
+    const first = hidesFirst && keys.from === 0 ? 1 : 0;
+    for (let x = 0; x < columns; x++) {
+      let level = 0;
+      for (let key = Math.max(first, x * across); key < Math.min((x + 1) * across, keys.size); key++) {
+        if (row[key] > level) level = row[key];
+      }
+      colours[y * columns + x] = pixels[Math.round(Math.sqrt(level * scale) * 255)];
+    }
   }
   context.putImageData(image, 0, 0);
 }
+
+const wholeOf = (tokens) => ({ from: 0, size: tokens.length });
 
 const shownWeight = (value) => value.toFixed(4);
 
@@ -97,6 +131,13 @@ const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
   return node;

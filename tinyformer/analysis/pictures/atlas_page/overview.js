@@ -10,19 +10,24 @@ const thumbnails = byId("thumbnails");
 const measureChoice = byId("measure");
 const orderChoice = byId("order");
 
+const BLOCK = 240; // heads that are laid out together, only when they are near the window
+const MANY = 256;
+
+// Draws maps when they come near the window; those of a group are watched when the group comes near.
 const drawWhenSeen = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
-      drawMap(target.querySelector("canvas"), heads[target.dataset.head]);
       drawWhenSeen.unobserve(target);
+      if (target.dataset.head) drawMap(target.querySelector("canvas"), heads[target.dataset.head]);
+      else for (const button of target.querySelectorAll(".thumbnail")) drawWhenSeen.observe(button);
     }
   },
   { rootMargin: "400px" },
 );
 
 function redrawThumbnails() {
-  for (const { button } of heads) drawWhenSeen.observe(button);
+  for (const group of thumbnails.children) drawWhenSeen.observe(group);
 }
 
 function makeThumbnail(head, index) {
@@ -36,7 +41,6 @@ function makeThumbnail(head, index) {
     button.append(" ", element("span", { class: "note" }, note));
   }
   button.addEventListener("click", () => openHead(head));
-  drawWhenSeen.observe(button);
   return button;
 }
 
@@ -64,13 +68,14 @@ const byLayer = () => Map.groupBy(ofKind(chosenKind), (head) => head.layer);
 function arrange() {
   const buttons = ordered().map((head) => head.button);
   const isSorted = orderChoice.value !== "layers" && chosenMeasure() >= 0;
-  thumbnails.classList.toggle("sorted", isSorted);
-  if (isSorted) return thumbnails.replaceChildren(...buttons);
-  thumbnails.replaceChildren(
-    ...[...byLayer()].map(([layer, row]) =>
-      element("div", { class: "layer" }, element("h3", {}, `Layer ${layer}`), ...row.map((head) => head.button)),
-    ),
-  );
+  const block = (_, at) => element("div", { class: "block" }, ...buttons.slice(at * BLOCK, (at + 1) * BLOCK));
+  const groups = isSorted
+    ? Array.from({ length: Math.ceil(buttons.length / BLOCK) }, block)
+    : [...byLayer()].map(([layer, row]) =>
+        element("div", { class: "layer" }, element("h3", {}, `Layer ${layer}`), ...row.map((head) => head.button)),
+      );
+  thumbnails.replaceChildren(...groups);
+  redrawThumbnails();
 }
 
 function showValues() {
@@ -89,7 +94,10 @@ function showValues() {
 function vertically(direction, at, buttons) {
   const box = (button) => button.getBoundingClientRect();
   const here = box(buttons[at]);
-  const beyond = buttons.filter((other) => direction * (box(other).top - here.top) > 1);
+  const group = buttons[at].parentElement;
+  const groups = [group.previousElementSibling, group, group.nextElementSibling].filter(Boolean);
+  const near = groups.flatMap((other) => [...other.querySelectorAll("button")]);
+  const beyond = near.filter((other) => direction * (box(other).top - here.top) > 1);
   if (!beyond.length) return at;
   const row = direction > 0 ? beyond[0] : beyond.at(-1);
   const inRow = beyond.filter((other) => Math.abs(box(other).top - box(row).top) <= 1);
@@ -106,8 +114,11 @@ const MOVES = {
   End: () => Infinity,
 };
 
+const FIRST_TOKENS = 600; // more than the lines that are shown have
+
 function makeText(name, tokens) {
-  const text = element("p", { class: "text" }, ...tokens.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
+  const lines = tokens.slice(0, FIRST_TOKENS);
+  const text = element("p", { class: "text" }, ...lines.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
   text.classList.toggle("words", !hasSpaces(tokens));
   return name ? [element("h3", {}, name), text] : [text];
 }
@@ -147,6 +158,9 @@ function showKind(kind) {
   const aspect = kind.keys.length / kind.queries.length;
   thumbnails.style.setProperty("--aspect", Math.max(0.5, Math.min(aspect, 2)));
   thumbnails.classList.toggle("fine", Math.max(kind.queries.length, kind.keys.length) > 128);
+  thumbnails.classList.toggle("many", ofKind(kind).length > MANY);
+  listChoices();
+  redrawScatter();
   showValues();
   arrange();
 }
@@ -155,6 +169,7 @@ function makeOverview() {
   makeTexts();
   makeKinds();
   heads.forEach((head, index) => (head.button = makeThumbnail(head, index)));
+  makeScatter();
   for (const kind of kinds) ofKind(kind)[0].button.tabIndex = 0;
   for (const [value, words] of Object.entries(ORDERS)) orderChoice.append(element("option", { value }, words));
   rove(thumbnails, (key, at, buttons) => MOVES[key]?.(at, buttons));
