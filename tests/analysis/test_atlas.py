@@ -66,8 +66,7 @@ def shown_rows(page):
 
 def assert_colours(locator, weights):
     """The pixels of a canvas have the colours of the weights."""
-    locator.scroll_into_view_if_needed()  # thumbnails are drawn when they come into view
-    expect(locator).to_have_attribute("width", str(len(weights)))
+    expect(locator).to_have_attribute("width", str(len(weights)))  # thumbnails are drawn when they come into view
     size, data = locator.evaluate("c => [c.width, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]]")
     expected = mpl.colormaps["viridis"](np.round(weights.sqrt().numpy() * 255).astype(int))
     # A weight between two of the 256 colours may take either.
@@ -164,6 +163,7 @@ def atlas(open_atlas):
 
 def test_the_overview_shows_all_heads_in_the_chosen_order(atlas):
     assert shown_labels(atlas) == LABELS
+    atlas.locator(".thumbnail").last.scroll_into_view_if_needed()
     for index, weights in enumerate(HEADS):
         assert_colours(atlas.locator(".thumbnail canvas").nth(index), weights)
     for (measure, order), heads in SORTED.items():

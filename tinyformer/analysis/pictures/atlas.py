@@ -27,7 +27,8 @@ from tinyformer.analysis.measures.table import EXPLANATIONS
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.heads import Address
 
-SCRIPTS = ("data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js", "page.js")
+SCRIPTS = ("data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js")
+SCRIPTS += ("events.js", "projection.js", "search.js", "page.js")
 """The scripts, concatenated in this order into one module."""
 
 LEVELS = 65535  # weights are stored as integer multiples of 1/65535, with an error of at most 0.000008

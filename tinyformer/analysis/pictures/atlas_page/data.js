@@ -136,11 +136,20 @@ function element(tag, attributes = {}, ...children) {
   return node;
 }
 
-function svg(tag, attributes = {}, ...children) {
+function shape(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
   return node;
+}
+
+// Options of which one is chosen, by value.
+function radios(name, options, choose) {
+  return Object.entries(options).map(([value, words]) => {
+    const input = element("input", { type: "radio", name, value });
+    input.addEventListener("change", () => choose(value));
+    return element("label", {}, input, element("span", {}, words));
+  });
 }
 
 // Whether tokens contain the spaces between words, as ␣ or a tokenizer's ·; if not, tokens are drawn with space between.

@@ -253,14 +253,11 @@ function layOutPart() {
 const view = () => chosenView ?? (shown.head.kind.isCross ? "both" : "map");
 
 function makeViews() {
-  for (const [value, words] of Object.entries(VIEWS)) {
-    const input = element("input", { type: "radio", name: "view", value });
-    input.addEventListener("change", () => {
-      chosenView = value;
-      showView();
-    });
-    byId("views").append(element("label", {}, input, element("span", {}, words)));
-  }
+  const choose = (value) => {
+    chosenView = value;
+    showView();
+  };
+  byId("views").append(...radios("view", VIEWS, choose));
 }
 
 function showView() {
@@ -318,4 +315,5 @@ function showHead(head) {
   });
   byId("measures-side").hidden = !rows.length;
   byId("measures").replaceChildren(...rows);
+  showEvents(head);
 }

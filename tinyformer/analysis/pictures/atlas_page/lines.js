@@ -113,7 +113,7 @@ function drawLines() {
   const found = drawnHeads().flatMap(linesOf);
   lines = found.sort((a, b) => a.value - b.value).slice(-MOST); // the strongest above the others
   for (const line of lines) {
-    line.node = svg("line", { "stroke-opacity": Math.sqrt(line.value) });
+    line.node = shape("line", { "stroke-opacity": Math.sqrt(line.value) });
     line.node.classList.toggle("other", line.head !== shown.head);
   }
   drawing.classList.toggle("ablated", drawnHeads().every((head) => head.ablated));

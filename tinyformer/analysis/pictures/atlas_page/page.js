@@ -138,4 +138,7 @@ makeFirstToken();
 makeLegend();
 makeOverview();
 makeHeadView();
+makeEvents();
+makeProjection();
+makeSearch();
 route();

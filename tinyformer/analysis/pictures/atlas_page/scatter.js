@@ -7,7 +7,8 @@ const MOST_LISTED = 60;
 const MARGIN = { left: 56, right: 12, top: 8, bottom: 44, inner: 10 };
 const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-const plot = byId("plot");
+let pointed; // the head that is named
+const scatterPlot = byId("plot");
 const points = byId("points");
 
 // What the axes and the colour show, and the measures to open with, where a kind has one of them.
@@ -20,7 +21,7 @@ const valueOf = (head, choice) => (choice === LAYER ? head.layer : head.values[c
 const isPlaced = (head) => ["x", "y"].every((side) => valueOf(head, chosen(side)) !== null);
 
 // The smallest and the largest value; over all steps of a film, so that its axes stand still.
-function rangeOf(choice) {
+function spanOf(choice) {
   let [low, high] = [Infinity, -Infinity];
   for (const head of ofKind(chosenKind)) {
     const steps = choice === LAYER || !head.film ? [] : head.film.values.map((values) => values[choice]);
@@ -50,18 +51,18 @@ function ticksOf([low, high], number) {
 
 function makeScatter() {
   heads.forEach((head, index) => {
-    head.point = svg("circle", { role: "button", tabindex: -1, r: 5.5, "data-point": index });
+    head.point = shape("circle", { role: "button", tabindex: -1, r: 5.5, "data-point": index });
     head.point.classList.toggle("ablated", head.ablated);
   });
   const focused = () => heads[document.activeElement.dataset.point];
   const headAt = (event) => {
-    const box = plot.getBoundingClientRect();
+    const box = scatterPlot.getBoundingClientRect();
     return nearest(event.clientX - box.left, event.clientY - box.top);
   };
   for (const choice of Object.values(choices)) choice.addEventListener("change", redrawScatter);
-  plot.addEventListener("pointermove", (event) => pointAtHead(headAt(event)));
-  plot.addEventListener("pointerleave", () => pointAtHead(focused()));
-  plot.addEventListener("click", (event) => headAt(event) && openHead(headAt(event), "point"));
+  scatterPlot.addEventListener("pointermove", (event) => pointAtHead(headAt(event)));
+  scatterPlot.addEventListener("pointerleave", () => pointAtHead(focused()));
+  scatterPlot.addEventListener("click", (event) => headAt(event) && openHead(headAt(event), "point"));
   points.addEventListener("focusin", () => pointAtHead(focused()));
   points.addEventListener("focusout", () => pointAtHead());
   points.addEventListener("keydown", (event) => {
@@ -71,7 +72,7 @@ function makeScatter() {
     else return;
     event.preventDefault();
   });
-  new ResizeObserver(redrawScatter).observe(plot.parentElement);
+  new ResizeObserver(redrawScatter).observe(scatterPlot.parentElement);
 }
 
 // Offer the measures of the kind; a choice stays where it can.
@@ -88,10 +89,10 @@ function listChoices() {
 
 // Draw the axes, and each head at its values; called again whenever the values change, as from step to step of a film.
 function redrawScatter() {
-  const width = plot.parentElement.clientWidth;
+  const width = scatterPlot.parentElement.clientWidth;
   if (!width || !measuresOf(chosenKind).length) return;
   const height = Math.round(Math.max(280, Math.min(0.6 * width, 480)));
-  plot.setAttribute("height", height);
+  scatterPlot.setAttribute("height", height);
   const [left, right] = [MARGIN.left + MARGIN.inner, width - MARGIN.right - MARGIN.inner];
   const [bottom, top] = [height - MARGIN.bottom - MARGIN.inner, MARGIN.top + MARGIN.inner];
   const across = axisOf(chosen("x"), left, right);
@@ -119,7 +120,7 @@ function redrawScatter() {
   const missing = all.filter((head) => !isPlaced(head));
   byId("not-drawn").hidden = !missing.length;
   byId("not-drawn").replaceChildren("Not defined: ", ...headLinks(missing));
-  pointAtHead(drawn.find(({ point }) => point === document.activeElement));
+  pointAtHead(drawn.includes(pointed) ? pointed : undefined);
 }
 
 const notesOf = (head) => [head.label, head.ablated ? "ablated" : ""].filter(Boolean);
@@ -138,18 +139,18 @@ function headLinks(listed, words = () => "") {
 
 // A linear axis between two places.
 function axisOf(choice, from, to, number = Math.abs(to - from) / 80) {
-  const [low, high] = rangeOf(choice);
+  const [low, high] = spanOf(choice);
   const place = (value) => from + ((value - low) / (high - low)) * (to - from);
   return { choice, place, ticks: ticksOf([low, high], number) };
 }
 
 function drawAxes(across, up, width, height) {
   const [left, right, top, bottom] = [MARGIN.left, width - MARGIN.right, MARGIN.top, height - MARGIN.bottom];
-  const text = (x, y, anchor, words, rest) => svg("text", { x, y, "text-anchor": anchor, ...rest }, words);
+  const text = (x, y, anchor, words, rest) => shape("text", { x, y, "text-anchor": anchor, ...rest }, words);
   const sideways = { class: "axis", transform: `rotate(-90 12 ${(top + bottom) / 2})` };
   byId("axes").replaceChildren(
-    ...across.ticks.map(([value]) => svg("path", { d: `M${across.place(value)} ${bottom}V${top}` })),
-    ...up.ticks.map(([value]) => svg("path", { d: `M${left} ${up.place(value)}H${right}` })),
+    ...across.ticks.map(([value]) => shape("path", { d: `M${across.place(value)} ${bottom}V${top}` })),
+    ...up.ticks.map(([value]) => shape("path", { d: `M${left} ${up.place(value)}H${right}` })),
     ...across.ticks.map(([value, words]) => text(across.place(value), bottom + 16, "middle", words)),
     ...up.ticks.map(([value, words]) => text(left - 6, up.place(value) + 4, "end", words)),
     text((left + right) / 2, height - 8, "middle", nameOf(across.choice), { class: "axis" }),
@@ -172,11 +173,12 @@ function showColours({ choice, place, ticks }) {
 
 // Name the head at the pointer or with the focus, with its map and numbers beside the plot.
 function pointAtHead(head) {
-  plot.classList.toggle("pointed", Boolean(head));
+  pointed = head;
+  scatterPlot.classList.toggle("pointed", Boolean(head));
   byId("pointed").hidden = !head;
   if (!head) return;
   const { x, y } = head.place;
-  const isRight = x > plot.clientWidth / 2;
+  const isRight = x > scatterPlot.clientWidth / 2;
   const label = { x: x + (isRight ? -12 : 12), y: y + (y < 40 ? 20 : -10), "text-anchor": isRight ? "end" : "start" };
   for (const [name, value] of Object.entries({ cx: x, cy: y })) byId("ring").setAttribute(name, value);
   for (const [name, value] of Object.entries(label)) byId("point-label").setAttribute(name, value);
