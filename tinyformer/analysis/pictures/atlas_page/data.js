@@ -59,12 +59,10 @@ const LEAST = 0.001; // rows whose other weights sum to less are left out as wel
 function factor(head, query) {
   if (!hidesFirst) return 1;
   head.factors ??= [];
-  if (head.factors[query] === undefined) {
-    const row = levelsOf(head, query);
-    const rest = row.subarray(1).reduce((sum, level) => sum + level, 0);
-    head.factors[query] = rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0;
-  }
-  return head.factors[query];
+  if (query in head.factors) return head.factors[query];
+  const row = levelsOf(head, query);
+  const rest = row.subarray(1).reduce((sum, level) => sum + level, 0);
+  return (head.factors[query] = rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0);
 }
 
 function weight(head, query, key) {
@@ -78,13 +76,11 @@ const pixels = Uint32Array.from(atlas.colours, (colour) => {
   return 0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16);
 });
 
-// The number of tokens that a pixel stands for.
-const FINEST = 512;
-const strideOf = (size) => Math.ceil(size / FINEST);
+const strideOf = (size) => Math.ceil(size / 512); // the number of tokens that a pixel stands for
 
 // Draw the weights of some queries and keys. Where a pixel stands for n tokens, it shows every n-th query, and the largest
 // weight of n keys.
-function drawMap(canvas, head, queries = wholeOf(head.kind.queries), keys = wholeOf(head.kind.keys)) {
+function drawMap(canvas, head, queries = { from: 0, size: head.kind.queries.length }, keys = { from: 0, size: head.kind.keys.length }) {
   const [down, across] = [strideOf(queries.size), strideOf(keys.size)];
   const columns = (canvas.width = Math.ceil(keys.size / across));
   canvas.height = Math.ceil(queries.size / down);
@@ -95,19 +91,16 @@ function drawMap(canvas, head, queries = wholeOf(head.kind.queries), keys = whol
     const query = queries.from + y * down;
     const row = levelsOf(head, query, keys.from, keys.size);
     const scale = factor(head, query) / LEVELS;
-    const first = hidesFirst && keys.from === 0 ? 1 : 0;
     for (let x = 0; x < columns; x++) {
       let level = 0;
-      for (let key = Math.max(first, x * across); key < Math.min((x + 1) * across, keys.size); key++) {
-        if (row[key] > level) level = row[key];
+      for (let key = x * across; key < Math.min((x + 1) * across, keys.size); key++) {
+        if (row[key] > level && !(hidesFirst && keys.from + key === 0)) level = row[key];
       }
       colours[y * columns + x] = pixels[Math.round(Math.sqrt(level * scale) * 255)];
     }
   }
   context.putImageData(image, 0, 0);
 }
-
-const wholeOf = (tokens) => ({ from: 0, size: tokens.length });
 
 const shownWeight = (value) => value.toFixed(4);
 
@@ -120,37 +113,36 @@ function shownNumber(value) {
 // Isolated, so that a right-to-left token does not reorder its sentence.
 const shownToken = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
 
+const clamped = (value, low, high) => Math.max(low, Math.min(value, high));
+
+// The item with the least value, the first of equal ones; undefined without items.
+function leastBy(items, valueOf) {
+  return items.map((item) => [valueOf(item), item]).reduce((best, other) => (other[0] < best[0] ? other : best), [Infinity])[1];
+}
+
 // Indices by weight, largest first; ties in the order of tokens.
 function strongest(weights) {
   return [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
+}
+
+// Where the pointer is in a box, as shares of its sides.
+function sharesOf({ clientX, clientY }, { left, top, width, height }) {
+  return [(clientX - left) / width, (clientY - top) / height];
 }
 
 const capitalised = (words) => words[0].toUpperCase() + words.slice(1);
 
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
-function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
+const element = (tag, ...rest) => filled(document.createElement(tag), ...rest);
+
+function filled(node, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
   return node;
 }
 
-function shape(tag, attributes = {}, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-}
-
-// Options of which one is chosen, by value.
-function radios(name, options, choose) {
-  return Object.entries(options).map(([value, words]) => {
-    const input = element("input", { type: "radio", name, value });
-    input.addEventListener("change", () => choose(value));
-    return element("label", {}, input, element("span", {}, words));
-  });
-}
+const shape = (tag, ...rest) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...rest);
 
 // Whether tokens contain the spaces between words, as ␣ or a tokenizer's ·; if not, tokens are drawn with space between.
 const hasSpaces = (tokens) => tokens.some((token) => /[␣·]/.test(token));
@@ -159,11 +151,16 @@ const lineEnd = (token) => (token.includes("⏎") ? [element("br")] : []);
 
 const byId = (id) => document.getElementById(id);
 
+// The steps of the arrow keys, across and down.
+const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const BUTTONS = "button, [role='button']";
+const hasModifier = (event) => event.ctrlKey || event.altKey || event.metaKey || event.shiftKey;
+
 // A roving tab stop: the arrow keys move between the buttons, and Tab returns to the last one.
 function rove(container, step) {
   container.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
-    const buttons = [...container.querySelectorAll("button")];
+    if (hasModifier(event)) return;
+    const buttons = [...container.querySelectorAll(BUTTONS)];
     const at = buttons.indexOf(event.target);
     const to = at < 0 ? undefined : step(event.key, at, buttons);
     if (to === undefined) return;
@@ -171,7 +168,7 @@ function rove(container, step) {
     buttons[Math.max(0, Math.min(to, buttons.length - 1))].focus();
   });
   container.addEventListener("focusin", (event) => {
-    const button = event.target.closest("button");
+    const button = event.target.closest(BUTTONS);
     if (button) keepStop(container, button);
   });
 }
@@ -181,6 +178,6 @@ const STEPS = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1, Home: -
 const alongTokens = (key, at) => (key in STEPS ? at + STEPS[key] : undefined);
 
 function keepStop(container, button) {
-  for (const other of container.querySelectorAll('button[tabindex="0"]')) other.tabIndex = -1;
+  for (const other of container.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
   button.tabIndex = 0;
 }

@@ -5,184 +5,154 @@ const { events } = atlas;
 const eventList = byId("snippets");
 const eventMap = byId("event-map");
 const STRONGEST_RANK = 10; // above the deciles
-const MIDDLE = [0.25, 0.75]; // the quantiles between which half of the queries are
-
 let listed = []; // the events in the list
-let opened = { event: null, query: 0 };
+let opened = {}; // the event that is shown, and the query by whose weights its keys are shaded
 
+const rankOf = (event) => event.decile ?? STRONGEST_RANK;
 const keysOf = (event) => event.keys ?? event.queries;
 const quoted = (id) => `‘\u2068${events.tokens[id]}\u2069’`;
-const placeOf = ({ row, at }) => `${events.rows} ${row}, token ${at}`;
-const rootsOf = (event) => (event.roots ??= decoded(event.weights)); // 255 times the square root of each weight
-const squared = (root) => ((root / 255) ** 2).toFixed(2);
+const placeOf = ({ row, at }) => `${row}, token ${at}`;
+const shownRoot = (root) => ((root / 255) ** 2).toFixed(2);
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-// Tokens as running text, with the query and the key marked.
-function runningText(ids, marks) {
-  const text = element("span", { class: "running" });
-  text.append(...ids.map((id, at) => element("bdi", { class: marks[at] ?? "" }, events.tokens[id])));
-  text.classList.toggle("words", !hasSpaces(ids.map((id) => events.tokens[id])));
-  return text;
+// 255 times the square root of the weight of each key, for the event's query, or for another query of its map.
+function rootsOf(event, query = event.query) {
+  if (query === event.query) return (event.roots ??= decoded(event.weights));
+  const size = keysOf(event).length;
+  return decoded(event.map, query * size, size);
 }
 
-// The text of an event, in which keys are shaded by the square root of a weight; in cross-attention, source and target.
-function eventText(event, query = event.query) {
-  const isOpen = query === event.query;
-  const keys = runningText(keysOf(event), { [event.key]: isOpen ? "key" : "" });
-  const roots = isOpen ? rootsOf(event) : rootsOfQuery(event, query);
-  [...keys.children].forEach((token, at) => {
-    token.style.setProperty("--weight", roots[at] / 255);
-    token.title = squared(roots[at]);
+// Tokens as running text; `marks` are the classes of some of them, `roots` shade them.
+function runningText(ids, marks, roots = []) {
+  const tokens = ids.map((id, at) => element("bdi", { class: marks[at] ?? "" }, events.tokens[id]));
+  [...roots].forEach((root, at) => {
+    tokens[at].style.setProperty("--weight", root / 255);
+    tokens[at].title = `weight ${shownRoot(root)}`;
   });
-  if (event.keys) return [keys, runningText(event.queries, { [query]: "query" })];
-  keys.children[query].classList.add("query");
-  return [keys];
+  const isWords = !hasSpaces(ids.map((id) => events.tokens[id]));
+  return element("span", { class: `running ${isWords ? "words" : ""}` }, ...tokens);
 }
 
-function rootsOfQuery(event, query) {
-  const columns = keysOf(event).length;
-  event.rows ??= decoded(event.map);
-  return event.rows.subarray(query * columns, (query + 1) * columns);
+// The text of an event with its query and key marked; in cross-attention, the source and the target.
+function eventText(event, query = event.query) {
+  const keyMark = query === event.query && event.key !== null ? { [event.key]: "key" } : {};
+  const queryMark = { [query]: query === event.key && event.key in keyMark ? "query key" : "query" };
+  const roots = rootsOf(event, query);
+  if (!event.keys) return [runningText(event.queries, { ...keyMark, ...queryMark }, roots)];
+  return [runningText(event.keys, keyMark, roots), runningText(event.queries, { [query]: "query" })];
+}
+
+function namesOf(event) {
+  const key = event.key === null ? `key ${Math.abs(event.outside)} tokens away` : `key ${quoted(keysOf(event)[event.key])}`;
+  return `Query ${quoted(event.queries[event.query])}, ${key}`;
 }
 
 function numbersOfEvent(event) {
-  const key = event.key === null ? "" : `weight ${squared(rootsOf(event)[event.key])}, `;
-  return `${key}strength ${shownNumber(event.strength)}`;
-}
-
-const namesOf = (event) => `query ${quoted(event.queries[event.query])}, key ${quoted(keysOf(event)[event.key])}`;
-
-function eventButton(event, index) {
-  const attributes = { type: "button", class: "snippet", tabindex: -1, "data-event": index };
-  const label = `${capitalised(namesOf(event))}, ${numbersOfEvent(event)}, ${placeOf(event)}`;
-  const numbers = element("span", { class: "small muted" }, `${numbersOfEvent(event)} · ${placeOf(event)}`);
-  return element("button", { ...attributes, "aria-label": label }, ...eventText(event), numbers);
+  const weight = event.key === null ? "" : `weight ${shownRoot(rootsOf(event)[event.key])}, `;
+  return `${weight}strength ${shownNumber(event.strength)}`;
 }
 
 function makeEvents() {
-  for (const part of document.querySelectorAll('[data-needs="events"]')) part.hidden = !events;
   if (!events) return;
-  for (const place of document.querySelectorAll(".sampled")) place.textContent = events.sampled;
+  makeSearch();
+  makeProjection();
+  byId("sampled").textContent = events.sampled;
   rove(eventList, alongTokens);
-  const choose = ({ target }) => {
-    const button = target.closest("button");
-    if (button) showEvent(listed[button.dataset.event]);
-  };
-  for (const kind of ["click", "focusin"]) eventList.addEventListener(kind, choose);
+  for (const kind of ["click", "focusin"]) {
+    eventList.addEventListener(kind, ({ target }) => showEvent(listed[target.closest("button")?.dataset.event] ?? opened.event));
+  }
   // The query of the map, by pointer or arrow keys.
-  const follow = (query) => showEvent(opened.event, Math.max(0, Math.min(query, opened.event.queries.length - 1)));
-  eventMap.addEventListener("pointermove", ({ clientY }) => {
-    const box = eventMap.getBoundingClientRect();
-    follow(Math.floor(((clientY - box.top) / box.height) * opened.event.queries.length));
-  });
+  const follow = (query) => showEvent(opened.event, clamped(query, 0, opened.event.queries.length - 1));
+  const pointed = (event) => Math.floor(sharesOf(event, eventMap.getBoundingClientRect())[1] * opened.event.queries.length);
+  eventMap.addEventListener("pointermove", (event) => follow(pointed(event)));
   eventMap.addEventListener("pointerleave", () => showEvent(opened.event));
   eventMap.addEventListener("keydown", (event) => {
-    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (!by || event.shiftKey) return;
+    if (hasModifier(event) || !WAYS[event.key]?.[1]) return;
     event.preventDefault();
-    follow(opened.query + by);
+    follow(opened.query + WAYS[event.key][1]);
   });
 }
 
-// List the events of a head that the search finds; their distributions do not depend on it.
 function showEvents(head) {
-  if (!events) return;
   byId("events").hidden = !head.events;
   if (!head.events) return;
   listEvents(head);
-  const rows = events.measures.map((measure, at) => distributionRow(measure, head.events.histograms[at]));
-  byId("distributions").replaceChildren(...rows.flat());
-  byId("shares").replaceChildren(...events.classes.flatMap((name, at) => shareRow(name, head.events.shares[at])));
+  const { histograms, shares } = head.events;
+  byId("distributions").replaceChildren(...events.measures.flatMap((measure, at) => distributionRow(measure, histograms[at])));
+  byId("shares").replaceChildren(...events.classes.flatMap((name, at) => shareRow(name, ...shares[at])));
   showProjection(head);
 }
 
+// List the events of a head that the search finds, the strongest first.
 function listEvents(head) {
   const { snippets } = head.events;
   listed = snippets.filter(isMatch).sort((a, b) => rankOf(b) - rankOf(a)); // stable within a decile
-  const groups = Map.groupBy(listed, rankOf);
-  eventList.replaceChildren(
-    ...[...groups].flatMap(([rank, of]) => [
-      element("h4", {}, rank === STRONGEST_RANK ? "The strongest" : `Decile ${rank + 1} of 10 by strength`),
-      ...of.map((event) => eventButton(event, listed.indexOf(event))),
-    ]),
-  );
-  if (listed.length) eventList.querySelector("button").tabIndex = 0;
-  byId("listed").textContent =
-    listed.length === snippets.length ? "" : `${listed.length} of ${count(snippets.length, "event")} match the search.`;
+  const button = (event) => {
+    const index = listed.indexOf(event);
+    const words = `${numbersOfEvent(event)} · ${placeOf(event)}`;
+    const label = { "aria-label": `${namesOf(event)}, ${words}` };
+    const attributes = { type: "button", class: "snippet", tabindex: index ? -1 : 0, "data-event": index, ...label };
+    return element("button", attributes, ...eventText(event), element("span", { class: "small muted" }, words));
+  };
+  const heading = (rank) => element("h4", {}, rank === STRONGEST_RANK ? "The strongest" : `Decile ${rank + 1} of 10 by strength`);
+  const groups = [...Map.groupBy(listed, rankOf)];
+  eventList.replaceChildren(...groups.flatMap(([rank, of]) => [heading(rank), ...of.map(button)]));
+  byId("listed").textContent = matching ? `${listed.length} of ${count(snippets.length, "event")} match the search.` : "";
   showEvent(listed[0]);
 }
-
-const rankOf = (event) => event.decile ?? STRONGEST_RANK;
 
 // Show an event with its keys shaded by their weights; and by those of another query of its map.
 function showEvent(event, query = event?.query) {
   byId("event").hidden = !event;
-  if (!event) return;
-  const isNew = event !== opened.event;
   opened = { event, query };
-  for (const button of eventList.querySelectorAll("button")) {
-    if (listed[button.dataset.event] === event) button.setAttribute("aria-current", "true");
-    else button.removeAttribute("aria-current");
-  }
+  if (!event) return;
+  eventList.querySelector("[aria-current]")?.removeAttribute("aria-current");
+  eventList.querySelector(`[data-event="${listed.indexOf(event)}"]`)?.setAttribute("aria-current", "true");
   byId("event-title").textContent = capitalised(placeOf(event));
   byId("event-text").replaceChildren(...eventText(event, query));
-  const promoted = event.promotes?.map(quoted).join(", ");
-  const roots = query === event.query ? rootsOf(event) : rootsOfQuery(event, query);
-  const best = strongest([...roots])[0];
-  byId("event-sentence").textContent =
-    query === event.query
-      ? `${capitalised(namesOf(event))}: ${numbersOfEvent(event)}.${promoted ? ` The output promotes ${promoted}.` : ""}`
-      : `Query ${quoted(event.queries[query])} attends most to ${quoted(keysOf(event)[best])}, weight ${squared(roots[best])}.`;
+  const roots = [...rootsOf(event, query)];
+  const best = strongest(roots)[0];
+  const promoted = event.promotes ? ` The output promotes ${event.promotes.map(quoted).join(", ")}.` : "";
+  const byMap = `Query ${quoted(event.queries[query])}, key ${quoted(keysOf(event)[best])}: weight ${shownRoot(roots[best])}.`;
+  byId("event-sentence").textContent = query === event.query ? `${namesOf(event)}: ${numbersOfEvent(event)}.${promoted}` : byMap;
   byId("event-map-side").hidden = !event.map;
   if (!event.map) return;
   eventMap.style.setProperty("--at", query / event.queries.length);
   eventMap.style.setProperty("--size", 1 / event.queries.length);
-  if (!isNew) return;
-  const canvas = eventMap.querySelector("canvas");
-  [canvas.width, canvas.height] = [keysOf(event).length, event.queries.length];
-  const image = new ImageData(canvas.width, canvas.height);
+  const image = new ImageData(keysOf(event).length, event.queries.length);
   new Uint32Array(image.data.buffer).set(Array.from(decoded(event.map), (root) => pixels[root]));
+  const canvas = eventMap.querySelector("canvas");
+  Object.assign(canvas, { width: image.width, height: image.height });
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-// A measure's histogram over queries, with a mark at its mean.
+const row = (name, ...fields) => [element("tr", {}, element("th", { scope: "row" }, name), ...fields)];
+const numberField = (words) => element("td", { class: "number" }, words);
+
+// A measure's histogram over queries, with a line at the mean, and the quartiles.
 function distributionRow({ name, low, high }, counts) {
-  const total = counts?.reduce((sum, number) => sum + number, 0);
+  const total = counts.reduce((sum, number) => sum + number, 0);
   if (!total) return [];
-  const width = (high - low) / counts.length;
-  const mean = counts.reduce((sum, number, at) => sum + number * (low + (at + 0.5) * width), 0) / total;
-  const [first, last] = MIDDLE.map((share) => {
+  const valueAt = (place) => low + (place / counts.length) * (high - low);
+  const mean = counts.reduce((sum, number, bin) => sum + number * (bin + 0.5), 0) / total;
+  const quartiles = [0.25, 0.75].map((share) => {
     let left = share * total;
     const bin = counts.findIndex((number) => (left -= number) <= 0);
-    return low + (bin + 1 + left / counts[bin]) * width;
+    return shownNumber(valueAt(bin + 1 + left / counts[bin]));
   });
-  const most = Math.max(...counts);
-  const bars = counts.map((number, at) => `M${at + 0.5} 24v${-24 * (number / most)}`).join("");
-  const at = ((mean - low) / (high - low)) * counts.length;
-  const drawing = shape("svg", { class: "bars", viewBox: `0 0 ${counts.length} 24`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  drawing.append(shape("path", { d: bars }), shape("path", { class: "mean", d: `M${at} 24V0` }));
-  const ends = element("span", { class: "ends" }, element("span", {}, shownTick(low)), element("span", {}, shownTick(high)));
-  return [
-    element(
-      "tr",
-      {},
-      element("th", { scope: "row" }, name),
-      element("td", {}, drawing, ends),
-      element("td", { class: "number" }, shownNumber(mean)),
-      element("td", { class: "number" }, `${shownNumber(first)} to ${shownNumber(last)}`),
-    ),
-  ];
+  const bars = counts.map((number, bin) => `M${bin + 0.5} 24v${(-24 * number) / Math.max(...counts)}`).join("");
+  const box = { class: "bars", viewBox: `0 0 ${counts.length} 24`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  const drawing = shape("svg", box, shape("path", { d: bars }), shape("path", { class: "mean", d: `M${mean} 24V0` }));
+  const ends = [low, high].map((value) => element("span", {}, Number(value.toPrecision(3))));
+  const histogram = element("td", {}, drawing, element("span", { class: "ends" }, ...ends));
+  return row(name, histogram, numberField(shownNumber(valueAt(mean))), numberField(quartiles.join(" to ")));
 }
 
-const shownTick = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
-
-// The share of attention on a class of keys, with a mark at the share that is expected.
-function shareRow(name, pair) {
-  if (!pair || pair.includes(null)) return [];
-  const [share, expected] = pair;
+// The share of attention on a class of keys, with a line at the share that is expected.
+function shareRow(name, share, expected) {
+  if (share === null) return [];
   const bar = element("td", { class: "bar marked" });
   bar.style.setProperty("--weight", share);
   bar.style.setProperty("--expected", expected);
-  const percent = (value) => `${(100 * value).toFixed(1)} %`;
-  const numbers = [share, expected].map((value) => element("td", { class: "number" }, percent(value)));
-  return [element("tr", {}, element("th", { scope: "row" }, name), bar, ...numbers)];
+  return row(name, bar, numberField(percent(share)), numberField(percent(expected)));
 }

@@ -5,8 +5,7 @@ const MOST_ROWS = 512; // of the table
 const MIN_CELL = 11;
 const MAX_CELL = 44;
 
-const shown = { head: null, other: null, axis: "queries", token: 0, query: 0, key: 0, all: false };
-shown.from = { queries: 0, keys: 0 }; // of the part of a long text
+const shown = { head: null, other: null, axis: "queries", token: 0, query: 0, key: 0, all: false, from: { queries: 0, keys: 0 } };
 
 // The words of each axis, and the weights of one of its tokens over the tokens of the other axis.
 const AXES = {
@@ -158,12 +157,9 @@ function unpoint() {
 
 function makeCells() {
   const place = (event) => {
-    const box = event.currentTarget.getBoundingClientRect();
+    const [across, down] = sharesOf(event, event.currentTarget.getBoundingClientRect());
     const step = (axis, share) => within(axis, shown.from[axis] + Math.floor(share * partOf(axis).size));
-    return [
-      step("queries", (event.clientY - box.top) / box.height),
-      step("keys", (event.clientX - box.left) / box.width),
-    ];
+    return [step("queries", down), step("keys", across)];
   };
   const follow = (event) => {
     const [query, key] = place(event);
@@ -177,12 +173,11 @@ function makeCells() {
   }
   cells.addEventListener("blur", unpoint);
   cells.addEventListener("focus", () => point(shown.query, shown.key));
-  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  const isStep = (event) => event.key in steps && !(event.shiftKey || event.altKey || event.ctrlKey || event.metaKey);
+  const isStep = (event) => event.key in WAYS && !hasModifier(event);
   cells.addEventListener("keydown", (event) => {
     if (!isStep(event)) return;
     event.preventDefault();
-    const [down, right] = steps[event.key];
+    const [right, down] = WAYS[event.key];
     point(within("queries", shown.query + down), within("keys", shown.key + right));
     cursors[0].scrollIntoView({ block: "nearest", inline: "nearest" });
   });
@@ -218,17 +213,15 @@ function makeHeadView() {
 
 // Lay out the tokens of a kind of attention, with its last query selected.
 function layOut(kind) {
-  shown.from = { queries: 0, keys: 0 };
   const last = partOf("queries").size - 1;
-  Object.assign(shown, { axis: "queries", token: last, query: last, key: 0 });
+  Object.assign(shown, { from: { queries: 0, keys: 0 }, axis: "queries", token: last, query: last, key: 0 });
   layOutPart();
   listOthers(kind);
 }
 
 function layOutPart() {
   const { kind } = shown.head;
-  shown.token = within(shown.axis, shown.token);
-  Object.assign(shown, { query: within("queries", shown.query), key: within("keys", shown.key) });
+  Object.assign(shown, { token: within(shown.axis, shown.token), query: within("queries", shown.query), key: within("keys", shown.key) });
   const map = document.querySelector(".map");
   map.style.setProperty("--rows", partOf("queries").size);
   map.style.setProperty("--columns", partOf("keys").size);
@@ -253,11 +246,14 @@ function layOutPart() {
 const view = () => chosenView ?? (shown.head.kind.isCross ? "both" : "map");
 
 function makeViews() {
-  const choose = (value) => {
-    chosenView = value;
-    showView();
-  };
-  byId("views").append(...radios("view", VIEWS, choose));
+  for (const [value, words] of Object.entries(VIEWS)) {
+    const input = element("input", { type: "radio", name: "view", value });
+    input.addEventListener("change", () => {
+      chosenView = value;
+      showView();
+    });
+    byId("views").append(element("label", {}, input, element("span", {}, words)));
+  }
 }
 
 function showView() {

@@ -130,14 +130,13 @@ function drawLines() {
 // Each line joins the middles of the sides of its tokens.
 function placeLines() {
   if (!lines.length) return;
-  const { from } = shown;
   const { isCross } = shown.head.kind;
   const middle = (button) =>
     isCross ? button.offsetLeft + button.offsetWidth / 2 : button.offsetTop + button.offsetHeight / 2;
   const places = { queries: aligned.queries.map(middle), keys: aligned.keys.map(middle) };
   const [width, height] = [drawing.clientWidth, drawing.clientHeight];
   for (const line of lines) {
-    const [query, key] = [places.queries[line.queries - from.queries], places.keys[line.keys - from.keys]];
+    const [query, key] = ["queries", "keys"].map((axis) => places[axis][line[axis] - shown.from[axis]]);
     line.ends = isCross ? { x1: key, y1: 0, x2: query, y2: height } : { x1: 0, y1: query, x2: width, y2: key };
     for (const [name, value] of Object.entries(line.ends)) line.node.setAttribute(name, value);
   }

@@ -11,7 +11,6 @@ const measureChoice = byId("measure");
 const orderChoice = byId("order");
 
 const BLOCK = 240; // heads that are laid out together, only when they are near the window
-const MANY = 256;
 
 // Draws maps when they come near the window; those of a group are watched when the group comes near.
 const drawWhenSeen = new IntersectionObserver(
@@ -30,6 +29,8 @@ function redrawThumbnails() {
   for (const group of thumbnails.children) drawWhenSeen.observe(group);
 }
 
+const notesOf = (head) => [head.label, head.ablated ? "ablated" : ""].filter(Boolean);
+
 function makeThumbnail(head, index) {
   const canvas = element("span", { class: "frame" }, element("canvas", { "aria-hidden": "true", width: 1, height: 1 }));
   canvas.classList.toggle("ablated", head.ablated);
@@ -37,7 +38,7 @@ function makeThumbnail(head, index) {
   place.append(element("span", {}, `layer ${head.layer}`), " ", element("span", {}, `head ${head.name}`));
   const button = element("button", { type: "button", class: "thumbnail", tabindex: -1, "data-head": index });
   button.append(canvas, place, " ", element("span", { class: "value" }));
-  for (const note of [head.label, head.ablated ? "ablated" : ""].filter(Boolean)) {
+  for (const note of notesOf(head)) {
     button.append(" ", element("span", { class: "note" }, note));
   }
   button.addEventListener("click", () => openHead(head));
@@ -95,9 +96,8 @@ function vertically(direction, at, buttons) {
   const box = (button) => button.getBoundingClientRect();
   const here = box(buttons[at]);
   const group = buttons[at].parentElement;
-  const groups = [group.previousElementSibling, group, group.nextElementSibling].filter(Boolean);
-  const near = groups.flatMap((other) => [...other.querySelectorAll("button")]);
-  const beyond = near.filter((other) => direction * (box(other).top - here.top) > 1);
+  const near = [group.previousElementSibling, group, group.nextElementSibling].flatMap((other) => [...(other?.children ?? [])]);
+  const beyond = near.filter((other) => buttons.includes(other) && direction * (box(other).top - here.top) > 1);
   if (!beyond.length) return at;
   const row = direction > 0 ? beyond[0] : beyond.at(-1);
   const inRow = beyond.filter((other) => Math.abs(box(other).top - box(row).top) <= 1);
@@ -114,11 +114,9 @@ const MOVES = {
   End: () => Infinity,
 };
 
-const FIRST_TOKENS = 600; // more than the lines that are shown have
-
 function makeText(name, tokens) {
-  const lines = tokens.slice(0, FIRST_TOKENS);
-  const text = element("p", { class: "text" }, ...lines.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
+  const first = tokens.slice(0, 600); // more than the four lines that are shown have
+  const text = element("p", { class: "text" }, ...first.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
   text.classList.toggle("words", !hasSpaces(tokens));
   return name ? [element("h3", {}, name), text] : [text];
 }
@@ -158,7 +156,7 @@ function showKind(kind) {
   const aspect = kind.keys.length / kind.queries.length;
   thumbnails.style.setProperty("--aspect", Math.max(0.5, Math.min(aspect, 2)));
   thumbnails.classList.toggle("fine", Math.max(kind.queries.length, kind.keys.length) > 128);
-  thumbnails.classList.toggle("many", ofKind(kind).length > MANY);
+  thumbnails.classList.toggle("many", ofKind(kind).length > BLOCK);
   listChoices();
   redrawScatter();
   showValues();

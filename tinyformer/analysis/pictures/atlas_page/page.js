@@ -3,8 +3,7 @@
 const overview = byId("overview");
 const headView = byId("head");
 
-// Whether the head was opened from the overview, so that the browser's history leads back there; and from its thumbnail or
-// from its point in the scatter, to which the focus returns.
+// Whether the head was opened from the overview, so that the browser's history leads back there, and from what in it.
 let cameFromOverview = false;
 let opener = "button";
 
@@ -55,8 +54,7 @@ function route() {
     byId("head-title").focus({ preventScroll: true });
   } else {
     cameFromOverview = false;
-    if (!wasInHead) return;
-    (opener === "point" && isPlaced(shown.head) ? shown.head.point : shown.head.button).focus();
+    if (wasInHead) (opener === "point" && isPlaced(shown.head) ? shown.head.point : shown.head.button).focus();
   }
 }
 
@@ -139,6 +137,4 @@ makeLegend();
 makeOverview();
 makeHeadView();
 makeEvents();
-makeProjection();
-makeSearch();
 route();

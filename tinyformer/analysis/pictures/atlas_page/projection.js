@@ -1,83 +1,59 @@
-// The queries, keys or outputs of a head at the same places of the data, projected to their first two principal components.
-// A lasso, or a rectangle by keyboard, lists the places inside; they stay chosen from head to head.
+// The queries, keys or outputs of a head at the same places of the data, on their first two principal components. A lasso, or
+// a rectangle by keyboard, lists the places inside; they stay chosen from head to head.
 
-const VECTORS = { queries: "queries", keys: "keys", outputs: "outputs" };
-const SHADES = { token: "token", position: "position" };
-const SIZE = 0.021; // of a point, where the largest coordinate is 1
-const REACH_OF_POINT = 0.06;
+const EDGE_OF_PLANE = 1.1; // where the largest coordinate is 1
+const SIZE = 0.021; // of a point
+const REACH_OF_POINT = 0.06; // of the pointer
 const STEP = 0.05; // of the rectangle
+const FIRST_AREA = [0, 0, 0.25, 0.25];
 const MOST_INSIDE = 50;
-// Each of the most frequent tokens has a colour and a symbol.
-const SYMBOLS = [
-  "M-1 0A1 1 0 1 1 1 0A1 1 0 1 1-1 0Z",
-  "M-.9-.9H.9V.9H-.9Z",
-  "M0-1.2L1.2.9H-1.2Z",
-  "M0-1.3L1.1 0 0 1.3-1.1 0Z",
-  "M0 1.2L1.2-.9H-1.2Z",
-  "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
-  "M-1.2-.5H1.2V.5H-1.2Z",
-  "M-.5-1.2H.5V1.2H-.5Z",
-];
+// The symbol of each of the most frequent tokens, beside its colour.
+const SYMBOLS = ["M-1 0A1 1 0 1 1 1 0A1 1 0 1 1-1 0Z", "M-.9-.9H.9V.9H-.9Z", "M0-1.2L1.2.9H-1.2Z", "M0-1.3L1.1 0 0 1.3-1.1 0Z"];
+SYMBOLS.push("M0 1.2L1.2-.9H-1.2Z", "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z", "M-1.2-.5H1.2V.5H-1.2Z", "M-.5-1.2H.5V1.2H-.5Z");
 
 const plane = byId("plane");
+let sampledPoints = []; // the points of the kind, the same for its heads
 let marks = []; // of the points: {index, x, y, node}
-let inside = new Set(); // the indices of the chosen points
-let outline = []; // of the lasso, while it is drawn
-let area = null; // the rectangle: {x, y, across, down}, its centre and half its sides
+let inside = []; // the indices of the chosen points
+let outline = []; // of the lasso, while it is drawn, or of the rectangle
+let area = null; // the rectangle: its centre, x and y, and half its sides
 
-const pointsOf = (head) => events.points[head.kind.name];
-const vectors = () => document.querySelector("#vectors :checked").value;
 const tokenOf = ({ snippet, query }) => snippet[query];
+const pointText = (point) => [runningText(point.snippet, { [point.query]: "query" }), " ", element("span", { class: "small muted" }, placeOf(point))];
 
 function makeProjection() {
-  if (!events) return;
-  for (const [id, options] of Object.entries({ vectors: VECTORS, shades: SHADES })) {
-    byId(id).append(...radios(id, options, () => showProjection(shown.head)));
-    byId(id).querySelector("input").checked = true;
-  }
-  const at = ({ clientX, clientY }) => {
-    const box = plane.getBoundingClientRect();
-    return [((clientX - box.left) / box.width) * 2.2 - 1.1, ((clientY - box.top) / box.height) * 2.2 - 1.1];
-  };
+  byId("projection").addEventListener("change", () => showProjection(shown.head));
+  const at = (event) => sharesOf(event, plane.getBoundingClientRect()).map((share) => (2 * share - 1) * EDGE_OF_PLANE);
   plane.addEventListener("pointerdown", (event) => {
     plane.setPointerCapture(event.pointerId);
-    outline = [at(event)];
-    area = null;
+    [area, outline] = [null, [at(event)]];
   });
   plane.addEventListener("pointermove", (event) => {
-    if (!outline.length) return tellPoint(...at(event));
+    if (!plane.hasPointerCapture(event.pointerId)) return tellPoint(...at(event));
     outline.push(at(event));
     drawOutline();
   });
-  const end = () => {
-    if (outline.length) choose(({ x, y }) => isWithin(outline, x, y));
-    outline = [];
-  };
-  for (const kind of ["pointerup", "pointercancel"]) plane.addEventListener(kind, end);
+  plane.addEventListener("lostpointercapture", choose);
   plane.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Escape" && inside.size) clear();
-    else if (event.key in WAYS) moveArea(WAYS[event.key], event.shiftKey);
+    if (event.key in WAYS) moveArea(WAYS[event.key], event.shiftKey);
+    else if (event.key === "Escape" && outline.length + inside.length) [area, outline] = [null, []];
     else return;
+    choose();
     event.preventDefault();
   });
 }
 
-// Move the rectangle, or make it longer to the right and downwards, shorter to the left and upwards.
-function moveArea([across, down], isResized) {
-  if (!area) area = { x: 0, y: 0, across: 0.25, down: 0.25 };
-  else if (isResized) {
-    area.across = Math.max(STEP, Math.min(area.across + across * STEP, 1.1));
-    area.down = Math.max(STEP, Math.min(area.down + down * STEP, 1.1));
-  } else {
-    area.x = Math.max(-1, Math.min(area.x + across * STEP, 1));
-    area.y = Math.max(-1, Math.min(area.y + down * STEP, 1));
-  }
-  choose(({ x, y }) => Math.abs(x - area.x) <= area.across && Math.abs(y - area.y) <= area.down);
+// Move the rectangle; or make it wider or higher, to the left and upwards less so.
+function moveArea([right, below], isResized) {
+  const by = isResized ? [0, 0, right, below] : [right, below, 0, 0];
+  area = (area ?? FIRST_AREA).map((value, at) => clamped(value + STEP * by[at], at < 2 ? -1 : STEP, EDGE_OF_PLANE));
+  const [x, y, across, down] = area;
+  outline = [[x - across, y - down], [x + across, y - down], [x + across, y + down], [x - across, y + down]];
 }
 
-// Whether a point is within a closed outline, by the number of its edges to the right.
-function isWithin(outline, x, y) {
+// Whether a point is within the outline, by the number of its edges to the right.
+function isWithin({ x, y }) {
   const isCrossed = ([x1, y1], at) => {
     const [x2, y2] = outline.at(at - 1);
     return y1 > y !== y2 > y && x < x1 + ((x2 - x1) * (y - y1)) / (y2 - y1);
@@ -85,84 +61,62 @@ function isWithin(outline, x, y) {
   return outline.filter(isCrossed).length % 2 === 1;
 }
 
-function choose(isInside) {
-  inside = new Set(marks.filter(isInside).map(({ index }) => index));
+// Choose the points inside the outline.
+function choose() {
+  inside = marks.filter(isWithin).map(({ index }) => index);
   drawOutline();
   showInside();
 }
 
-function clear() {
-  [area, outline] = [null, []];
-  choose(() => false);
-}
-
-function drawOutline() {
-  const corners = area && [[-1, -1], [1, -1], [1, 1], [-1, 1]].map(([x, y]) => [area.x + x * area.across, area.y + y * area.down]);
-  const path = corners ?? outline;
-  byId("lasso").setAttribute("d", path.length ? `M${path.map((corner) => corner.join(" ")).join("L")}Z` : "");
-}
+const drawOutline = () => byId("lasso").setAttribute("d", outline.length ? `M${outline.join("L")}Z` : "");
 
 function showInside() {
-  plane.classList.toggle("chosen-some", inside.size > 0);
-  for (const { index, node } of marks) node.classList.toggle("inside", inside.has(index));
-  const all = pointsOf(shown.head);
-  const chosenPoints = [...inside].map((index) => all[index]);
-  byId("inside-title").textContent = inside.size ? `${inside.size} of ${count(all.length, "point")}` : "No points chosen";
-  const rest = chosenPoints.length - MOST_INSIDE;
-  byId("inside").replaceChildren(
-    ...chosenPoints.slice(0, MOST_INSIDE).map((point) => {
-      const place = element("span", { class: "small muted" }, placeOf(point));
-      return element("li", {}, runningText(point.snippet, { [point.query]: "query" }), " ", place);
-    }),
-    ...(rest > 0 ? [element("li", { class: "small muted" }, `and ${rest} more`)] : []),
-  );
+  plane.classList.toggle("chosen-some", inside.length > 0);
+  for (const { index, node } of marks) node.classList.toggle("inside", inside.includes(index));
+  byId("inside-title").textContent = inside.length ? `${inside.length} of ${count(sampledPoints.length, "point")}` : "No points chosen";
+  const rest = inside.length - MOST_INSIDE;
+  const items = inside.slice(0, MOST_INSIDE).map((index) => element("li", {}, ...pointText(sampledPoints[index])));
+  byId("inside").replaceChildren(...items, ...(rest > 0 ? [element("li", {}, `and ${rest} more`)] : []));
 }
 
 // Name the point at the pointer.
 function tellPoint(x, y) {
   const far = (mark) => Math.hypot(mark.x - x, mark.y - y);
-  const mark = marks.reduce((best, other) => (best && far(best) <= far(other) ? best : other), undefined);
-  const isNear = mark && far(mark) <= REACH_OF_POINT;
-  const point = isNear && pointsOf(shown.head)[mark.index];
-  byId("point").replaceChildren(
-    ...(point ? [runningText(point.snippet, { [point.query]: "query" }), ` ${placeOf(point)}`] : ["Drag around points to list them."]),
-  );
+  const mark = leastBy(marks.filter((other) => far(other) <= REACH_OF_POINT), far);
+  byId("point").replaceChildren(...(mark ? pointText(sampledPoints[mark.index]) : ["Drag around points to list them."]));
 }
 
 function showProjection(head) {
   const { projection } = head.events;
-  byId("projection").hidden = !projection;
-  if (!projection) return;
-  const all = pointsOf(head);
-  const places = new Int16Array(decoded(projection[vectors()]).buffer);
-  const byToken = Map.groupBy(all, tokenOf);
-  const frequent = [...byToken.keys()].sort((a, b) => byToken.get(b).length - byToken.get(a).length).slice(0, SYMBOLS.length);
-  const isByToken = document.querySelector("#shades :checked").value === "token";
-  const furthest = Math.max(1, ...all.map(({ at }) => at));
-  marks = all.map((point, index) => {
+  const [vectors, shades] = ["vectors", "shades"].map((name) => document.querySelector(`[name="${name}"]:checked`).value);
+  const isByToken = shades === "token";
+  if (sampledPoints !== events.points[head.kind.name]) [sampledPoints, inside] = [events.points[head.kind.name], []];
+  [area, outline] = [null, []];
+  const places = new Int16Array(decoded(projection[vectors]).buffer);
+  const byToken = [...Map.groupBy(sampledPoints, tokenOf)].sort(([, a], [, b]) => b.length - a.length);
+  const frequent = byToken.slice(0, SYMBOLS.length).map(([id]) => id);
+  const furthest = Math.max(1, ...sampledPoints.map(({ at }) => at));
+  marks = sampledPoints.map((point, index) => {
     const [x, y] = [places[2 * index] / 32767, -places[2 * index + 1] / 32767];
-    const number = isByToken ? frequent.indexOf(tokenOf(point)) : -1;
-    const node = symbol(number, `translate(${x} ${y}) scale(${SIZE})`);
+    const node = symbol(isByToken ? frequent.indexOf(tokenOf(point)) : -1, { transform: `translate(${x} ${y}) scale(${SIZE})` });
     if (!isByToken) node.style.setProperty("fill", atlas.colours[Math.round((point.at / furthest) * 255)]);
-    node.classList.toggle("unmatched", !isPointMatch(point));
+    node.classList.toggle("unmatched", Boolean(matching) && !matching.has(tokenOf(point)));
     return { index, x, y, node };
   });
   byId("marks").replaceChildren(...marks.map(({ node }) => node));
-  const shares = projection.explained[vectors()].map((share) => `${(100 * share).toFixed(1)} %`);
-  byId("explained").textContent = `They explain ${shares.join(" and ")} of the variance of the ${vectors()}.`;
-  const rest = all.length - frequent.reduce((sum, id) => sum + byToken.get(id).length, 0);
-  const keys = frequent.map((id, number) => [number, events.tokens[id], byToken.get(id).length]);
+  byId("explained").textContent = `They explain ${projection.explained[vectors].map(percent).join(" and ")} of the variance of the ${vectors}.`;
+  const rest = byToken.slice(SYMBOLS.length).reduce((sum, [, of]) => sum + of.length, 0);
+  const keys = byToken.slice(0, SYMBOLS.length).map(([id, of], number) => [number, element("bdi", {}, events.tokens[id]), of.length]);
+  const box = { class: "swatch", viewBox: "-2 -2 4 4", "aria-hidden": "true" };
+  const items = [...keys, [-1, "others", rest]].filter(([, , size]) => size);
   byId("point-keys").replaceChildren(
-    ...(isByToken ? [...keys, ...(rest ? [[-1, "others", rest]] : [])] : []).map(([number, words, size]) => {
-      const key = shape("svg", { class: "swatch", viewBox: "-2 -2 4 4", "aria-hidden": "true" }, symbol(number, ""));
-      return element("li", {}, key, " ", number < 0 ? words : element("bdi", {}, words), ` ${size}`);
-    }),
+    ...items.map(([number, words, size]) => element("li", {}, shape("svg", box, symbol(number)), " ", words, ` ${size}`)),
   );
+  byId("point-keys").hidden = !isByToken;
   byId("positions").hidden = isByToken;
   byId("furthest").textContent = furthest;
   drawOutline();
   showInside();
 }
 
-const symbol = (number, transform) =>
-  shape("path", { class: number < 0 ? "other" : `symbol-${number}`, d: SYMBOLS[Math.max(0, number)], transform });
+const symbol = (number, attributes) => shape("path", { class: number < 0 ? "other" : `symbol-${number}`, d: SYMBOLS[Math.max(0, number)], ...attributes });
