@@ -13,6 +13,7 @@ const keysOf = (event) => event.keys ?? event.queries;
 const quoted = (id) => `‘\u2068${events.tokens[id]}\u2069’`;
 const placeOf = ({ row, at }) => `${row}, token ${at}`;
 const shownRoot = (root) => ((root / 255) ** 2).toFixed(2);
+const aside = (words) => element("span", { class: "small muted" }, words);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 // 255 times the square root of the weight of each key, for the event's query, or for another query of its map.
@@ -92,7 +93,7 @@ function listEvents(head) {
     const words = `${numbersOfEvent(event)} · ${placeOf(event)}`;
     const label = { "aria-label": `${namesOf(event)}, ${words}` };
     const attributes = { type: "button", class: "snippet", tabindex: index ? -1 : 0, "data-event": index, ...label };
-    return element("button", attributes, ...eventText(event), element("span", { class: "small muted" }, words));
+    return element("button", attributes, ...eventText(event), aside(words));
   };
   const heading = (rank) => element("h4", {}, rank === STRONGEST_RANK ? "The strongest" : `Decile ${rank + 1} of 10 by strength`);
   const groups = [...Map.groupBy(listed, rankOf)];

@@ -185,7 +185,7 @@ function makeCells() {
   byId("head-title").addEventListener("keydown", (event) => {
     if (!isStep(event)) return;
     event.preventDefault();
-    const entry = alignment.hidden || (view() === "both" && !shown.head.kind.isCross) ? cells : aligned.queries[within("queries", shown.token) - shown.from.queries];
+    const entry = alignment.hidden || (view() === "both" && !shown.head.kind.isCross) ? cells : rows.queries.querySelector('[tabindex="0"]');
     entry.focus();
     entry.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: true, cancelable: true }));
   });

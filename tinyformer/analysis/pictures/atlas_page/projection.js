@@ -19,7 +19,7 @@ let outline = []; // of the lasso, while it is drawn, or of the rectangle
 let area = null; // the rectangle: its centre, x and y, and half its sides
 
 const tokenOf = ({ snippet, query }) => snippet[query];
-const pointText = (point) => [runningText(point.snippet, { [point.query]: "query" }), " ", element("span", { class: "small muted" }, placeOf(point))];
+const pointText = (point) => [runningText(point.snippet, { [point.query]: "query" }), " ", aside(placeOf(point))];
 
 function makeProjection() {
   byId("projection").addEventListener("change", () => showProjection(shown.head));
@@ -119,4 +119,5 @@ function showProjection(head) {
   showInside();
 }
 
-const symbol = (number, attributes) => shape("path", { class: number < 0 ? "other" : `symbol-${number}`, d: SYMBOLS[Math.max(0, number)], ...attributes });
+const symbol = (number, rest) =>
+  shape("path", { class: number < 0 ? "other" : `symbol-${number}`, d: SYMBOLS[Math.max(0, number)], ...rest });
