@@ -115,7 +115,7 @@ function showLabels(drawn, width) {
     const way = x > width - LABEL ? -1 : 1;
     const space = way < 0 ? 2 * LABEL : LABEL; // another label may point here
     const isFree = ({ place }) => way * (place.x - x) <= 0 || way * (place.x - x) > space || Math.abs(place.y - y) > 12;
-    return drawn.every(isFree) ? shape("text", { x: x + way * 10, y: y + 4, "text-anchor": way < 0 ? "end" : "start" }, label) : "";
+    return label && drawn.every(isFree) ? shape("text", { x: x + way * 10, y: y + 4, "text-anchor": way < 0 ? "end" : "start" }, label) : "";
   });
   byId("labels").replaceChildren(...labels);
 }
