@@ -27,9 +27,11 @@ from tinyformer.analysis.measures.table import EXPLANATIONS
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.heads import Address
 
-SCRIPTS = ("data.js", "overview.js", "head.js", "compare.js", "lines.js", "page.js")
+SCRIPTS = ("data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js")
+SCRIPTS += ("events.js", "projection.js", "search.js", "page.js")
 """The scripts, concatenated in this order into one module."""
 
+MOST_WEIGHTS = 100_000_000  # of a page, whose 267 MB browsers open
 LEVELS = 65535  # weights are stored as integer multiples of 1/65535, with an error of at most 0.000008
 SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}  # visible signs for the empty token and for white space
 
@@ -58,11 +60,12 @@ def atlas_html(
 ) -> str:
     """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
 
-    The page opens on thumbnails of all heads, ordered by layer or by a measure; for an encoder–decoder, of one kind of
-    attention at a time. A head opens as a map with its tokens, as lines between tokens, or as both; a second head can
-    stand beside it. Selecting a token shows which tokens it attends to, or which attend to it. The colour, and the
-    opacity of a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in
-    a frame, too: `<iframe srcdoc="…">` with the page escaped as HTML.
+    The page opens on a scatter of all heads by any two measures, and on their thumbnails, ordered by layer or by a
+    measure; for an encoder–decoder, of one kind of attention at a time. A head opens as a map with its tokens, as lines
+    between tokens, or as both, of at most 256 tokens at a time; a second head can stand beside it. Selecting a token
+    shows which tokens it attends to, or which attend to it. The colour, and the opacity of a line, is the square root
+    of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in a frame, too: `<iframe srcdoc="…">`
+    with the page escaped as HTML.
 
     Args:
         maps: exact attention weights of each layer, queries down and keys across.
@@ -169,6 +172,9 @@ def _require_fit(
     addresses: Sequence[Address],
 ) -> None:
     """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
+    if (size := sum(layer.numel() for layer in maps)) > MOST_WEIGHTS:
+        reason = f"must be at most {MOST_WEIGHTS:,}, which browsers open: show fewer tokens"
+        raise ArgumentError("maps", f"{size:,} weights", reason)
     if not kinds:
         raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
     if not all(tokens for axes in kinds.values() for tokens in axes):

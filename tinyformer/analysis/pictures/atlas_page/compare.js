@@ -29,11 +29,11 @@ function showOther() {
   byId("other-title").textContent = capitalised(other.title);
   for (const column of document.querySelectorAll("th.other")) column.textContent = other.title;
   byId("other-keys").replaceChildren(
-    ...head.kind.keys.map((token) => element("span", { class: "token" }, element("span", {}, token))),
+    ...[...labels.keys].map(({ textContent: token }) => element("span", { class: "token" }, element("span", {}, token))),
   );
   byId("other-keys").classList.toggle("upright", byId("keys").classList.contains("upright"));
   byId("other-cells").classList.toggle("ablated", other.ablated);
-  drawMap(byId("other-map"), other);
+  drawMap(byId("other-map"), other, partOf("queries"), partOf("keys"));
 }
 
 // The cell of the other head in a row of a table, if there is one.

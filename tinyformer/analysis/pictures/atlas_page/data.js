@@ -27,34 +27,47 @@ const heads = atlas.heads.map((head) => {
   return { ...head, kind, title: `${kind.name} ${place}`.trim(), hash: `#${fragment.join("-")}` };
 });
 
+// Some bytes of base64, in which four characters are three bytes.
+function decoded(base64, from = 0, size = Infinity) {
+  const text = atob(base64.slice(4 * Math.floor(from / 3), 4 * Math.ceil((from + size) / 3)));
+  const skipped = from % 3;
+  const bytes = new Uint8Array(Math.min(size, text.length - skipped));
+  for (let at = 0; at < bytes.length; at++) bytes[at] = text.charCodeAt(at + skipped);
+  return bytes;
+}
+
 // A map's levels, row by row, decoded on first use. All machines that run browsers are little-endian.
 function levels(head) {
-  if (typeof head.weights === "string") {
-    const bytes = Uint8Array.from(atob(head.weights), (character) => character.charCodeAt(0));
-    head.weights = new Uint16Array(bytes.buffer);
-  }
+  if (typeof head.weights === "string") head.weights = new Uint16Array(decoded(head.weights).buffer);
   return head.weights;
+}
+
+// The levels of some weights in a row. Of a map with more than LARGE weights, only these are decoded, each time anew.
+const LARGE = 2 ** 21;
+function levelsOf(head, query, key = 0, number = head.kind.keys.length) {
+  const { queries, keys } = head.kind;
+  const at = query * keys.length + key;
+  if (queries.length * keys.length <= LARGE) return levels(head).subarray(at, at + number);
+  return new Uint16Array(decoded(head.weights, 2 * at, 2 * number).buffer);
 }
 
 // Whether the weights on the first key, often an attention sink, are left out.
 let hidesFirst = false;
 const LEAST = 0.001; // rows whose other weights sum to less are left out as well, since these are rounding errors
 
-// The factor by which the other weights of each query are multiplied, so that its row keeps its sum without the first key.
-function factors(head) {
-  const columns = head.kind.keys.length;
-  head.factors ??= head.kind.queries.map((_, query) => {
-    const row = levels(head).subarray(query * columns, (query + 1) * columns);
-    const rest = row.subarray(1).reduce((sum, level) => sum + level, 0);
-    return rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0;
-  });
-  return head.factors;
+// The factor by which the other weights of a query are multiplied, so that its row keeps its sum without the first key.
+function factor(head, query) {
+  if (!hidesFirst) return 1;
+  head.factors ??= [];
+  if (query in head.factors) return head.factors[query];
+  const row = levelsOf(head, query);
+  const rest = row.subarray(1).reduce((sum, level) => sum + level, 0);
+  return (head.factors[query] = rest >= LEAST * LEVELS ? (rest + row[0]) / rest : 0);
 }
 
 function weight(head, query, key) {
-  const stored = levels(head)[query * head.kind.keys.length + key] / LEVELS;
-  if (!hidesFirst) return stored;
-  return key === 0 ? 0 : stored * factors(head)[query];
+  if (hidesFirst && key === 0) return 0;
+  return (levelsOf(head, query, key, 1)[0] / LEVELS) * factor(head, query);
 }
 
 // The colours of 256 steps of the square root, as ABGR pixels.
@@ -63,14 +76,28 @@ const pixels = Uint32Array.from(atlas.colours, (colour) => {
   return 0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16);
 });
 
-function drawMap(canvas, head) {
-  const columns = (canvas.width = head.kind.keys.length);
-  canvas.height = head.kind.queries.length;
+const strideOf = (size) => Math.ceil(size / 512); // the number of tokens that a pixel stands for
+
+// Draw the weights of some queries and keys. Where a pixel stands for n tokens, it shows every n-th query, and the largest
+// weight of n keys.
+function drawMap(canvas, head, queries = { from: 0, size: head.kind.queries.length }, keys = { from: 0, size: head.kind.keys.length }) {
+  const [down, across] = [strideOf(queries.size), strideOf(keys.size)];
+  const columns = (canvas.width = Math.ceil(keys.size / across));
+  canvas.height = Math.ceil(queries.size / down);
   const context = canvas.getContext("2d");
-  const image = context.createImageData(canvas.width, canvas.height);
+  const image = context.createImageData(columns, canvas.height);
   const colours = new Uint32Array(image.data.buffer);
-  for (let at = 0; at < colours.length; at++) {
-    colours[at] = pixels[Math.round(Math.sqrt(weight(head, Math.floor(at / columns), at % columns)) * 255)];
+  for (let y = 0; y < canvas.height; y++) {
+    const query = queries.from + y * down;
+    const row = levelsOf(head, query, keys.from, keys.size);
+    const scale = factor(head, query) / LEVELS;
+    for (let x = 0; x < columns; x++) {
+      let level = 0;
+      for (let key = x * across; key < Math.min((x + 1) * across, keys.size); key++) {
+        if (row[key] > level && !(hidesFirst && keys.from + key === 0)) level = row[key];
+      }
+      colours[y * columns + x] = pixels[Math.round(Math.sqrt(level * scale) * 255)];
+    }
   }
   context.putImageData(image, 0, 0);
 }
@@ -86,21 +113,36 @@ function shownNumber(value) {
 // Isolated, so that a right-to-left token does not reorder its sentence.
 const shownToken = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
 
+const clamped = (value, low, high) => Math.max(low, Math.min(value, high));
+
+// The item with the least value, the first of equal ones; undefined without items.
+function leastBy(items, valueOf) {
+  return items.map((item) => [valueOf(item), item]).reduce((best, other) => (other[0] < best[0] ? other : best), [Infinity])[1];
+}
+
 // Indices by weight, largest first; ties in the order of tokens.
 function strongest(weights) {
   return [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
+}
+
+// Where the pointer is in a box, as shares of its sides.
+function sharesOf({ clientX, clientY }, { left, top, width, height }) {
+  return [(clientX - left) / width, (clientY - top) / height];
 }
 
 const capitalised = (words) => words[0].toUpperCase() + words.slice(1);
 
 const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
-function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
+const element = (tag, ...rest) => filled(document.createElement(tag), ...rest);
+
+function filled(node, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
   return node;
 }
+
+const shape = (tag, ...rest) => filled(document.createElementNS("http://www.w3.org/2000/svg", tag), ...rest);
 
 // Whether tokens contain the spaces between words, as ␣ or a tokenizer's ·; if not, tokens are drawn with space between.
 const hasSpaces = (tokens) => tokens.some((token) => /[␣·]/.test(token));
@@ -109,11 +151,16 @@ const lineEnd = (token) => (token.includes("⏎") ? [element("br")] : []);
 
 const byId = (id) => document.getElementById(id);
 
+// The steps of the arrow keys, across and down.
+const WAYS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const BUTTONS = "button, [role='button']";
+const hasModifier = (event) => event.ctrlKey || event.altKey || event.metaKey || event.shiftKey;
+
 // A roving tab stop: the arrow keys move between the buttons, and Tab returns to the last one.
 function rove(container, step) {
   container.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
-    const buttons = [...container.querySelectorAll("button")];
+    if (hasModifier(event)) return;
+    const buttons = [...container.querySelectorAll(BUTTONS)];
     const at = buttons.indexOf(event.target);
     const to = at < 0 ? undefined : step(event.key, at, buttons);
     if (to === undefined) return;
@@ -121,7 +168,7 @@ function rove(container, step) {
     buttons[Math.max(0, Math.min(to, buttons.length - 1))].focus();
   });
   container.addEventListener("focusin", (event) => {
-    const button = event.target.closest("button");
+    const button = event.target.closest(BUTTONS);
     if (button) keepStop(container, button);
   });
 }
@@ -131,6 +178,6 @@ const STEPS = { ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1, Home: -
 const alongTokens = (key, at) => (key in STEPS ? at + STEPS[key] : undefined);
 
 function keepStop(container, button) {
-  for (const other of container.querySelectorAll('button[tabindex="0"]')) other.tabIndex = -1;
+  for (const other of container.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
   button.tabIndex = 0;
 }

@@ -1,10 +1,11 @@
 // One head: its map with tokens on both axes, the weights of the selected token, and the measures.
 
 const STRONGEST = 8;
+const MOST_ROWS = 512; // of the table
 const MIN_CELL = 11;
 const MAX_CELL = 44;
 
-const shown = { head: null, other: null, axis: "queries", token: 0, query: 0, key: 0, all: false };
+const shown = { head: null, other: null, axis: "queries", token: 0, query: 0, key: 0, all: false, from: { queries: 0, keys: 0 } };
 
 // The words of each axis, and the weights of one of its tokens over the tokens of the other axis.
 const AXES = {
@@ -42,9 +43,10 @@ const axisWords = (axis) =>
 
 // A row or column of buttons, one for each token of an axis.
 function fillAxis(container, axis) {
-  const buttons = shown.head.kind[axis].map((token, index) => {
-    const attributes = { type: "button", class: "token", tabindex: -1, "data-token": index };
-    const name = tokenName(axis, index);
+  const { from, size } = partOf(axis);
+  const buttons = shown.head.kind[axis].slice(from, from + size).map((token, index) => {
+    const attributes = { type: "button", class: "token", tabindex: -1, "data-token": from + index };
+    const name = tokenName(axis, from + index);
     const button = element("button", { ...attributes, "aria-label": name, title: name });
     button.append(element("span", {}, token));
     return button;
@@ -72,8 +74,9 @@ function select(axis, token) {
 // Mark the selected token on its axis, and give those of the other axis the weights by which they are drawn.
 function markTokens(buttons, side, lengths) {
   buttons.forEach((button, index) => {
-    button.style.setProperty("--weight", side === shown.axis ? 0 : lengths[index]);
-    if (side === shown.axis && index === shown.token) button.setAttribute("aria-current", "true");
+    const token = shown.from[side] + index;
+    button.style.setProperty("--weight", side === shown.axis ? 0 : lengths[token]);
+    if (side === shown.axis && token === shown.token) button.setAttribute("aria-current", "true");
     else button.removeAttribute("aria-current");
   });
 }
@@ -86,12 +89,13 @@ function showToken() {
   const largest = Math.max(...weights) || 1;
   const lengths = weights.map((value) => value / largest);
   for (const side of ["queries", "keys"]) markTokens(labels[side], side, lengths);
-  keepStop(byId(axis), labels[axis][token]);
+  keepStop(byId(axis), labels[axis][token - shown.from[axis]]);
   for (const band of document.querySelectorAll(".band")) {
     band.className = `band ${axis}`;
-    band.style.setProperty("--at", token);
+    band.style.setProperty("--at", token - shown.from[axis]);
   }
-  strip.forEach((part, index) => {
+  strip.forEach((part, at) => {
+    const index = shown.from.keys + at;
     part.style.setProperty("--weight", Math.sqrt(weights[index]));
     part.classList.toggle("chosen", index === token);
   });
@@ -105,9 +109,10 @@ function showToken() {
   byId("weights-caption").textContent = `${title}, the largest weight first`;
   // Tokens that the mask hides have no weight, and no row.
   const seen = order.filter((index) => weights[index] > 0);
-  byId("all-weights").textContent = shown.all ? `Show the ${STRONGEST} largest` : `Show all ${seen.length}`;
+  const most = seen.length > MOST_ROWS ? `the ${MOST_ROWS} largest` : `all ${seen.length}`;
+  byId("all-weights").textContent = `Show ${shown.all ? `the ${STRONGEST} largest` : most}`;
   byId("all-weights").hidden = seen.length <= STRONGEST;
-  const rows = shown.all ? seen : seen.slice(0, STRONGEST);
+  const rows = seen.slice(0, shown.all ? MOST_ROWS : STRONGEST);
   const others = shown.other && of(token, shown.other);
   byId("weights").replaceChildren(
     ...rows.map((index) => weightRow(other, index, weights[index], lengths[index], others?.[index])),
@@ -134,8 +139,8 @@ function point(query, key) {
   Object.assign(shown, { query, key });
   for (const cursor of cursors) {
     cursor.hidden = false;
-    cursor.style.setProperty("--query", query);
-    cursor.style.setProperty("--key", key);
+    cursor.style.setProperty("--query", query - shown.from.queries);
+    cursor.style.setProperty("--key", key - shown.from.keys);
   }
   const { sides, queries, keys } = shown.head.kind;
   const values = drawnHeads().map((head) => element("strong", {}, shownWeight(weight(head, query, key))));
@@ -152,13 +157,9 @@ function unpoint() {
 
 function makeCells() {
   const place = (event) => {
-    const box = event.currentTarget.getBoundingClientRect();
-    const { queries, keys } = shown.head.kind;
-    const step = (share, size) => Math.max(0, Math.min(size - 1, Math.floor(share * size)));
-    return [
-      step((event.clientY - box.top) / box.height, queries.length),
-      step((event.clientX - box.left) / box.width, keys.length),
-    ];
+    const [across, down] = sharesOf(event, event.currentTarget.getBoundingClientRect());
+    const step = (axis, share) => within(axis, shown.from[axis] + Math.floor(share * partOf(axis).size));
+    return [step("queries", down), step("keys", across)];
   };
   const follow = (event) => {
     const [query, key] = place(event);
@@ -172,21 +173,19 @@ function makeCells() {
   }
   cells.addEventListener("blur", unpoint);
   cells.addEventListener("focus", () => point(shown.query, shown.key));
-  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  const isStep = (event) => event.key in steps && !(event.shiftKey || event.altKey || event.ctrlKey || event.metaKey);
+  const isStep = (event) => event.key in WAYS && !hasModifier(event);
   cells.addEventListener("keydown", (event) => {
     if (!isStep(event)) return;
     event.preventDefault();
-    const [down, right] = steps[event.key];
-    const within = (value, tokens) => Math.max(0, Math.min(tokens.length - 1, value));
-    point(within(shown.query + down, shown.head.kind.queries), within(shown.key + right, shown.head.kind.keys));
+    const [right, down] = WAYS[event.key];
+    point(within("queries", shown.query + down), within("keys", shown.key + right));
     cursors[0].scrollIntoView({ block: "nearest", inline: "nearest" });
   });
   // A head that was opened has the focus on its title; from there, the arrow keys lead into the map or the lines.
   byId("head-title").addEventListener("keydown", (event) => {
     if (!isStep(event)) return;
     event.preventDefault();
-    const entry = alignment.hidden || (view() === "both" && !shown.head.kind.isCross) ? cells : aligned.queries[shown.token];
+    const entry = alignment.hidden || (view() === "both" && !shown.head.kind.isCross) ? cells : rows.queries.querySelector('[tabindex="0"]');
     entry.focus();
     entry.dispatchEvent(new KeyboardEvent("keydown", { key: event.key, bubbles: true, cancelable: true }));
   });
@@ -196,6 +195,7 @@ function makeHeadView() {
   for (const axis of ["queries", "keys"]) makeAxis(byId(axis), axis);
   makeCells();
   makeLines();
+  makeParts();
   makeComparison();
   makeViews();
   byId("strip").addEventListener("pointerover", (event) => {
@@ -213,26 +213,34 @@ function makeHeadView() {
 
 // Lay out the tokens of a kind of attention, with its last query selected.
 function layOut(kind) {
-  const last = kind.queries.length - 1;
-  Object.assign(shown, { axis: "queries", token: last, query: last, key: 0 });
+  const last = partOf("queries").size - 1;
+  Object.assign(shown, { from: { queries: 0, keys: 0 }, axis: "queries", token: last, query: last, key: 0 });
+  layOutPart();
+  listOthers(kind);
+}
+
+function layOutPart() {
+  const { kind } = shown.head;
+  Object.assign(shown, { token: within(shown.axis, shown.token), query: within("queries", shown.query), key: within("keys", shown.key) });
   const map = document.querySelector(".map");
-  map.style.setProperty("--rows", kind.queries.length);
-  map.style.setProperty("--columns", kind.keys.length);
+  map.style.setProperty("--rows", partOf("queries").size);
+  map.style.setProperty("--columns", partOf("keys").size);
   for (const axis of ["queries", "keys"]) {
     const container = byId(axis);
     labels[axis] = fillAxis(container, axis);
-    labels[axis][axis === "queries" ? last : kind.keys.length - 1].tabIndex = 0;
+    labels[axis].at(-1).tabIndex = 0;
     container.classList.toggle("upright", Math.max(...kind[axis].map((token) => [...token].length)) <= 2);
     container.setAttribute("aria-label", `${axisWords(axis)}. Arrow keys move.`);
   }
   byId("across").textContent = `${kind.isCross ? kind.sides.keys : "keys"}\u00a0→`;
   byId("down").textContent = `${kind.isCross ? kind.sides.queries : "queries"}\u00a0↓`;
   for (const part of ["strip", "strip-scale"]) byId(part).hidden = kind.isCross;
-  strip = kind.isCross ? [] : kind.keys.map((token, index) => element("bdi", { "data-token": index }, token));
+  const { from, size } = partOf("keys");
+  const tokens = kind.isCross ? [] : kind.keys.slice(from, from + size);
+  strip = tokens.map((token, index) => element("bdi", { "data-token": from + index }, token));
   byId("strip").classList.toggle("words", !hasSpaces(kind.keys));
-  byId("strip").replaceChildren(...strip.flatMap((part, index) => [part, ...lineEnd(kind.keys[index])]));
+  byId("strip").replaceChildren(...strip.flatMap((part, index) => [part, ...lineEnd(tokens[index])]));
   layOutLines();
-  listOthers(kind);
 }
 
 const view = () => chosenView ?? (shown.head.kind.isCross ? "both" : "map");
@@ -259,12 +267,12 @@ function showView() {
 // Cells of whole pixels, so that all have the same size: as large as the window allows, but large enough for labels.
 function fit() {
   if (!shown.head) return;
-  const { queries, keys } = shown.head.kind;
+  const [queries, keys] = [partOf("queries").size, partOf("keys").size];
   const map = document.querySelector(".map");
   const numMaps = drawnHeads().length;
   const width = (document.querySelector(".map-side").clientWidth - byId("queries").offsetWidth) / numMaps - 12 * (numMaps - 1);
   const height = innerHeight * 0.86 - byId("keys").offsetHeight;
-  const cell = Math.floor(Math.min(width / keys.length, height / queries.length));
+  const cell = Math.floor(Math.min(width / keys, height / queries));
   map.style.setProperty("--cell", `${Math.max(MIN_CELL, Math.min(cell, MAX_CELL))}px`);
   byId("scrolls").hidden = map.scrollWidth <= map.parentElement.clientWidth + 1;
 }
@@ -278,7 +286,8 @@ function showHead(head) {
   byId("head-notes").textContent = notes.join("; ");
   byId("head-notes").hidden = !notes.length;
   cells.classList.toggle("ablated", head.ablated);
-  drawMap(byId("map"), head);
+  showParts(head);
+  drawMap(byId("map"), head, partOf("queries"), partOf("keys"));
   showOther();
   showView();
   showToken();
@@ -302,4 +311,5 @@ function showHead(head) {
   });
   byId("measures-side").hidden = !rows.length;
   byId("measures").replaceChildren(...rows);
+  showEvents(head);
 }

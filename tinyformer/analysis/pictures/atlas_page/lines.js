@@ -58,7 +58,9 @@ function revealPartner(isAsked) {
   const { axis, token } = shown;
   const { other, weights } = AXES[axis];
   const frame = byId("pair").parentElement;
-  const [own, partner] = [aligned[axis][token], aligned[other][strongest(weights(token))[0]]];
+  const at = (side, index) => aligned[side][index - shown.from[side]];
+  const [own, partner] = [at(axis, token), at(other, strongest(weights(token))[0])];
+  if (!partner) return; // in another part of a long text
   const together = [own, partner].map((button) => [button.offsetLeft, button.offsetLeft + button.offsetWidth]).flat();
   const fits = Math.max(...together) - Math.min(...together) <= frame.clientWidth;
   const [left, right] = fits ? [Math.min(...together), Math.max(...together)] : together.slice(2);
@@ -72,7 +74,7 @@ function layOutLines() {
   const { kind } = shown.head;
   const pair = byId("pair");
   alignment.classList.toggle("columns", !kind.isCross);
-  pair.style.setProperty("--longest", Math.max(kind.queries.length, kind.keys.length));
+  pair.style.setProperty("--longest", Math.max(partOf("queries").size, partOf("keys").size));
   const order = kind.isCross ? ["keys", "queries"] : ["queries", "keys"];
   pair.replaceChildren(rows[order[0]], drawing, rows[order[1]]);
   for (const [axis, row] of Object.entries(rows)) {
@@ -91,13 +93,13 @@ function layOutLines() {
 
 // The lines of the selected token; without one, the weights of at least an even spread over the keys.
 function linesOf(head) {
-  const { queries, keys } = head.kind;
-  const even = 1 / keys.length - 0.5 / LEVELS; // half a step below, since weights are rounded
+  const [queries, keys] = [partOf("queries"), partOf("keys")];
+  const even = 1 / head.kind.keys.length - 0.5 / LEVELS; // half a step below, since weights are rounded
   const [least, axis, token] = isSingle() ? [FAINTEST, shown.axis, shown.token] : [even];
   const found = [];
-  for (let query = 0; query < queries.length; query++) {
+  for (let query = queries.from; query < queries.from + queries.size; query++) {
     if (axis === "queries" && query !== token) continue;
-    for (let key = 0; key < keys.length; key++) {
+    for (let key = keys.from; key < keys.from + keys.size; key++) {
       if (axis === "keys" && key !== token) continue;
       const value = weight(head, query, key);
       if (value >= least) found.push({ head, queries: query, keys: key, value });
@@ -111,8 +113,7 @@ function drawLines() {
   const found = drawnHeads().flatMap(linesOf);
   lines = found.sort((a, b) => a.value - b.value).slice(-MOST); // the strongest above the others
   for (const line of lines) {
-    line.node = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    line.node.setAttribute("stroke-opacity", Math.sqrt(line.value));
+    line.node = shape("line", { "stroke-opacity": Math.sqrt(line.value) });
     line.node.classList.toggle("other", line.head !== shown.head);
   }
   drawing.classList.toggle("ablated", drawnHeads().every((head) => head.ablated));
@@ -135,7 +136,7 @@ function placeLines() {
   const places = { queries: aligned.queries.map(middle), keys: aligned.keys.map(middle) };
   const [width, height] = [drawing.clientWidth, drawing.clientHeight];
   for (const line of lines) {
-    const [query, key] = [places.queries[line.queries], places.keys[line.keys]];
+    const [query, key] = ["queries", "keys"].map((axis) => places[axis][line[axis] - shown.from[axis]]);
     line.ends = isCross ? { x1: key, y1: 0, x2: query, y2: height } : { x1: 0, y1: query, x2: width, y2: key };
     for (const [name, value] of Object.entries(line.ends)) line.node.setAttribute(name, value);
   }
@@ -145,7 +146,7 @@ function placeLines() {
 function alignToken(weights) {
   const { axis, token } = shown;
   for (const side of ["queries", "keys"]) markTokens(aligned[side], side, weights.map(Math.sqrt));
-  keepStop(rows[axis], aligned[axis][token]);
+  keepStop(rows[axis], aligned[axis][token - shown.from[axis]]);
   if (!isSingle()) return;
   drawLines();
   byId("aligned").textContent = byId("sentence").textContent;

@@ -10,20 +10,26 @@ const thumbnails = byId("thumbnails");
 const measureChoice = byId("measure");
 const orderChoice = byId("order");
 
+const BLOCK = 240; // heads that are laid out together, only when they are near the window
+
+// Draws maps when they come near the window; those of a group are watched when the group comes near.
 const drawWhenSeen = new IntersectionObserver(
   (entries) => {
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
-      drawMap(target.querySelector("canvas"), heads[target.dataset.head]);
       drawWhenSeen.unobserve(target);
+      if (target.dataset.head) drawMap(target.querySelector("canvas"), heads[target.dataset.head]);
+      else for (const button of target.querySelectorAll(".thumbnail")) drawWhenSeen.observe(button);
     }
   },
   { rootMargin: "400px" },
 );
 
 function redrawThumbnails() {
-  for (const { button } of heads) drawWhenSeen.observe(button);
+  for (const group of thumbnails.children) drawWhenSeen.observe(group);
 }
+
+const notesOf = (head) => [head.label, head.ablated ? "ablated" : ""].filter(Boolean);
 
 function makeThumbnail(head, index) {
   const canvas = element("span", { class: "frame" }, element("canvas", { "aria-hidden": "true", width: 1, height: 1 }));
@@ -32,11 +38,10 @@ function makeThumbnail(head, index) {
   place.append(element("span", {}, `layer ${head.layer}`), " ", element("span", {}, `head ${head.name}`));
   const button = element("button", { type: "button", class: "thumbnail", tabindex: -1, "data-head": index });
   button.append(canvas, place, " ", element("span", { class: "value" }));
-  for (const note of [head.label, head.ablated ? "ablated" : ""].filter(Boolean)) {
+  for (const note of notesOf(head)) {
     button.append(" ", element("span", { class: "note" }, note));
   }
   button.addEventListener("click", () => openHead(head));
-  drawWhenSeen.observe(button);
   return button;
 }
 
@@ -64,13 +69,14 @@ const byLayer = () => Map.groupBy(ofKind(chosenKind), (head) => head.layer);
 function arrange() {
   const buttons = ordered().map((head) => head.button);
   const isSorted = orderChoice.value !== "layers" && chosenMeasure() >= 0;
-  thumbnails.classList.toggle("sorted", isSorted);
-  if (isSorted) return thumbnails.replaceChildren(...buttons);
-  thumbnails.replaceChildren(
-    ...[...byLayer()].map(([layer, row]) =>
-      element("div", { class: "layer" }, element("h3", {}, `Layer ${layer}`), ...row.map((head) => head.button)),
-    ),
-  );
+  const block = (_, at) => element("div", { class: "block" }, ...buttons.slice(at * BLOCK, (at + 1) * BLOCK));
+  const groups = isSorted
+    ? Array.from({ length: Math.ceil(buttons.length / BLOCK) }, block)
+    : [...byLayer()].map(([layer, row]) =>
+        element("div", { class: "layer" }, element("h3", {}, `Layer ${layer}`), ...row.map((head) => head.button)),
+      );
+  thumbnails.replaceChildren(...groups);
+  redrawThumbnails();
 }
 
 function showValues() {
@@ -89,7 +95,9 @@ function showValues() {
 function vertically(direction, at, buttons) {
   const box = (button) => button.getBoundingClientRect();
   const here = box(buttons[at]);
-  const beyond = buttons.filter((other) => direction * (box(other).top - here.top) > 1);
+  const group = buttons[at].parentElement;
+  const near = [group.previousElementSibling, group, group.nextElementSibling].flatMap((other) => [...(other?.children ?? [])]);
+  const beyond = near.filter((other) => buttons.includes(other) && direction * (box(other).top - here.top) > 1);
   if (!beyond.length) return at;
   const row = direction > 0 ? beyond[0] : beyond.at(-1);
   const inRow = beyond.filter((other) => Math.abs(box(other).top - box(row).top) <= 1);
@@ -107,7 +115,8 @@ const MOVES = {
 };
 
 function makeText(name, tokens) {
-  const text = element("p", { class: "text" }, ...tokens.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
+  const first = tokens.slice(0, 600); // more than the four lines that are shown have
+  const text = element("p", { class: "text" }, ...first.flatMap((token) => [element("bdi", {}, token), ...lineEnd(token)]));
   text.classList.toggle("words", !hasSpaces(tokens));
   return name ? [element("h3", {}, name), text] : [text];
 }
@@ -147,6 +156,9 @@ function showKind(kind) {
   const aspect = kind.keys.length / kind.queries.length;
   thumbnails.style.setProperty("--aspect", Math.max(0.5, Math.min(aspect, 2)));
   thumbnails.classList.toggle("fine", Math.max(kind.queries.length, kind.keys.length) > 128);
+  thumbnails.classList.toggle("many", ofKind(kind).length > BLOCK);
+  listChoices();
+  redrawScatter();
   showValues();
   arrange();
 }
@@ -155,6 +167,7 @@ function makeOverview() {
   makeTexts();
   makeKinds();
   heads.forEach((head, index) => (head.button = makeThumbnail(head, index)));
+  makeScatter();
   for (const kind of kinds) ofKind(kind)[0].button.tabIndex = 0;
   for (const [value, words] of Object.entries(ORDERS)) orderChoice.append(element("option", { value }, words));
   rove(thumbnails, (key, at, buttons) => MOVES[key]?.(at, buttons));

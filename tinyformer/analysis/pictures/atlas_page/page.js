@@ -3,8 +3,9 @@
 const overview = byId("overview");
 const headView = byId("head");
 
-// Whether the head was opened from its thumbnail, so that the browser's history leads back there.
+// Whether the head was opened from the overview, so that the browser's history leads back there, and from what in it.
 let cameFromOverview = false;
+let opener = "button";
 
 // Within a frame, as in a notebook, the address and the history are those of the outer page.
 const isFramed = self !== top;
@@ -19,8 +20,9 @@ function goTo(hash) {
   route();
 }
 
-function openHead(head) {
+function openHead(head, from = "button") {
   cameFromOverview = true;
+  opener = from;
   goTo(head.hash);
 }
 
@@ -52,7 +54,7 @@ function route() {
     byId("head-title").focus({ preventScroll: true });
   } else {
     cameFromOverview = false;
-    if (wasInHead) shown.head.button.focus();
+    if (wasInHead) (opener === "point" && isPlaced(shown.head) ? shown.head.point : shown.head.button).focus();
   }
 }
 
@@ -100,7 +102,7 @@ function makeFacts() {
 }
 
 addEventListener("keydown", (event) => {
-  if (headView.hidden) return;
+  if (headView.hidden || event.defaultPrevented || event.target.matches('[type="search"], [type="number"]')) return;
   if (event.key === "Escape") goBack();
   else if (event.shiftKey && event.key === "ArrowLeft") turn(-1);
   else if (event.shiftKey && event.key === "ArrowRight") turn(1);
@@ -134,4 +136,5 @@ makeFirstToken();
 makeLegend();
 makeOverview();
 makeHeadView();
+makeEvents();
 route();
