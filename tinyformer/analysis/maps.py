@@ -34,7 +34,7 @@ Measure: TypeAlias = Callable[[Any, int | None], HeadMeasures]
 class Shown(NamedTuple):
     """What is shown, and what is measured."""
 
-    captured: Mapping[str, CapturedMaps]  # the weights of each layer, by the kind of attention
+    capture: Callable[[Any], Mapping[str, CapturedMaps]]  # the weights of a network's layers, by the kind of attention
     axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one
     measure: Measure
     extent: str  # the number of tokens that are shown, in words
@@ -71,7 +71,8 @@ class HeadMaps:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
+        shown = self.shown(subject)
+        captured = shown.capture(subject.network)
         measures, traits, labels = with_controls(subject, shown.measure)
         measures = with_importance(subject, measures) if self.needs_gradient else measures
         names = [list(map(head_label, layer)) for layer in measures.names]
@@ -82,7 +83,7 @@ class HeadMaps:
             facts, shown_facts = None, {**subject.facts, "loss": f"{loss}, over {subject.num_windows} {subject.row}s"}
         atlas = write_atlas(
             folder / "atlas.html",
-            [weights[0] for maps in shown.captured.values() for weights in maps],
+            [weights[0] for maps in captured.values() for weights in maps],
             shown.axes,
             measures.values,
             names,
@@ -96,7 +97,7 @@ class HeadMaps:
         given = Counter(part for row in table[1] for part in str(row[-1]).split(" + ") if part not in ("", "ablated"))
         named = ", ".join(f"{number} {label}" for label, number in given.items()) or "none"
         withheld = ", ".join(row[0] for row in rows if row[0].replace(" ", "_") not in traits)
-        pictures = maps_by_kind(shown.captured, shown.axes, "attention maps", PICTURE_TOKENS)
+        pictures = maps_by_kind(captured, shown.axes, "attention maps", PICTURE_TOKENS)
         return Findings(
             lines={
                 "atlas": f"{len(table[1])} maps of {shown.extent} token{plural}; open {atlas.name} in a browser",
@@ -109,24 +110,30 @@ class HeadMaps:
             facts=facts,
         )
 
+    def shown(self, subject: Subject) -> Shown:
+        """The text, or the pair, of the arguments or of the subject's sample."""
+        return (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
+
     def _one_text(self, subject: Subject) -> Shown:
         refuse_target(self.target)
         num_tokens, text = self._length(subject), None if self.text is None else subject.tokens_of(self.text)
         first, is_token = subject.batches[0]["inputs"][0], queries_by_kind(subject.batches[0])[""][0]
         tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
         shown = torch.tensor([tokens], device=first.device)
-        network = cast(Transformer, subject.network)
-        with subject.precision():
-            captured = capture_weights(network, shown, subject.task.mask({"inputs": shown}))
+        mask = subject.task.mask({"inputs": shown})
+
+        def capture(network: Transformer) -> dict[str, CapturedMaps]:
+            with subject.precision():
+                return {"": capture_weights(network, shown, mask)}
+
         measure = of_sample(subject, self.rows)
         if text is not None:
-            probes = Probes([Probe(shown, subject.task.mask({"inputs": shown}), MEASURES | PATTERNS)])
+            probes = Probes([Probe(shown, mask, MEASURES | PATTERNS)])
             measure = _of_probes(subject, probes, len(tokens))
         axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
-        return Shown({"": captured}, axes, measure, _extent(tokens, text))
+        return Shown(capture, axes, measure, _extent(tokens, text))
 
     def _pair(self, subject: Subject) -> Shown:
-        network = cast(EncoderDecoder, subject.network)
         pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
         num_tokens, tokens = self._length(subject), cast(Seq2Seq, subject.task).special_tokens.around(subject.tokenizer)
         text = None if self.text is None else subject.tokens_of(self.text, around=False)
@@ -139,15 +146,18 @@ class HeadMaps:
                 tokens.without_bos(ids[0, :-1].tolist()) for ids in (pairs[0].source, pairs[0].predicted)
             )
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
-        with subject.precision():
-            captured = capture_pair(network, pair)
+
+        def capture(network: EncoderDecoder) -> dict[str, CapturedMaps]:
+            with subject.precision():
+                return capture_pair(network, pair)
+
         measure = of_sample(subject) if text is None else _of_pairs(subject, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         )
         axes = axes_of(pair.ids_by_kind(), subject.tokenizer)
-        return Shown(captured, axes, measure, f"{of_source} source and {of_target} target")
+        return Shown(capture, axes, measure, f"{of_source} source and {of_target} target")
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show."""
