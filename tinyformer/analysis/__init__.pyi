@@ -42,6 +42,7 @@ from .relations import HeadRelations
 from .residual import ResidualSurgery
 from .seeds import seeds_by_number, seeds_by_setting
 from .snapshots.dynamics import TrainingDynamics
+from .snapshots.film import TrainingFilm
 from .subject import Analysis, Findings, Snapshot, Subject, Trained, caption
 from .words import Words, merge_words, words_of
 
@@ -83,6 +84,7 @@ __all__ = [
     "TokenPair",
     "Trained",
     "TrainingDynamics",
+    "TrainingFilm",
     "Trait",
     "Words",
     "ablated_maps",

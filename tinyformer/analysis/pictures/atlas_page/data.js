@@ -36,9 +36,15 @@ function decoded(base64, from = 0, size = Infinity) {
   return bytes;
 }
 
+// The levels of the 8 bits that a film has, see film.js.
+const SQUARES = Array.from({ length: 256 }, (_, root) => Math.round((root / 255) ** 2 * LEVELS));
+
 // A map's levels, row by row, decoded on first use. All machines that run browsers are little-endian.
 function levels(head) {
-  if (typeof head.weights === "string") head.weights = new Uint16Array(decoded(head.weights).buffer);
+  if (typeof head.weights === "string") {
+    const bytes = decoded(head.weights);
+    head.weights = head.isQuantised ? Uint16Array.from(bytes, (root) => SQUARES[root]) : new Uint16Array(bytes.buffer);
+  }
   return head.weights;
 }
 
@@ -47,7 +53,7 @@ const LARGE = 2 ** 21;
 function levelsOf(head, query, key = 0, number = head.kind.keys.length) {
   const { queries, keys } = head.kind;
   const at = query * keys.length + key;
-  if (queries.length * keys.length <= LARGE) return levels(head).subarray(at, at + number);
+  if (head.film || queries.length * keys.length <= LARGE) return levels(head).subarray(at, at + number);
   return new Uint16Array(decoded(head.weights, 2 * at, 2 * number).buffer);
 }
 

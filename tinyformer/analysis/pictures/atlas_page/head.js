@@ -304,7 +304,7 @@ function showHead(head) {
       "tr",
       {},
       element("th", { scope: "row" }, name, element("span", { class: "description" }, description)),
-      element("td", { class: "number" }, shownNumber(value)),
+      element("td", { class: "number" }, shownNumber(value), ...growth(head, at)),
       element("td", { class: "number" }, value === null ? "–" : `${rank} of ${defined.length}`),
       ...otherCell(shownNumber(shown.other?.values[at] ?? null)),
     );

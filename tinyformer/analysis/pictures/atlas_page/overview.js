@@ -38,8 +38,8 @@ function makeThumbnail(head, index) {
   place.append(element("span", {}, `layer ${head.layer}`), " ", element("span", {}, `head ${head.name}`));
   const button = element("button", { type: "button", class: "thumbnail", tabindex: -1, "data-head": index });
   button.append(canvas, place, " ", element("span", { class: "value" }));
-  for (const note of notesOf(head)) {
-    button.append(" ", element("span", { class: "note" }, note));
+  for (const note of [head.label, head.ablated ? "ablated" : ""]) {
+    button.append(" ", element("span", { class: "note" }, note)); // not shown if it is empty
   }
   button.addEventListener("click", () => openHead(head));
   return button;
@@ -83,6 +83,7 @@ function showValues() {
   const measure = chosenMeasure();
   for (const control of document.querySelectorAll('[data-needs="measures"]')) control.hidden = measure < 0;
   byId("measure-description").textContent = measures[measure]?.description ?? "";
+  if (film) drawCurves();
   if (measure < 0) return;
   const { name } = measures[measure];
   for (const head of ofKind(chosenKind)) {

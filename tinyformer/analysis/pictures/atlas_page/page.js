@@ -49,11 +49,13 @@ function route() {
   if (head) {
     if (head.kind !== chosenKind) showKind(head.kind);
     showHead(head);
+    if (film) drawCurves();
     if (wasInHead) return;
     scrollTo(0, 0);
     byId("head-title").focus({ preventScroll: true });
   } else {
     cameFromOverview = false;
+    if (film) drawCurves();
     if (wasInHead) (opener === "point" && isPlaced(shown.head) ? shown.head.point : shown.head.button).focus();
   }
 }
@@ -137,4 +139,5 @@ makeLegend();
 makeOverview();
 makeHeadView();
 makeEvents();
+makeFilm();
 route();

@@ -1,0 +1,186 @@
+// Training as a film, where the file has one: a slider over snapshots, at each of which every head has its own map, values
+// and label. The weights w of all but the last snapshot are stored as round(255 √w).
+
+const { film } = atlas;
+const last = film ? film.steps.length - 1 : 0;
+const SECONDS = 9; // of the whole film
+const SHORTEST = 0.1; // seconds of a snapshot
+const LONGEST = 0.4;
+const MOST_NAMED = 4; // heads below the curves
+
+const playButton = byId("play");
+const slider = byId("frame");
+const ticks = byId("ticks");
+let frame = last;
+let playing = null;
+
+// The events at each snapshot; those between two belong to the later one.
+const happenings = Map.groupBy(film?.events ?? [], ({ step }) => film.steps.findIndex((other) => other >= step));
+const sentencesOf = (at) => capitalised(happenings.get(at).map(({ text }) => text).join("; "));
+
+const svg = (tag, attributes) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+};
+
+// The range of all numbers of some curves, so that none changes its place while it grows.
+function rangeOf(curves) {
+  const numbers = curves.flat().filter((value) => value !== null);
+  return numbers.length ? [Math.min(...numbers), Math.max(...numbers)] : [0, 0];
+}
+
+// A curve over all snapshots, faint, and up to this one, with a dot at its end; a gap where it is not defined.
+function curve(values, [low, high], kind = "") {
+  const place = (value, at) => `${(at / (last || 1)) * 100} ${100 - ((value - low) / (high - low || 1)) * 100}`;
+  const path = (part, first = 0) =>
+    part.map((value, at) => (value === null ? "" : `${part[at - 1] == null ? "M" : "L"}${place(value, at + first)}`)).join("");
+  const paths = [
+    ["ahead", path(values)],
+    ["behind", path(values.slice(0, frame + 1))],
+    ["dot", values[frame] === null ? "" : `M${place(values[frame], frame)}h0`],
+  ];
+  return paths.map(([part, d]) => svg("path", { class: `${part} ${kind}`, d }));
+}
+
+function plot(...curves) {
+  const node = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
+  node.append(...curves.flat());
+  return node;
+}
+
+// The loss, and the chosen measure of all heads that are shown.
+function drawCurves() {
+  const measure = chosenMeasure();
+  const of = ofKind(chosenKind);
+  const series = measure < 0 ? [] : of.map((head) => head.film.values.map((values) => values[measure]));
+  const name = measures[measure]?.name;
+  const became = new Set(film.events.filter((event) => event.measure === name).map((event) => heads[event.head]));
+  const named = headView.hidden || !shown.head ? of.filter((head) => became.has(head)) : [shown.head];
+  const range = rangeOf(series);
+  const order = [...of.keys()].sort((a, b) => named.includes(of[a]) - named.includes(of[b]));
+  const lossRange = rangeOf([film.loss]);
+  byId("curves").replaceChildren(
+    plot(
+      ...order.map((at) => curve(series[at] ?? [], range, named.includes(of[at]) ? "named" : "")),
+      curve(film.loss, lossRange, "loss"),
+      svg("path", { class: "now", d: `M${(frame / (last || 1)) * 100} 0V100` }),
+    ),
+  );
+  const extent = ([low, high]) => `${shownNumber(low)} to ${shownNumber(high)}`;
+  const others = named.length > MOST_NAMED ? `, and ${named.length - MOST_NAMED} more` : "";
+  const words = named.slice(0, MOST_NAMED).map((head) => head.title).join(", ");
+  byId("curves-of").textContent = name ? `${name} of all heads, ${extent(range)}${words && `; bold: ${words}${others}`}` : "";
+  byId("curves-loss").textContent = `loss, ${extent(lossRange)} nats per target`;
+}
+
+// A measure of a head by step, below its value.
+function growth(head, at) {
+  if (!film) return [];
+  const values = head.film.values.map((of) => of[at]);
+  return [element("span", { class: "growth" }, plot(curve(values, rangeOf([values]))))];
+}
+
+function showFrame(to) {
+  frame = Math.max(0, Math.min(to, last));
+  const now = new Set((happenings.get(frame) ?? []).map(({ head }) => heads[head]));
+  for (const head of heads) {
+    const { maps, values, labels } = head.film;
+    head.isQuantised = frame < last;
+    head.weights = head.isQuantised ? maps[frame] : head.exact;
+    head.factors = undefined;
+    head.values = values[frame];
+    head.label = head.ablated ? "" : labels[frame];
+    head.button.querySelector(".note").textContent = head.label;
+    head.button.classList.toggle("happens", now.has(head));
+  }
+  redrawThumbnails();
+  showValues();
+  if (orderChoice.value !== "layers") {
+    const focused = document.activeElement;
+    arrange();
+    if (thumbnails.contains(focused)) focused.focus({ preventScroll: true });
+  }
+  if (!headView.hidden) showHead(shown.head);
+  if (typeof redrawScatter === "function") redrawScatter();
+  showPlace();
+}
+
+// The place in the film, in words and on the slider.
+function showPlace() {
+  const loss = film.loss[frame] === null ? "" : `, loss ${shownNumber(film.loss[frame])}`;
+  const words = `step ${film.steps[frame].toLocaleString("en")}${loss}`;
+  slider.value = frame;
+  slider.setAttribute("aria-valuetext", words);
+  byId("place").textContent = words;
+  tell([...happenings.keys()].filter((at) => at <= frame).sort((a, b) => b - a)[0]);
+}
+
+function tell(at) {
+  const words = at === undefined ? "" : sentencesOf(at);
+  if (byId("happened").textContent !== words) byId("happened").textContent = words;
+  byId("happened").classList.toggle("muted", at !== frame);
+}
+
+function pause() {
+  clearInterval(playing);
+  playing = null;
+  playButton.textContent = "Play";
+  byId("sentence").setAttribute("aria-live", "polite");
+}
+
+function togglePlay() {
+  if (playing) return pause();
+  if (frame === last) showFrame(0);
+  const seconds = Math.max(SHORTEST, Math.min(LONGEST, SECONDS / film.steps.length));
+  playing = setInterval(() => (frame < last ? showFrame(frame + 1) : pause()), seconds * 1000);
+  playButton.textContent = "Pause";
+  byId("sentence").setAttribute("aria-live", "off"); // it would be read at every snapshot
+}
+
+// By hand, which ends playing.
+function goToFrame(to) {
+  if (playing) pause();
+  showFrame(to);
+}
+
+function makeTick(at) {
+  const tick = element("button", { type: "button", tabindex: -1, "aria-label": sentencesOf(at), title: sentencesOf(at) });
+  tick.style.setProperty("--at", at / (last || 1));
+  tick.addEventListener("click", () => goToFrame(at));
+  tick.addEventListener("focus", () => tell(at));
+  tick.addEventListener("blur", showPlace);
+  return tick;
+}
+
+function makeFilm() {
+  document.querySelector("#film").hidden = !film;
+  for (const part of document.querySelectorAll('[data-needs="film"]')) part.hidden = !film;
+  if (!film) return;
+  document.body.classList.add("has-film");
+  for (const head of heads) head.exact = head.weights;
+  slider.max = last;
+  slider.addEventListener("input", () => goToFrame(Number(slider.value)));
+  playButton.addEventListener("click", togglePlay);
+  ticks.append(...[...happenings.keys()].sort((a, b) => a - b).map(makeTick));
+  ticks.hidden = !happenings.size;
+  if (happenings.size) ticks.firstChild.tabIndex = 0;
+  rove(ticks, alongTokens);
+  byId("curves").addEventListener("click", (event) => {
+    const box = byId("curves").getBoundingClientRect();
+    goToFrame(Math.round(((event.clientX - box.left) / box.width) * last));
+  });
+  addEventListener("keydown", (event) => {
+    const { key, target } = event;
+    if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey || target.closest("select, textarea")) return;
+    if (target.closest('input:not([type="range"], [type="radio"], [type="checkbox"])')) return;
+    if (key === " " && !target.closest('button, a, summary, input:not([type="range"])')) togglePlay();
+    else if (key === "," || key === ".") goToFrame(frame + (key === "." ? 1 : -1));
+    else return;
+    event.preventDefault();
+  });
+  const measure = film.events.at(-1)?.measure;
+  if (measure && measuresOf(chosenKind).some((at) => measures[at].name === measure)) measureChoice.value = measure;
+  pause();
+  showFrame(last);
+}
