@@ -293,6 +293,14 @@ function showHead(head) {
   showToken();
   if (cursors[0].hidden) unpoint();
   else point(shown.query, shown.key);
+  showMeasures(head);
+  showEvents(head);
+}
+
+// The rows of the table by measure; the headings stay, since a film changes the numbers at each of its snapshots.
+const measureRows = [];
+
+function showMeasures(head) {
   const rows = measuresOf(head.kind).map((at) => {
     const value = head.values[at];
     const defined = ofKind(head.kind)
@@ -300,16 +308,17 @@ function showHead(head) {
       .filter((other) => other !== null);
     const rank = 1 + defined.filter((other) => other > value).length;
     const { name, description } = measures[at];
-    return element(
-      "tr",
-      {},
-      element("th", { scope: "row" }, name, element("span", { class: "description" }, description)),
+    const heading = () => element("th", { scope: "row" }, name, element("span", { class: "description" }, description));
+    const row = (measureRows[at] ??= element("tr", {}, heading()));
+    while (row.children.length > 1) row.lastChild.remove();
+    row.append(
       element("td", { class: "number" }, shownNumber(value), ...growth(head, at)),
       element("td", { class: "number" }, value === null ? "–" : `${rank} of ${defined.length}`),
       ...otherCell(shownNumber(shown.other?.values[at] ?? null)),
     );
+    return row;
   });
   byId("measures-side").hidden = !rows.length;
-  byId("measures").replaceChildren(...rows);
-  showEvents(head);
+  const table = byId("measures");
+  if (table.children.length > rows.length || rows.some((row, index) => row !== table.children[index])) table.replaceChildren(...rows);
 }
