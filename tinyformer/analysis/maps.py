@@ -4,10 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from tinyformer.analysis.ablation import head_importance
 from tinyformer.analysis.measures.capture import CapturedMaps, capture_pair, capture_weights, head_label
@@ -19,7 +22,7 @@ from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import maps_by_kind
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, refuse_target, require_positive
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn import EncoderDecoder, Transformer
+from tinyformer.nn import EncoderDecoder
 from tinyformer.tasks import Seq2Seq
 
 NUM_TOKENS = 48  # default number of tokens; fewer where the context is shorter
@@ -27,6 +30,7 @@ PICTURE_TOKENS = 24  # number of tokens in the picture, few enough for legible l
 NUM_SEQUENCES, PERIOD = 8, 32  # number of sequences of repeated random tokens, and number of random tokens in each
 
 
+Maps: TypeAlias = Mapping[str, CapturedMaps]  # the maps of a network's layers, by the kind of attention
 Measure: TypeAlias = Callable[[Any, int | None], HeadMeasures]
 """Measures the heads of a network; with a seed, `random_maps` in their place."""
 
@@ -34,10 +38,24 @@ Measure: TypeAlias = Callable[[Any, int | None], HeadMeasures]
 class Shown(NamedTuple):
     """What is shown, and what is measured."""
 
-    capture: Callable[[Any], Mapping[str, CapturedMaps]]  # the weights of a network's layers, by the kind of attention
+    capture: Callable[[Any], Maps]  # of a network
     axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one
     measure: Measure
     extent: str  # the number of tokens that are shown, in words
+
+    def maps(self, subject: Subject) -> Maps:
+        """The maps of the subject's network."""
+        with subject.precision():
+            return self.capture(subject.network)
+
+    def write(
+        self, path: Path, maps: Maps, measures: HeadMeasures, traits: Mapping[str, Trait], **options: Any
+    ) -> Path:
+        """Write the atlas of some maps with their measures and labels; the options are further ones of `atlas_html`."""
+        names = [list(map(head_label, layer)) for layer in measures.names]
+        options |= {"labels": head_labels(measures.values, traits), "ablated": measures.ablated}
+        parts = path, layers_of(maps), self.axes, measures.values, names
+        return write_atlas(*parts, addresses=measures.addresses, **options)
 
 
 @dataclass(eq=False)
@@ -72,26 +90,15 @@ class HeadMaps:
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
         shown = self.shown(subject)
-        captured = shown.capture(subject.network)
+        captured = shown.maps(subject)
         measures, traits, labels = with_controls(subject, shown.measure)
         measures = with_importance(subject, measures) if self.needs_gradient else measures
-        names = [list(map(head_label, layer)) for layer in measures.names]
         if self.text:
             facts = shown_facts = subject.facts_of_text(self.text)
         else:
             loss = f"{subject.losses().mean:.4f} nats per {subject.task.unit}"
             facts, shown_facts = None, {**subject.facts, "loss": f"{loss}, over {subject.num_windows} {subject.row}s"}
-        atlas = write_atlas(
-            folder / "atlas.html",
-            [weights[0] for maps in captured.values() for weights in maps],
-            shown.axes,
-            measures.values,
-            names,
-            addresses=subject.addresses,
-            facts=shown_facts,
-            labels=head_labels(measures.values, traits),
-            ablated=measures.ablated,
-        )
+        atlas = shown.write(folder / "atlas.html", captured, measures, traits, facts=shown_facts)
         plural = "s" * (shown.extent != "1")
         table, (_, rows) = measures.table(traits), labels
         given = Counter(part for row in table[1] for part in str(row[-1]).split(" + ") if part not in ("", "ablated"))
@@ -121,17 +128,13 @@ class HeadMaps:
         tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
         shown = torch.tensor([tokens], device=first.device)
         mask = subject.task.mask({"inputs": shown})
-
-        def capture(network: Transformer) -> dict[str, CapturedMaps]:
-            with subject.precision():
-                return {"": capture_weights(network, shown, mask)}
-
         measure = of_sample(subject, self.rows)
         if text is not None:
             probes = Probes([Probe(shown, mask, MEASURES | PATTERNS)])
             measure = _of_probes(subject, probes, len(tokens))
         axes = axes_of({"": (tokens, tokens)}, subject.tokenizer)
-        return Shown(capture, axes, measure, _extent(tokens, text))
+        extent = _extent(tokens, text)
+        return Shown(lambda network: {"": capture_weights(network, shown, mask)}, axes, measure, extent)
 
     def _pair(self, subject: Subject) -> Shown:
         pairs = [pair for batch in subject.batches for pair in pairs_of(batch)]
@@ -146,18 +149,13 @@ class HeadMaps:
                 tokens.without_bos(ids[0, :-1].tolist()) for ids in (pairs[0].source, pairs[0].predicted)
             )
             pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
-
-        def capture(network: EncoderDecoder) -> dict[str, CapturedMaps]:
-            with subject.precision():
-                return capture_pair(network, pair)
-
         measure = of_sample(subject) if text is None else _of_pairs(subject, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         )
         axes = axes_of(pair.ids_by_kind(), subject.tokenizer)
-        return Shown(capture, axes, measure, f"{of_source} source and {of_target} target")
+        return Shown(partial(capture_pair, pair=pair), axes, measure, f"{of_source} source and {of_target} target")
 
     def _length(self, subject: Subject) -> int:
         """The largest number of tokens to show."""
@@ -167,6 +165,11 @@ class HeadMaps:
             reason = f"must be at most {context}, the context length of the model"
             raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": context})
         return num_tokens
+
+
+def layers_of(maps: Maps) -> list[Float[Tensor, "_maps _queries _keys"]]:
+    """The maps of the first input, for the layers of all kinds of attention."""
+    return [layer[0] for of_kind in maps.values() for layer in of_kind]
 
 
 def of_sample(subject: Subject, rows: int = 256) -> Measure:

@@ -6,7 +6,7 @@ const last = film ? film.steps.length - 1 : 0;
 const SECONDS = 9; // of the whole film
 const SHORTEST = 0.1; // seconds of a snapshot
 const LONGEST = 0.4;
-const MOST_NAMED = 4; // heads below the curves
+const MOST_NAMED = 3; // heads, or events at one snapshot
 
 const playButton = byId("play");
 const slider = byId("frame");
@@ -14,9 +14,12 @@ const ticks = byId("ticks");
 let frame = last;
 let playing = null;
 
+const several = (names, mark) =>
+  names.slice(0, MOST_NAMED).join(mark) + (names.length > MOST_NAMED ? `${mark}and ${names.length - MOST_NAMED} more` : "");
+
 // The events at each snapshot; those between two belong to the later one.
 const happenings = Map.groupBy(film?.events ?? [], ({ step }) => film.steps.findIndex((other) => other >= step));
-const sentencesOf = (at) => capitalised(happenings.get(at).map(({ text }) => text).join("; "));
+const sentencesOf = (at) => capitalised(several(happenings.get(at).map(({ text }) => text), "; "));
 
 const svg = (tag, attributes) => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -68,9 +71,8 @@ function drawCurves() {
     ),
   );
   const extent = ([low, high]) => `${shownNumber(low)} to ${shownNumber(high)}`;
-  const others = named.length > MOST_NAMED ? `, and ${named.length - MOST_NAMED} more` : "";
-  const words = named.slice(0, MOST_NAMED).map((head) => head.title).join(", ");
-  byId("curves-of").textContent = name ? `${name} of all heads, ${extent(range)}${words && `; bold: ${words}${others}`}` : "";
+  const words = several(named.map((head) => head.title), ", ");
+  byId("curves-of").textContent = name ? `${name} of all heads, ${extent(range)}${words && `; bold: ${words}`}` : "";
   byId("curves-loss").textContent = `loss, ${extent(lossRange)} nats per target`;
 }
 

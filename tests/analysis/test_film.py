@@ -1,0 +1,226 @@
+"""The film of a run: its frames are the snapshots', and the page shows them, by pointer and by keyboard."""
+
+import base64
+import html
+import json
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from browser import quiet_page
+from nn.model_cases import make_transformer
+from PIL import Image
+from playwright.sync_api import expect
+
+from analysis.subjects import (
+    CAUSAL,
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_subject,
+    pair_subject,
+    stored,
+)
+from analysis.test_atlas import assert_accessible, assert_colours, focused, press
+from tinyformer.analysis import TrainingFilm, atlas_html, capture_pair, capture_weights, pairs_of
+from tinyformer.analysis.maps import of_sample
+from tinyformer.analysis.snapshots import film
+from tinyformer.analysis.subject import Snapshot
+from tinyformer.errors import ArgumentError
+
+STEPS = (0, 8, 400)
+NETWORKS = [loud_transformer(seed=3), make_transformer().eval(), loud_transformer(seed=4)]
+"""The heads of the second one are uniform."""
+
+
+def with_snapshots(subject, networks=NETWORKS, steps=STEPS):
+    snapshots = [Snapshot(step, lambda network=network: network) for step, network in zip(steps, networks, strict=True)]
+    return replace(subject, network=networks[-1], snapshots=snapshots)
+
+
+def assert_frames(page, exact):
+    """The stored maps are those of each step within quantisation; the last is stored as in an atlas, too."""
+    for head, of_steps in zip(page["heads"], zip(*exact, strict=True), strict=True):
+        for stored_map, weights in zip(head["film"]["maps"], of_steps, strict=True):
+            roots = np.frombuffer(base64.b64decode(stored_map), np.uint8).reshape(weights.shape) / 255
+            assert (abs(roots**2 - weights.numpy()) <= weights.sqrt().numpy() / 255 + 1e-5).all()
+        last = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
+        np.testing.assert_allclose(last / 65535, weights, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The film of the networks on the first of six windows: the subject, the exact maps at each step, and the film."""
+    subject, folder = with_snapshots(make_subject(NETWORKS[-1])), tmp_path_factory.mktemp("film")
+    window = subject.batches[0]["inputs"][:1]
+    exact = [[head for layer in capture_weights(of, window, CAUSAL) for head in layer[0]] for of in NETWORKS]
+    return subject, exact, TrainingFilm()(subject, folder), folder / "film.html"
+
+
+def test_the_frames_are_those_of_each_snapshot(made):
+    subject, exact, found, path = made
+    page, table = stored(path), columns_of(found.tables["film"])
+    assert page["film"]["steps"] == list(STEPS)
+    assert_frames(page, exact)
+    inputs, targets = (torch.cat([batch[name] for batch in subject.batches]) for name in ("inputs", "targets"))
+    for at, (step, network) in enumerate(zip(STEPS, NETWORKS, strict=True)):
+        with torch.no_grad():
+            loss = F.cross_entropy(network(inputs, CAUSAL).flatten(0, 1), targets.flatten())
+        rows = slice(8 * at, 8 * at + 8)
+        assert table["step"][rows] == (step,) * 8
+        assert (page["film"]["loss"][at],) * 8 == table["loss"][rows] == (pytest.approx(loss.item(), rel=1e-5),) * 8
+        measures = of_sample(subject)(network, None).values
+        for number, (name, layers) in enumerate(measures.items()):
+            values = [pytest.approx(v) if math.isfinite(v) else None for layer in layers for v in layer]
+            assert list(table[name][rows]) == values, name
+            assert [head["film"]["values"][at][number] for head in page["heads"]] == values, name
+    assert all(["uniform" in of for of in head["film"]["labels"]] == [False, True, False] for head in page["heads"])
+    titles = [f"layer {layer} head {head}" for layer in range(2) for head in range(4)]
+    events = [event for event in page["film"]["events"] if event["measure"] == "entropy_share"]
+    assert [(event["step"], titles[event["head"]]) for event in events] == [(8, title) for title in titles]
+    assert [event["text"] for event in events] == [f"{title} became uniform at step 8" for title in titles]
+
+
+def test_the_frames_of_a_pair(tmp_path):
+    networks = [loud_encoder_decoder(seed=seed) for seed in range(3)]
+    subject = with_snapshots(pair_subject(networks[0]), networks)
+    found, pair = TrainingFilm()(subject, tmp_path), pairs_of(subject.batches[0])[0]
+    captured = [capture_pair(network, pair).values() for network in networks]
+    assert_frames(
+        stored(tmp_path / "film.html"), [[m for of in maps for layer in of for m in layer[0]] for maps in captured]
+    )
+    assert columns_of(found.tables["film"])["kind"][:16] == ("encoder",) * 8 + ("decoder",) * 4 + ("cross",) * 4
+    assert found.lines["film"] == "3 snapshots, 9 source and 7 target tokens; open film.html in a browser"
+
+
+def test_a_page_that_would_be_too_large_has_fewer_snapshots(tmp_path, monkeypatch):
+    monkeypatch.setattr(film, "LARGEST_PAGE", 20e3)
+    subject = with_snapshots(make_subject(NETWORKS[0]), [*NETWORKS] * 3, range(0, 900, 100))
+    TrainingFilm()(subject, tmp_path)
+    page = stored(tmp_path / "film.html")
+    assert page["film"]["steps"] == [0, 300, 500, 800]
+    assert len(json.dumps([[head["film"], head["weights"]] for head in page["heads"]])) < 20e3
+    assert page["facts"]["step"] == "0 to 800, 4 of 9 snapshots, evenly chosen to keep the page small"
+
+
+@pytest.mark.slow
+def test_the_largest_page_has_15_mb(tmp_path):
+    """Of 144 heads with 48 tokens; a GIF shows 24 of them."""
+    maps = [torch.rand(12, 48, 48).softmax(-1)] * 12
+    names = [[f"{head:02d}" for head in range(12)]] * 12
+    values = {f"measure_{at}": torch.rand(12, 12).double().tolist() for at in range(20)}
+    table = [
+        [at, name, *(of[at][int(name)] for of in values.values()), "induction"] for at in range(12) for name in names[0]
+    ]
+    steps = film.evenly_chosen(1000, maps)
+    of_steps = (
+        [4.0] * len(steps),
+        [film.quantised(maps)] * len(steps),
+        [(["layer", "head", *values, "label"], table)] * len(steps),
+    )
+    whole = film.Film(steps, *of_steps, [])
+    assert 14e6 < len(atlas_html(maps, ["a"] * 48, values, names, **whole.page_data())) < 15e6
+    with Image.open(whole.save_gif(tmp_path / "film.gif")) as moving:
+        assert moving.n_frames == len(steps)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_run_without_snapshots_is_refused(tmp_path, number):
+    subject = replace(make_subject(NETWORKS[0]), snapshots=[Snapshot(0, lambda: NETWORKS[0])] * number)
+    with pytest.raises(ArgumentError, match=f"of which this one has {number}"):
+        TrainingFilm()(subject, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# The page.
+
+
+@pytest.fixture
+def open_film(made, browser):
+    """Open the film; the test fails if a page reports an error."""
+    with ExitStack() as pages:
+
+        def opened(path=made[3], **options):
+            page = pages.enter_context(quiet_page(browser, **options))
+            page.goto(path.as_uri())
+            return page
+
+        yield opened
+
+
+def test_each_step_has_its_own_maps_and_numbers(made, open_film):
+    data = stored(made[3])
+    at = [measure["name"] for measure in data["measures"]].index("distance")
+    for frame, keys in enumerate([["Home"], ["Home", "ArrowRight"], []]):
+        page, exact = open_film(), made[1][frame]
+        page.get_by_label("Measure", exact=True).select_option("distance")
+        page.locator("#frame").focus()
+        press(page, *keys)
+        expect(page.locator("#place")).to_have_text(f"step {STEPS[frame]}, loss {data['film']['loss'][frame]:.3f}")
+        values = [f"{head['film']['values'][frame][at]:.3f}" for head in data["heads"]]
+        shown = "all => all.map((one) => one.lastChild.textContent)"
+        assert page.locator(".thumbnail .value").evaluate_all(shown) == values
+        assert ("uniform" in page.locator(".thumbnail").first.inner_text()) == (frame == 1)
+        for index, weights in enumerate(exact):
+            assert_colours(page.locator(".thumbnail canvas").nth(index), weights)
+        page.locator(".thumbnail").nth(5).click()
+        assert_colours(page.locator("#map"), exact[5])
+        largest = exact[5][7].max() if frame == 2 else (exact[5][7].max().sqrt() * 255).round().div(255) ** 2
+        expect(page.locator("#weights tr").first.locator("td").first).to_have_text(f"{largest:.4f}")
+        assert page.locator("#measures tr").nth(at).locator("td").first.inner_text().strip() == values[5]
+
+
+def test_every_control_works_by_keyboard(open_film):
+    page = open_film()
+    place = lambda: page.locator("#place").inner_text().split(",")[0]  # noqa: E731
+    press(page, "Tab", "Tab", "Tab")  # the theme, the first token
+    assert focused(page) == "Play"
+    press(page, "Tab")
+    assert focused(page).startswith("Layer 0 head 0 became uniform at step 8; layer 0 head 1 became ")
+    expect(page.locator("#happened")).to_have_text(focused(page))
+    press(page, "Enter")
+    assert place() == "step 8"
+    press(page, "Tab", "Home")
+    for key, step in [("", 0), ("ArrowRight", 8), ("End", 400), (",", 8), (",", 0), (",", 0), (".", 8)]:
+        press(page, *filter(None, [key]))
+        assert place() == f"step {step}", key
+    assert page.locator("#frame").get_attribute("aria-valuetext").startswith("step 8, loss ")
+    press(page, " ")  # from here to the end, where it stops
+    expect(page.locator("#play")).to_have_text("Play")
+    assert place() == "step 400"
+    page.locator("#play").focus()
+    press(page, " ", " ")  # begins again, and pauses
+    expect(page.locator("#play")).to_have_text("Play")
+    assert place() in ("step 0", "step 8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "width"), [("dark", 1280), ("light", 390)])
+def test_the_film_is_accessible(open_film, scheme, width):
+    page = open_film(scheme=scheme, width=width)
+    assert_accessible(page)
+    page.locator(".thumbnail").first.click()
+    page.keyboard.press(",")
+    assert_accessible(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
+def test_a_film_of_a_hostile_text_plays_in_a_frame(tmp_path, browser):
+    text = "</script><script>document.title='broken'</script><b>a\u202eb"
+    TrainingFilm(text=text)(with_snapshots(make_subject(NETWORKS[0])), tmp_path)
+    source = html.escape((tmp_path / "film.html").read_text())
+    with quiet_page(browser) as page:
+        page.set_content(f'<iframe srcdoc="{source}" sandbox="allow-scripts" width=1000 height=800>')
+        framed = page.frame_locator("iframe")
+        assert text[:40] in framed.locator("#facts").inner_text()
+        framed.locator(".thumbnail").nth(1).click()
+        framed.locator("#play").click()
+        expect(framed.locator("#place")).to_contain_text("step 0,")
+        expect(framed.locator("#play")).to_have_text("Play")
+        expect(framed.locator("#place")).to_contain_text("step 400,")
+        assert framed.locator("b").count() == 0
