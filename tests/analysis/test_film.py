@@ -94,7 +94,7 @@ def test_the_frames_of_a_pair(tmp_path):
         stored(tmp_path / "film.html"), [[m for of in maps for layer in of for m in layer[0]] for maps in captured]
     )
     assert columns_of(found.tables["film"])["kind"][:16] == ("encoder",) * 8 + ("decoder",) * 4 + ("cross",) * 4
-    assert found.lines["film"] == "3 snapshots, 9 source and 7 target tokens; open film.html in a browser"
+    assert found.lines["film"] == "3 of 3 snapshots, 9 source and 7 target tokens; open film.html in a browser"
 
 
 def test_a_page_that_would_be_too_large_has_fewer_snapshots(tmp_path, monkeypatch):

@@ -21,12 +21,12 @@ from tinyformer.analysis.snapshots.events import events_of_snapshots, require_sn
 from tinyformer.analysis.subject import Findings, Table, Trained
 from tinyformer.nn.heads import layer_title
 
-TITLE = "Attention as it forms"
 LARGEST_PAGE = 15e6  # bytes
 BYTES_OF_VALUES = 450  # about those of a head's measures at a step
 NUM_HEADS, NUM_STEPS, NUM_CURVES = 3, 6, 6  # in the picture
 NUM_MAPS = 24  # in the GIF
-CIRCUIT = ("previous_token", "induction")  # the measures of the two heads of an induction circuit
+CIRCUIT = ("previous_token", "induction")  # the measures of an induction circuit, whose events come before others
+ACQUIRED = {trait.begins for trait in TRAITS.values() if trait.ends}  # not uniformity, which all heads begin with
 
 
 @dataclass(eq=False)
@@ -65,13 +65,12 @@ class TrainingFilm:
             maps.append(quantised(layers_of(shown.maps(at))))
         tables = [history.measures[index].table(traits) for index in chosen]
         film = Film([snapshots[index].step for index in chosen], losses, maps, tables, history.events)
-        number = f"{len(chosen)} snapshots"
-        if len(chosen) < len(snapshots):
-            number = f"{len(chosen)} of {len(snapshots)} snapshots, evenly chosen to keep the page small"
+        number = f"{len(chosen)} of {len(snapshots)} snapshots"
+        number += ", evenly chosen to keep the page small" * (len(chosen) < len(snapshots))
         facts = dict(subject.facts) if self.text is None else subject.facts_of_text(self.text)
         facts["step"] = f"{film.steps[0]:,} to {film.steps[-1]:,}, {number}"
-        data = film.page_data()
-        page = shown.write(folder / "film.html", captured, measures, traits, title=TITLE, facts=facts, **data)
+        options = {"title": "Attention as it forms", "facts": facts, **film.page_data()}
+        page = shown.write(folder / "film.html", captured, measures, traits, **options)
         rows = [[*at, *row] for *at, (_, of) in zip(film.steps, losses, tables, strict=True) for row in of]
         return Findings(
             lines={"film": f"{number}, {shown.extent} tokens; open {page.name} in a browser"},
@@ -98,19 +97,15 @@ class Film:
         self.titles = [f"{layer_title(tuple(row[:first]))} head {head_label(row[first])}" for row in self.rows[0]]
         titles = [f"{event.kind} layer {event.layer} head {head_label(event.head)}".strip() for event in self.events]
         self.heads = [self.titles.index(title) for title in titles]  # of the events
-        # The traits that a head acquired for good, those of an induction circuit first.
-        begins = {
-            trait.begins for trait in TRAITS.values() if trait.ends
-        }  # not of being uniform, as all heads are at first
-        latest = {(head, event.measure): event for head, event in zip(self.heads, self.events, strict=True)}
-        formed = [(head, event) for (head, _), event in latest.items() if event.event in begins]
-        self.formed = sorted(formed, key=lambda item: (item[1].measure not in CIRCUIT, item[1].step))
-        self.order = list(dict.fromkeys([*(head for head, _ in self.formed), *range(len(self.titles))]))
+        of_events = zip(self.events, self.heads, strict=True)
+        self.acquired = sorted(
+            (of.measure not in CIRCUIT, of.step, head, of.measure) for of, head in of_events if of.event in ACQUIRED
+        )
+        self.order = [*dict.fromkeys([*(head for *_, head, _ in self.acquired), *range(len(self.titles))])]
+
         self.curves = {
-            f"{self.titles[head]}: {name.replace('_', ' ')}": [
-                rows[head][self.columns.index(name)] for rows in self.rows
-            ]
-            for head, name in [(head, event.measure) for head, event in self.formed[:NUM_CURVES]]
+            f"{self.titles[head]}: {name.replace('_', ' ')}": [of[head][self.columns.index(name)] for of in self.rows]
+            for *_, head, name in self.acquired[:NUM_CURVES]
         }
 
     def page_data(self) -> dict[str, Any]:
@@ -134,8 +129,8 @@ class Film:
     def strip(self) -> Filmstrip:
         """A few heads at the first, the middle and the last step, and around their events."""
         heads, last = self.order[:NUM_HEADS], len(self.steps) - 1
-        formed = [bisect_left(self.steps, event.step) for head, event in self.formed if head in heads]
-        shown = sorted([*dict.fromkeys([0, last, *formed, *(at - 1 for at in formed), last // 2])][:NUM_STEPS])
+        after = [bisect_left(self.steps, step) for _, step, head, _ in self.acquired if head in heads]
+        shown = sorted([*dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2])][:NUM_STEPS])
         maps = {f"{self.titles[of]}\nstep {self.steps[at]:,}": self.maps[at][of] for of in heads for at in shown}
         return Filmstrip(maps, len(shown), [self.steps[at] for at in shown], self.steps, self.losses, self.curves)
 
@@ -143,18 +138,15 @@ class Film:
         """Write a picture for each step, of all heads or of 24."""
         heads = sorted(self.order[:NUM_MAPS])
         maps = {self.titles[head]: self.maps[0][head] for head in heads}
-        moving = Filmstrip(
-            maps, min(len(heads), 4 if len(heads) <= 16 else 6), self.steps[:1], self.steps, self.losses, self.curves
-        )
+        columns = 4 if len(heads) <= 16 else 6
+        moving = Filmstrip(maps, columns, self.steps[:1], self.steps, self.losses, self.curves)
         return moving.save_gif(path, [[maps[head] for head in heads] for maps in self.maps])
 
 
 def evenly_chosen(number: int, layers: Sequence[Float[Tensor, "_maps _queries _keys"]]) -> list[int]:
     """The indices of the snapshots that a page has room for, the first and the last among them."""
     weights, values = sum(layer.numel() for layer in layers) * 4 / 3, sum(map(len, layers)) * BYTES_OF_VALUES
-    most = max(
-        2, int((LARGEST_PAGE - 2 * weights) / (weights + values))
-    )  # the last also has its exact maps, in 16 bits
+    most = max(2, int((LARGEST_PAGE - 2 * weights) / (weights + values)))  # the last is stored in 16 bits, too
     return np.linspace(0, number - 1, min(number, most)).round().astype(int).tolist()
 
 
