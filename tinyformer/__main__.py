@@ -11,6 +11,7 @@ PROGRAMS = {
     "compare": "runs side by side, averaged over seeds",
     "convert": "import and export Hugging Face models",
     "findings": "claims of papers about attention, tested on this machine",
+    "demo": "train a model in a minute, and see an induction head form",
     "doctor": "check every attention backend on this machine",
 }
 

@@ -1,0 +1,70 @@
+"""What the demonstration says of a model: its previous-token and induction heads, and what is lost without them."""
+
+from collections.abc import Sequence
+
+from tinyformer.analysis.ablation import losses_without
+from tinyformer.analysis.measures.events import TRAITS
+from tinyformer.analysis.mechanism.weights import scores_of
+from tinyformer.analysis.snapshots.events import SnapshotMeasures, events_of_snapshots
+from tinyformer.analysis.subject import Head, Subject
+
+ROLES = {"previous_token": "a previous-token head", "induction": "an induction head"}  # by the name of the trait
+
+
+def describe(subject: Subject) -> list[str]:
+    """The heads of each role and when they formed, what the induction head reads, and the loss without them."""
+    measured = events_of_snapshots(subject)
+    heads = {role: heads_with(role, measured) for role in ROLES}
+    sentences = [formed(role, subject, measured) for role in ROLES]
+    if all(heads.values()):
+        sentences += [composition(subject, *heads.values()), losses(subject, *heads.values())]
+    return sentences
+
+
+def heads_with(role: str, measured: SnapshotMeasures) -> list[Head]:
+    """The heads that have a trait at the last snapshot, see `TRAITS`."""
+    values = measured.measures[-1].values[TRAITS[role].measure]
+    heads = [(layer, head) for layer, of_layer in enumerate(values) for head in range(len(of_layer))]
+    return [(layer, head) for layer, head in heads if TRAITS[role].is_met(values[layer][head])]
+
+
+def formed(role: str, subject: Subject, measured: SnapshotMeasures) -> str:
+    """The heads that have a trait, how strongly, and since which snapshot."""
+    last, parts = measured.measures[-1], []
+    for layer, head in heads_with(role, measured):
+        key = (layer, last.names[layer][head], TRAITS[role].begins)
+        steps = [event.step for event in measured.events if (event.layer, event.head, event.event) == key]
+        since = f"at step {steps[-1]}" if steps else "before training"
+        share = f"{last.values[TRAITS[role].measure][layer][head]:.2f} of its attention"
+        parts.append(f"{subject.head_title(layer, head)} became {ROLES[role]} {since} ({share})")
+    return _sentence(parts) if parts else f"No head became {ROLES[role]}."
+
+
+def composition(subject: Subject, writers: Sequence[Head], readers: Sequence[Head]) -> str:
+    """From which head an induction head reads its keys, by the weights alone; see `HeadWeights`."""
+    scores = scores_of(subject.network, [0], subject.living_heads)["K"]
+    of_roles = {pair: score for pair, score in scores.items() if pair[0] in writers and pair[1] in readers}
+    if not of_roles:
+        return "No induction head is in a layer after a previous-token head."
+    writer, reader = (subject.head_title(*head) for head in max(of_roles, key=of_roles.__getitem__))
+    others = max((score for pair, score in scores.items() if pair not in of_roles), default=0.0)
+    strengths = f"K-composition {max(of_roles.values()):.2f}, that of other pairs at most {others:.2f}"
+    return _sentence([f"{reader} reads its keys from {writer}: {strengths}"])
+
+
+def losses(subject: Subject, *roles: Sequence[Head]) -> str:
+    """The loss without the heads of each role, without all of them, and without any other head."""
+    every = [head for of_role in roles for head in of_role]
+    others = [[head] for head in subject.living_heads if head not in every]
+    whole, *without = (of.mean for of in losses_without(subject, [[], *roles, every, *others]))
+    names = [" and ".join(subject.head_title(*head) for head in of_role) for of_role in roles]
+    parts = [f"{loss:.2f} without {name}" for loss, name in zip(without, [*names, "all of these"], strict=False)]
+    parts += [f"at most {max(without[-len(others) :]):.2f} without any other head"] if others else []
+    return _sentence([f"the loss is {whole:.2f} nats per {subject.task.unit}", *parts])
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    """Parts in a row: "A, b and c."."""
+    *first, last = parts
+    joined = f"{', '.join(first)} and {last}" if first else last
+    return f"{joined[0].upper()}{joined[1:]}."
