@@ -58,7 +58,8 @@ def losses(subject: Subject, *roles: Sequence[Head]) -> str:
     others = [[head] for head in subject.living_heads if head not in every]
     whole, *without = (of.mean for of in losses_without(subject, [[], *roles, every, *others]))
     names = [" and ".join(subject.head_title(*head) for head in of_role) for of_role in roles]
-    parts = [f"{loss:.2f} without {name}" for loss, name in zip(without, [*names, "all of these"], strict=False)]
+    names.append("both" if len(every) == 2 else "all of these")
+    parts = [f"{loss:.2f} without {name}" for loss, name in zip(without, names, strict=False)]
     parts += [f"at most {max(without[-len(others) :]):.2f} without any other head"] if others else []
     return _sentence([f"the loss is {whole:.2f} nats per {subject.task.unit}", *parts])
 
