@@ -114,7 +114,7 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
         with argument_path(passed={"path": "checkpoint"}):
             checkpoint = load_checkpoint(paths[-1])
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
-            missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
+            missing = {key: value for key, value in recorded_sources(checkpoint.overrides).items() if key not in given}
             if missing and "data" not in given:
                 words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
                 reason = (
