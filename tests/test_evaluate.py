@@ -243,6 +243,11 @@ def test_any_module_can_be_the_attention(program: Program, monkeypatch: pytest.M
     own = f"task=seq2seq tokenizer=byte 'cross_attention={mean}'"
     out = ran(program, "train.py", SMALL, f"data=text data.files=pairs.tsv {own} hydra.run.dir=run")
     assert "attention/heads.csv" in out  # of the other layers
+    suggested = out.splitlines()[-1].strip()
+    assert suggested.startswith(
+        "python evaluate.py checkpoint=run/checkpoints/last.ckpt data.files=pairs.tsv cross_att"
+    )
+    ran(program, *suggested.split()[1:])
     trusted = f"{QUICK} data.files=pairs.tsv cross_attention._target_=plain_mean.Mean"
     related = "analysis=relations 'analysis.text=7 mice' 'analysis.pairs=[[7,mice]]'"
     ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt", trusted, related)

@@ -59,16 +59,18 @@ def test_a_run_leaves_all_that_was_promised(trained: Trained) -> None:
     assert float(column(run, "val/loss")[30]) == pytest.approx(results["val/loss"])
     assert math.isfinite(float(column(run, "attention/layer_01/head_01/entropy")[15]))
     assert re.search(r"^telemetry .*\d s for 3 measurements", trained.out, re.MULTILINE)
+    suggested = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt analysis=maps"
+    assert trained.out.endswith(f"\n\nTo see its heads:\n  tinyformer evaluate {suggested}\n")
     for line in ("checkpoints/last.ckpt", "attention/step_000030.png", "flash kernel"):
         assert line in trained.out
     said = re.search(
         r"^speed +([\d,]+) tokens/s, 30 steps in \d+ s\n +(\d+) % of a measured peak of ([\d.]+) TFLOP/s, "
-        r"waiting for data ([\d.]+) %, at most ([\d.]+) GB of memory$",
+        r"at most ([\d.]+) GB of memory$",
         trained.out,
         re.MULTILINE,
     )
     assert said is not None, trained.out
-    scales = {"tokens_per_second": 1, "mfu": 100, "peak_tflops": 1, "data_wait": 100, "memory_gb": 1}
+    scales = {"tokens_per_second": 1, "mfu": 100, "peak_tflops": 1, "memory_gb": 1}
     expected = [scale * results[f"throughput/{name}"] for name, scale in scales.items()]
     assert [float(number.replace(",", "")) for number in said.groups()] == pytest.approx(expected, rel=0.01, abs=0.5)
     assert all(0 < float(value) < 1 for value in column(run, "throughput/mfu").values())

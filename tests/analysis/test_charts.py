@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import head_maps, measure_maps, save_png, seeds_by_number
 from tinyformer.analysis.pictures.charts import head_grid
-from tinyformer.analysis.pictures.picture import COLOURS, HATCH
+from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT, COLOURS, HATCH
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
@@ -87,6 +87,9 @@ def test_an_ablated_head_is_hatched_and_named():
     picture = measure_maps({"self": [[0.25, 0.5, 0.75], [0.1] * 3]}, names_of(3, 3), "title", ablated=ablated)
     assert not labelled(picture, "0.50")  # the measure of weights that have no effect
     (left,), (right,) = labelled(picture, "0.25"), labelled(picture, "0.75")
+    number = np.asarray(picture.captioned("below a caption").image())[CAPTION_HEIGHT:][left.top : left.bottom]
+    shades = np.unique(number[:, left.left : left.right].reshape(-1, 3), axis=0)
+    assert (shades.max(), len(shades) > 5) == (255, True)  # white on the colour of the cell, antialiased
     assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
 
 
@@ -124,3 +127,7 @@ def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
     assert colours == [round(share * (COLOURS - 1) + 0.01) for share in shares]
     assert labels["1.00"].left < labels["2.00"].left
     assert labels["1.00"].top < labels["3.00"].top == labels["layer 1"].top
+    if measure == "rank":
+        assert "nats; 1\u00a0to\u00a021" in labels
+        one = measure_maps({measure: [[7.0]]}, [["a"]], "title", limits=(0.0, 10.0), meanings={measure: "nats"})
+        assert {"colours", "0", "10", "nats"} <= {label.text for label in one.labels}

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from tinyformer.analysis import (
     MEASURES,
     PATTERNS,
     EventDetector,
+    HeadMeasures,
     Trait,
     capture_weights,
     head_labels,
+    head_roles,
     head_traits,
     measure_layers,
     measure_pairs,
@@ -26,6 +29,8 @@ from tinyformer.analysis.measures.capture import CapturedMaps
 from tinyformer.analysis.measures.measures import coverage, diagonal_distance, monotonicity, source_end
 from tinyformer.analysis.measures.probe import random_maps as random_maps_of
 from tinyformer.nn import AttentionMaps, AttentionMask
+from tinyformer.run.summary import describe_roles
+from tinyformer.training import AttentionTelemetry
 
 ALL = MEASURES | PATTERNS
 NEW = ("offset_share", "offset", "segment_vertical", "horizontal", "phrases")
@@ -404,6 +409,47 @@ def test_labels_of_maps_and_of_their_near_misses(maps, measures, label):
     rows = torch.arange(maps.weights.shape[-2])
     values = {name: [measure.compute(maps, rows, TOKENS).tolist()] for name, measure in measures.items()}
     assert head_labels(values) == [[label]]
+
+
+def test_the_heads_of_a_role_begin_with_the_clearest():
+    values = {
+        "previous_token": [[0.6, 0.9], [0.4, math.nan]],
+        "vertical": [[0.1, 0.7], [0.2, 0.3]],
+        "segment_vertical": [[0.8, 0.9], [0.1, 0.1]],
+        "offset_share": [[0.6, 0.1], [0.7, 0.8]],
+        "offset": [[-3.0, 1.0], [1.0, -3.0]],
+        "entropy_share": [[0.04, 0.5], [0.01, 0.96]],
+    }
+    roles = {
+        "previous token": {(0, 1): 0.9, (0, 0): 0.6},
+        "vertical": {(0, 1): 0.7},
+        "segment vertical": {(0, 0): 0.8},  # that of the vertical head goes without saying
+        "offset -3": {(1, 1): 0.8, (0, 0): 0.6},
+        "next token": {(1, 0): 0.7},
+        "uniform": {(1, 1): 0.96},
+        "collapsed": {(1, 0): 0.01, (0, 0): 0.04},
+    }
+    assert str(head_roles(values)) == str(roles)  # also in their order
+    first = "previous token + segment vertical + offset -3 + collapsed"
+    labels = [[first, "previous token + vertical"], ["next token + collapsed", "offset -3 + uniform"]]
+    assert head_labels(values) == labels
+    telemetry = AttentionTelemetry()
+    assert describe_roles([telemetry], Path("run")) is None  # before anything was measured
+    telemetry.latest = (
+        5,
+        True,
+        HeadMeasures([["00", "01"]] * 2, values, [("cross", 0), ("cross", 1)], [[False] * 2] * 2),
+    )
+    assert describe_roles([telemetry], Path("run")) == (
+        "vertical: cross layer 0 head 1 (0.70)\nsegment vertical: cross layer 0 head 0 (0.80)\n"
+        "next token: cross layer 1 head 0 (0.70)\nuniform: cross layer 1 head 1 (0.96)\n"
+        "and 3 more roles in run/attention/heads.csv"
+    )
+    del values["segment_vertical"], values["offset_share"]
+    assert describe_roles([telemetry], Path("run")).splitlines()[2:] == [
+        "previous token: cross layer 0 head 1 (0.90) and 1 more",
+        "collapsed: cross layer 1 head 0 (0.01) and 1 more",
+    ]
 
 
 BIDIRECTIONAL = [

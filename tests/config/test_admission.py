@@ -122,9 +122,9 @@ def test_sources_are_recorded_and_not_followed() -> None:
     admitted = admit_config(file)
     assert (admitted["data"]["files"], admitted["data"]["cache_dir"]) == ("???", None)
     assert admitted["tokenizer"] == {"_target_": "tinyformer.data.ByteTokenizer"}
-    assert recorded_sources(file) == {"data.files": "book.txt"}
-    assert recorded_sources(stored("data=tinystories")) == {}
-    assert recorded_sources(stored("data=tinystories", "data.path=owner/name")) == {"data.path": "owner/name"}
+    assert recorded_sources(file.overrides) == {"data.files": "book.txt"}
+    assert recorded_sources(described("data=tinystories")) == {}
+    assert recorded_sources(described("data=tinystories", "data.path=owner/name")) == {"data.path": "owner/name"}
 
 
 VALUES: Plain = {  # key: value that a checkpoint may not bring there

@@ -73,6 +73,12 @@ def mistake_in(*overrides: str) -> str:
         ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: conv, *"),
         ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads*"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
+        ("--epochs 5", "--epochs: is no option; *. Did you mean trainer.max_epochs or trainer.max_steps?"),
+        ("--multi --lr=0.1", "--lr: is no option; values are set by KEY=VALUE. Did you mean optimizer.lr?"),
+        ("seed=0 attention gqa", "attention: is no KEY=VALUE, such as attention=gqa."),
+        ("data.files book.txt", "data.files: is no KEY=VALUE, such as data.files=book.txt."),
+        ("run/last.ckpt", "run/last.ckpt: is no KEY=VALUE, such as checkpoint=run/last.ckpt."),
+        ("generate.prompt=A cat", "cat: is no KEY=VALUE, and a text *quoted, as in 'generate.prompt=A cat'."),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
         ("model.d_ff=1,2", """model.d_ff=1,2: -m makes a run of each value; model.d_ff="'1,2'" is one text.*"""),
         (

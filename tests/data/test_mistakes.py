@@ -67,19 +67,22 @@ WHOLE = parquet([f"line {n}" * 50 for n in range(200)])
 DAMAGED = WHOLE[:40] + bytes(360) + WHOLE[400:]  # pages are cut to pieces; the description at the end is whole
 REPEATED = parquet(["x" * 50_000] * 4000)  # some kilobytes with 200 MB of text
 FILES = [
-    ("none.txt", None, {}, "files='.*none.txt': the file does not exist; name a text file, e.g. book.txt"),
+    ("none.txt", None, {}, r"files='.*none.txt': the file does not exist; .*0 has no .txt, .csv, .* file\.$"),
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
     ("latin.txt", "né".encode("latin1"), {}, "files='.*latin.txt': not UTF-8, at byte 1; convert it, e.g. with `iconv"),
-    ("a.csv", b"id,body\n1,x\n", {}, "text_column='text': .*a.csv has no such column: its first row, which"),
-    ("a.csv", b"body\tlabel\nx\t1\n", {}, r"text_column='text': .* is body, label; .*=\['text', 'column_2'\] works"),
-    ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 of .*a.jsonl has no such column; it has body"),
+    ("a.csv", b"id,a,b\n1,x,y\n", {}, "text_column='text': .* which names the columns, is id, a, b; .* set columns.$"),
+    ("a.csv", b"body\tlabel\nx\t1\n", {}, "text_column='text': .* is body, label; .* text_column='body' works"),
+    ("a.csv", b"A cat.;1\n", {}, r"text_column='text': .* is A cat., 1; .*=\['text', 'column_2'\] works"),
+    ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 .* such column; it has body; text_column='body' w"),
     ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
     ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", REPEATED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
 ]
 L = {"label_column": "label"}
 LABELS = [
-    ("a.csv", b"text,label\nx,1\n", {}, "label_column=None: .* needs the column .*; label_column='label' works"),
+    ("a.csv", b"review,mood\nx,1\n", {}, "text_column='text': .*; text_column='review' label_column='mood' works"),
+    ("a.csv", b"text,mood\nx,1\n", {}, "label_column='label': .* it has text, mood; label_column='mood' works"),
+    ("a.csv", b"text,id,mood\nx,1,1\n", {}, "label_column='label': .* it has text, id, mood.$"),
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
     ("a.csv", b"Good,1\n", L, r"text_column='text': .* is Good, 1; .* header row; columns=\['text', 'label'\] works"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
@@ -138,12 +141,12 @@ def test_what_a_module_finds_in_its_source_and_tokenizer(tmp_path, labelled):
     wrong = LocalOrHub(labelled.files, lambda files: TextFiles(files, label_column="gold"), labelled)
     fractions = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(tmp_path)}
     for settings, sentence in [
-        ({"source": TextFiles("none.txt")}, "source.files='none.txt': the file does not exist"),
+        ({"source": TextFiles(f"{tmp_path}/row.csv")}, r"source.files=.*: the file does not .* has rows.csv\.$"),
         ({"source": text, "tokenizer": TokenizerFile("none.json")}, "tokenizer.path='none.json': the file does not"),
-        ({"source": text, "row_format": examples}, "source.label_column=None: "),
+        ({"source": TextFiles(text.files, label_column="gold"), "row_format": examples}, "source.label_column='gold'"),
         ({"source": remote, "row_format": examples}, "source.files='none.txt'"),
         ({"source": wrong, "row_format": examples}, "source.local.label_column='gold'"),
-        ({"source": text, "row_format": WindowFormat(9)}, "row_format.seq_len=9: the training text has only 3 t"),
+        ({"source": text, "row_format": WindowFormat(9)}, "row_format.seq_len=9: the .* too short: it has 3 t.* 9.$"),
     ]:
         refused(module(**settings | fractions).prepare, sentence)
     local = LocalOrHub(str(tmp_path / "rows.csv"), SquadFiles, text)

@@ -12,7 +12,7 @@ from .measures.capture import (
     head_label,
     map_names,
 )
-from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_traits
+from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_roles, head_traits
 from .measures.inputs import Axes, TokenPair, axes_of, decoded_pair, of_one_length, pairs_of
 from .measures.measures import repeated_tokens
 from .measures.non_finite import first_non_finite
@@ -100,6 +100,7 @@ __all__ = [
     "head_label",
     "head_labels",
     "head_maps",
+    "head_roles",
     "head_traits",
     "make_probes",
     "map_names",

@@ -323,10 +323,16 @@ def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: boo
         raise NotAdmittedError(key, "is not a key of the config files") from error
 
 
-def recorded_sources(checkpoint: "Checkpoint") -> Plain:
-    """What the run of a checkpoint read, by the keys of `SOURCES`, where that differs from our YAML."""
-    ours, overrides = dict(leaves(composed(checkpoint.overrides)[0])), checkpoint.overrides
+def recorded_sources(overrides: Plain) -> Plain:
+    """What the run of a checkpoint's overrides read, by the keys of `SOURCES`, where that differs from our YAML."""
+    ours = dict(leaves(composed(overrides)[0]))
     return {key: overrides[key] for key in SOURCES if overrides.get(key) not in (None, ours.get(key))}
+
+
+def own_classes(overrides: Plain) -> Plain:
+    """The user's own classes that a checkpoint's overrides name, which are used if a command line repeats them."""
+    named = {key: value for key, value in overrides.items() if key.endswith("_target_") or key in SCORE_KEYS}
+    return {key: name for key, name in named.items() if "." in str(name) and not str(name).startswith("tinyformer.")}
 
 
 def _is_interpolation(value: Any) -> bool:

@@ -118,7 +118,7 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
         with argument_path(passed={"path": "checkpoint"}):
             checkpoint = load_checkpoint(at_step(Path(paths[-1]), step))
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
-            missing = {key: value for key, value in recorded_sources(checkpoint).items() if key not in given}
+            missing = {key: value for key, value in recorded_sources(checkpoint.overrides).items() if key not in given}
             if missing and "data" not in given:
                 words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
                 reason = (

@@ -44,6 +44,15 @@ EXAMPLES = {"data.files": "book.txt", "data.path": "owner/name", "tokenizer.path
 """Values for the keys that have no default."""
 
 
+OTHER_NAMES = {
+    "epochs": "trainer.max_epochs or trainer.max_steps",
+    "steps": "trainer.max_steps",
+    "learning_rate": "optimizer.lr",
+    "device": "trainer.accelerator",
+}
+"""What other programs call some of our keys, where the names are not alike."""
+
+
 class ConfigError(ValueError):
     """A mistake in a config or on a command line, as a sentence that names its keys or options."""
 
@@ -178,6 +187,9 @@ def _describe_composition(error: BaseException, program: str) -> str:
         axis, _, choice = (error.missing_cfg_file or "").rpartition("/")
         choices = [option for option in error.options if not option.startswith("_")]
         return f"{axis}={choice}: there is no such choice.{nearest(choice, choices)} Choices: {', '.join(choices)}."
+    if isinstance(error, NoOverrideError) and error.override.startswith("--"):
+        key = error.override.lstrip("-").partition("=")[0].replace("-", "_")
+        return f"{error.override}: {message}.{_similar_key(key, program)}"
     if isinstance(error, OverrideParseException):  # Hydra's message is about its grammar
         what = message if isinstance(error, NoOverrideError) else "is no KEY=VALUE, such as attention=gqa"
         return f"{error.override}: {what}."
@@ -217,22 +229,27 @@ def _unknown_key(key: str, program: str, is_added: bool) -> str:
     others = [other for other in programs() if axis in (axes_of(other) | read(other))]
     if others and program not in others and not (program == "evaluate" and axis in STORED):
         return f"{key}: there is no such key here; {others[0]} has it."
-    keys = list(dict.fromkeys((*read(program), *values_of_keys())))
     choices = choices_of(axis) if axis in files() and name else []
     having = [f"{axis}={choice}" for choice in choices if name.partition(".")[0] in read(choice, axis)]
     if 0 < len(having) < len(choices):
         return f"{key}: there is no such key. It belongs to {' or '.join(having)}."
-    if key in keys and is_added:
+    if key in values_of_keys() and is_added:
         return f"+{key}: adds a key that is there already; without the + it is set."
-    if key in keys:
+    if key in values_of_keys():
         or_replaces = f" or replaces {parent}" if (parent := key.rpartition(".")[0]) else ""
         return f"{key}: there is no such key any more; an earlier override removes it{or_replaces}."
-    hint = nearest(key, keys)
-    if not hint:
-        by_last_part = {known.rpartition(".")[2]: known for known in reversed(keys)}
-        close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
-        hint = f" Did you mean {' or '.join(by_last_part[last] for last in close)}?" if close else ""
-    return f"{key}: there is no such key.{hint or ' --help lists the axes.'}"
+    return f"{key}: there is no such key.{_similar_key(key, program)}"
+
+
+def _similar_key(key: str, program: str) -> str:
+    """The keys that look like a key, as in `nearest`, or of which the last part does; else where the axes are."""
+    if key in OTHER_NAMES:
+        return f" Did you mean {OTHER_NAMES[key]}?"
+    keys = [known for known in values_of_keys() if known.partition(".")[0] in axes_of(program) | read(program)]
+    by_last_part = {known.rpartition(".")[2]: known for known in reversed(keys)}
+    close = difflib.get_close_matches(key.rpartition(".")[2], by_last_part, n=3)
+    by_last = f" Did you mean {' or '.join(by_last_part[last] for last in close)}?" if close else ""
+    return nearest(key, keys) or by_last or " --help lists the axes."
 
 
 def _unresolved(key: str, text: str) -> str:

@@ -23,6 +23,13 @@ COMMA = re.compile(r""",(?=(?:[^'"\[\]{}]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\})*
 """A comma between two values, not within quotes or brackets."""
 
 
+HYDRA_OPTIONS = (
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+)
+"""The options of a program, which may be abbreviated."""
+
+
 class NoOverrideError(OverrideParseException):
     """A word of a command line is no KEY=VALUE; the message says what it may have been meant to be."""
 
@@ -34,11 +41,19 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     separate the values of several runs.
     """
     found = []
-    for before, word in zip(["-", *words], words, strict=False):
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         key, equals, value = word.partition("=")
+        if key.startswith("--") and not any(option.startswith(key) for option in HYDRA_OPTIONS):
+            raise NoOverrideError(key, "is no option; values are set by KEY=VALUE")
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
-            example = shell_word(f"{before} {word}")
-            raise NoOverrideError(word, f"is no KEY=VALUE; a text with a space is quoted, as in {example}")
+            cure = "such as attention=gqa"
+            if word.endswith(".ckpt"):
+                cure = f"such as checkpoint={word}"
+            elif after and "=" not in after and not after.startswith("-"):
+                cure = f"such as {word}={after}"
+            if TEXTS.fullmatch(before.partition("=")[0]):
+                cure = f"and a text with a space is quoted, as in {shell_word(f'{before} {word}')}"
+            raise NoOverrideError(word, f"is no KEY=VALUE, {cure}")
         is_set = equals and not word.startswith("-")
         found.append(f"{key}={_readable(key.lstrip('+'), value, is_sweep)}" if is_set else word)
     return found

@@ -23,6 +23,7 @@ from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 TokenDevice = Literal["auto", "cpu", "cuda"]
+SHORTEST_WINDOW = 16  # tokens; a text that is shorter yet is too short to train on
 SHARE_OF_GPU = 0.1
 """The share of a GPU's free memory that tokens may take with `device="auto"`."""
 
@@ -154,8 +155,9 @@ class WindowFormat(RowFormat):
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, TokenSplit]:
         num_tokens = next(iter(prepared.splits.values())).num_tokens
         if not whole and num_tokens < (self.seq_len if self.pack == "concat" else 1):
-            works = {"seq_len": num_tokens} if num_tokens else {}
-            raise ArgumentError("seq_len", self.seq_len, f"the training text has only {num_tokens} tokens", works)
+            reason = f"the training text is too short: it has {num_tokens} tokens and needs at least {self.seq_len}"
+            works = {"seq_len": num_tokens} if num_tokens >= SHORTEST_WINDOW else {}
+            raise ArgumentError("seq_len", self.seq_len, reason, works)
         return prepared.splits
 
     def rows(self, split: TokenSplit, seed: int) -> Rows:

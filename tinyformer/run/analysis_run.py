@@ -72,7 +72,7 @@ def make_subject(run: Run, num_windows: int) -> Subject:
     def save_pruned(pruned: Network, path: Path) -> None:
         own = copy.deepcopy(run.stored)
         own["model"]["pruned_heads"] = pruned.pruned_heads()
-        overrides = describe_config(own, checkpoint.overrides) | recorded_sources(checkpoint)
+        overrides = describe_config(own, checkpoint.overrides) | recorded_sources(checkpoint.overrides)
         save_network(path, pruned, checkpoint, overrides)
 
     def on_device(batches: Iterable[Batch]) -> Iterator[Batch]:

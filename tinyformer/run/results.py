@@ -1,7 +1,7 @@
 """The end of a run: it is scored, its results are written, and a summary is printed."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from omegaconf import OmegaConf
 from tinyformer.analysis import Findings, analyse_predictions
 from tinyformer.checkpoint.file import SNAPSHOTS, load_checkpoint, load_weights
 from tinyformer.checkpoint.snapshots import snapshots_of
+from tinyformer.config.admission import own_classes, recorded_sources
+from tinyformer.config.keys import hydra_value
 from tinyformer.data import DataModule
 from tinyformer.data.module import count
 from tinyformer.files import relative_path
@@ -25,6 +27,7 @@ from tinyformer.run.trainer import forward_context, scoring_trainer
 from tinyformer.tasks import Task
 from tinyformer.training import FiniteCheck, TrainingModule, TrainingScores
 
+NEXT_ANALYSIS = "maps"  # that the end of a training run suggests
 Lines = dict[str, str | None]  # lines of the summary by their names; None for one that is left out
 
 
@@ -112,7 +115,7 @@ def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str
         "warning": run.warning,
         "speed": summary.describe_speed(run.report, steps),
         "telemetry": summary.describe_telemetry(telemetry, run.telemetry),
-        **summary.describe_data(run.data, list(splits), f", fingerprint {run.data.fingerprint[:12]}"),
+        **summary.describe_data(run.data, list(splits)),
         "held out": "\n".join(run.data.caveats) or None,
     }
     last: Lines = {
@@ -120,13 +123,27 @@ def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str
         "checkpoints": f"{folder}/checkpoints/last.ckpt, best.ckpt",
         "snapshots": f"{len(saved)} in {folder}/{SNAPSHOTS}" if (saved := snapshots_of(run.folder)) else None,
         "attention maps": relative_path(run.pictures[-1]) if run.pictures else None,
+        "heads": summary.describe_roles(run.telemetry, run.folder),
         "events": summary.describe_events(events, run.folder),
         "not finite": f"{count(len(skipped), 'step')} skipped, the first at step {skipped[0]}" if skipped else None,
         "logs": f"{folder}/metrics.csv, {'attention/heads.csv, ' if run.pictures else ''}results.json",
         "prompt": None,
         "profile": ", ".join(map(relative_path, profiles)) if run.settings.arguments.get("profiler") else None,
     }
-    return summarise(run, steps, list(splits), scores, results, first, last)
+    results = summarise(run, steps, list(splits), scores, results, first, last)
+    if (command := next_command(run)) is not None:
+        print(f"\nTo see its heads:\n  {command}")
+    return results
+
+
+def next_command(run: Run) -> str | None:
+    """The command that shows the heads of a training run, with what an evaluation does not take from its checkpoint."""
+    if run.invocation.in_python or any(callback.refusal for callback in run.telemetry):
+        return None
+    stored = run.checkpoints.contents["overrides"]
+    words = [f"{key}={hydra_value(value)}" for key, value in (recorded_sources(stored) | own_classes(stored)).items()]
+    evaluate = replace(run.invocation, command=run.invocation.command.replace("train", "evaluate"))
+    return evaluate.call(f"checkpoint={relative_path(run.checkpoints.last)}", *words, f"analysis={NEXT_ANALYSIS}")
 
 
 def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyformer.analysis import Event
+from tinyformer.analysis import Event, head_label, head_roles
 from tinyformer.config.errors import printable
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, relative_path
+from tinyformer.nn.heads import layer_title
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.finite import NonFiniteStep
@@ -22,7 +23,7 @@ PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "val"}
 """The prefix of the metrics of each split."""
 
 COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split that `results.json` has
-MOST_EVENTS = 3  # that are printed
+MOST_EVENTS, MOST_ROLES = 3, 5  # that are printed
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -67,7 +68,7 @@ def data_results(data: DataModule, splits: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def describe_data(data: DataModule, splits: Sequence[str], remark: str) -> dict[str, str]:
+def describe_data(data: DataModule, splits: Sequence[str], remark: str = "") -> dict[str, str]:
     """The line of the summary about data, with a remark, and one about each split; see `data_results`."""
     hidden = f"; {count(data.num_hidden, 'hidden file')} not read" if data.num_hidden else ""
     lines = {"data": f"{data.title}{remark}{hidden}"}
@@ -120,7 +121,7 @@ def describe_speed(report: Report, steps: int) -> str:
     memory, share = report.latest["throughput/memory_gb"], f"{100 * total.mfu(peak):.0f} % of {peak}"
     if math.isnan(total.flops):
         share = "operations of an attention of your own are not counted"
-    return f"{speed}\n{share}, waiting for data {100 * total.data_wait:.1f} %, at most {memory:.2f} GB of memory"
+    return f"{speed}\n{share}, at most {memory:.2f} GB of memory"
 
 
 def telemetry_results(telemetry: Sequence[AttentionTelemetry], training_seconds: float) -> dict[str, Any]:
@@ -149,6 +150,26 @@ def describe_events(events: Sequence[Event], folder: Path) -> str | None:
     lines = [str(event) for event in events[:MOST_EVENTS]]
     if len(events) > MOST_EVENTS:
         lines.append(f"and {len(events) - MOST_EVENTS} more in {relative_path(folder)}/events.csv")
+    return "\n".join(lines) or None
+
+
+def describe_roles(telemetry: Sequence[AttentionTelemetry], folder: Path) -> str | None:
+    """A line of the summary for each role that a head has at the last measurement, the rarest first: its clearest head.
+
+    The number is that of the measure which defines the role.
+    """
+    lines = []
+    for callback in telemetry:
+        if callback.latest is not None:
+            measures = callback.latest[-1]
+            roles = head_roles(measures.values, callback.detector.traits)
+            for role, heads in sorted(roles.items(), key=lambda role: len(role[1])):
+                (layer, head), value = next(iter(heads.items()))
+                name = f"{layer_title(measures.addresses[layer])} head {head_label(measures.names[layer][head])}"
+                lines.append(f"{role}: {name} ({value:.2f})" + f" and {len(heads) - 1} more" * (len(heads) > 1))
+    if len(lines) > MOST_ROLES:
+        file = f"{relative_path(folder)}/attention/heads.csv"
+        lines[MOST_ROLES - 1 :] = [f"and {len(lines) - MOST_ROLES + 1} more roles in {file}"]
     return "\n".join(lines) or None
 
 

@@ -91,22 +91,37 @@ def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trai
 def head_labels(
     measures: Mapping[str, Sequence[Sequence[float]]], traits: Mapping[str, Trait] = TRAITS
 ) -> list[list[str]]:
-    """The label of each head of each layer: the traits that it has, such as "self + collapsed"; empty for none.
+    """The label of each head of each layer: its roles, such as "self + collapsed"; empty for none."""
+    labels: list[list[list[str]]] = [[[] for _ in layer] for layer in next(iter(measures.values()))]
+    for role, heads in head_roles(measures, traits).items():
+        for layer, head in heads:
+            labels[layer][head].append(role)
+    return [list(map(" + ".join, layer)) for layer in labels]
 
-    `measures` are by name, then by layer and head; a trait needs a measure that is there and not nan.
+
+def head_roles(
+    measures: Mapping[str, Sequence[Sequence[float]]], traits: Mapping[str, Trait] = TRAITS
+) -> dict[str, dict[tuple[int, int], float]]:
+    """The value of a trait's measure for each head that has it, by role, such as "previous token", and layer and head.
+
+    The heads of a role begin with the one that is furthest beyond the threshold. `measures` are by name, then by layer
+    and head; a trait needs a measure that is there and not nan.
     """
-    measured = {name: trait for name, trait in traits.items() if trait.measure in measures}
-
-    def label(layer: int, head: int) -> str:
-        has = [name for name, trait in measured.items() if trait.is_met(measures[trait.measure][layer][head])]
-        return " + ".join(
-            offset_label(measures[traits[name].offset][layer][head]) if traits[name].offset else name.replace("_", " ")
-            for name in has
-            if traits[name].part_of not in has
-        )
-
-    layers = next(iter(measures.values()))
-    return [[label(layer, head) for head in range(len(values))] for layer, values in enumerate(layers)]
+    roles: dict[str, dict[tuple[int, int], float]] = {}
+    met: dict[str, set[tuple[int, int]]] = {}
+    for name, trait in traits.items():
+        values = {
+            (layer, head): value
+            for layer, heads in enumerate(measures.get(trait.measure, ()))
+            for head, value in enumerate(heads)
+            if trait.is_met(value)
+        }
+        met[name] = {*values}
+        for layer, head in sorted(values, key=values.__getitem__, reverse=not trait.below):
+            if (layer, head) not in met.get(trait.part_of, ()):
+                role = offset_label(measures[trait.offset][layer][head]) if trait.offset else name.replace("_", " ")
+                roles.setdefault(role, {})[layer, head] = values[layer, head]
+    return roles
 
 
 def control_of(trait: Trait, measures: Mapping[str, Sequence[Sequence[float]]]) -> float:

@@ -24,14 +24,14 @@ HATCH_PITCH = 7  # pixels from one line of a hatch to the next
 CAPTION_HEIGHT = 22  # height in pixels of the line above a picture that says where it comes from
 POINTS, DPI = 7, 100
 BAR_HEIGHT = 8  # pixels of a colour bar
-FONTS = ("DejaVu Sans Mono", "DejaVu Sans")
+FONTS = ("DejaVu Sans", "DejaVu Sans Mono")
 """Fonts of matplotlib; a text is written in the first that has all its characters."""
 MAX_LABEL = 10
 CHARACTERS_PER_INCH = 16  # characters of a caption above a figure that fit into an inch of its width
 
 
 class Label(NamedTuple):
-    """A text in a picture, its font size in points, and its bounding box in pixels."""
+    """A text in a picture, its font size in points, its bounding box in pixels, and its colour."""
 
     text: str
     points: float
@@ -39,6 +39,7 @@ class Label(NamedTuple):
     top: int
     right: int
     bottom: int
+    colour: str
 
 
 class Picture:
@@ -47,6 +48,7 @@ class Picture:
     def __init__(self, width: int, height: int) -> None:
         self.pixels = np.full((height, width), WHITE, np.uint8)
         self.labels: list[Label] = []
+        self.on_tiles: list[Label] = []  # those whose colours are between that of a cell and black or white
 
     def tile(self, x: int, y: int, values: Float[np.ndarray, "rows columns"], width: int, height: int) -> None:
         """Draw a cell of a width and a height for each value from 0 to 1, the first row at the top; nan stays white."""
@@ -65,10 +67,9 @@ class Picture:
         text = readable(text, longest=1000)
         picture = Picture(max(width, text_width(text) + 20), CAPTION_HEIGHT + height)
         picture.pixels[CAPTION_HEIGHT:, :width] = self.pixels
-        picture.labels += [
-            label._replace(top=label.top + CAPTION_HEIGHT, bottom=label.bottom + CAPTION_HEIGHT)
-            for label in self.labels
-        ]
+        for labels, lower in ((self.labels, picture.labels), (self.on_tiles, picture.on_tiles)):
+            for label in labels:
+                lower.append(label._replace(top=label.top + CAPTION_HEIGHT, bottom=label.bottom + CAPTION_HEIGHT))
         picture.write(10, CAPTION_HEIGHT // 2 + 4, text)
         return picture
 
@@ -86,24 +87,22 @@ class Picture:
         `align` says where in the text x and y are: horizontally (l, m, r) and vertically (t, m, b), such as "lt".
         """
         ink = _ink(text, points, upright)
+        box = self._place(x, y, align, text, points, ink, "black")
         # Antialiased: full coverage is black.
-        self._put(x, y, align, Label(text, points, 0, 0, *ink.shape[::-1]), WHITE - ink // (256 // GREYS), ink > 0)
+        area = self.pixels[box.top : box.bottom, box.left : box.right]
+        np.copyto(area, WHITE - ink // (256 // GREYS), where=ink > 0)
 
     def write_on_tile(self, x: float, y: float, text: str, value: float) -> None:
-        """Write text centred on a cell of the given value, black if the cell is bright and white otherwise.
+        """Write text centred on a cell of the given value, black if the cell is bright and white otherwise."""
+        colour = "black" if value >= BRIGHT or np.isnan(value) else "white"
+        self.on_tiles.append(self._place(x, y, "mm", text, POINTS, _ink(text, POINTS), colour))
 
-        Not antialiased, since the palette has no colours between text and cell.
-        """
-        ink = _ink(text, POINTS, sharp=True)
-        colour = BLACK if value >= BRIGHT or np.isnan(value) else WHITE
-        self._put(x, y, "mm", Label(text, POINTS, 0, 0, *ink.shape[::-1]), np.full_like(ink, colour), ink > 0)
-
-    def _put(self, x: float, y: float, align: str, label: Label, pixels: np.ndarray, where: np.ndarray) -> None:
+    def _place(self, x: float, y: float, align: str, text: str, points: float, ink: np.ndarray, colour: str) -> Label:
         shares = {"l": 0.0, "t": 0.0, "m": 0.5, "r": 1.0, "b": 1.0}
-        left, top = (round(at - shares[a] * size) for at, a, size in zip((x, y), align, label[4:], strict=True))
-        box = Label(label.text, label.points, left, top, left + label.right, top + label.bottom)
-        self.labels.append(box)
-        np.copyto(self.pixels[top : box.bottom, left : box.right], pixels, where=where)
+        height, width = ink.shape
+        left, top = (round(at - shares[a] * size) for at, a, size in zip((x, y), align, (width, height), strict=True))
+        self.labels.append(Label(text, points, left, top, left + width, top + height, colour))
+        return self.labels[-1]
 
     def savefig(self, path: Path) -> None:
         # The strongest compression takes twice the time and saves a third.
@@ -121,6 +120,9 @@ class Picture:
     def image(self) -> Image.Image:
         image = Image.frombytes("P", self.pixels.shape[::-1], self.pixels.tobytes())
         image.putpalette(palette().tobytes())
+        image = image.convert("RGB") if self.on_tiles else image
+        for label in self.on_tiles:
+            image.paste(label.colour, label[2:6], Image.fromarray(_ink(label.text, label.points)))
         return image
 
 
@@ -144,9 +146,7 @@ def save_png(picture: Picture | Figure, path: str | Path, caption: str = "") -> 
     elif caption and isinstance(picture, Figure):
         width = int(picture.get_figwidth() * CHARACTERS_PER_INCH)
         lines = textwrap.wrap(readable(caption, longest=1000), width)
-        picture.suptitle(
-            "\n".join(lines), x=0.01, ha="left", fontsize=POINTS, family=list(FONTS[::-1]), parse_math=False
-        )
+        picture.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS, family=list(FONTS), parse_math=False)
     picture.savefig(path)
     return path
 
@@ -160,7 +160,7 @@ def palette() -> UInt8[np.ndarray, "256 3"]:
 
 
 @lru_cache(maxsize=4096)  # labels and numbers repeat
-def _ink(text: str, points: float, upright: bool = False, sharp: bool = False) -> UInt8[np.ndarray, "height width"]:
+def _ink(text: str, points: float, upright: bool = False) -> UInt8[np.ndarray, "height width"]:
     """The coverage of each pixel of a line of text, from 0 to 255."""
     font = _loaded(_font_of(text) or FONTS[-1], points)
     ascent, descent = font.getmetrics()
@@ -168,7 +168,6 @@ def _ink(text: str, points: float, upright: bool = False, sharp: bool = False) -
     left, top, right, bottom = min(left, 0), min(top, -ascent), max(right, 1), max(bottom, descent)
     sheet = Image.new("L", (round(right - left), round(bottom - top)), 0)
     draw = ImageDraw.Draw(sheet)
-    draw.fontmode = "1" if sharp else "L"
     draw.text((-left, -top), text, fill=255, font=font, anchor="ls")
     return np.rot90(np.asarray(sheet)) if upright else np.asarray(sheet)
 

@@ -1,6 +1,7 @@
 """Pictures of all heads: their attention maps and their measures."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,7 +21,8 @@ BAR_WIDTH = 240
 PAGE_WIDTH = 1200  # pixels of a table before it goes on below
 WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # weights that the colour bar of maps marks
 BAR_LABEL = "attention weight, in colours by its square root"
-CELL_WIDTH, CELL_HEIGHT = 38, 20  # pixels of the cell of a head in the picture of measures
+CELL_WIDTH, CELL_HEIGHT = 38, 20  # smallest size in pixels of the cell of a head in the picture of measures
+TABLE_WIDTH, LINE, CHARACTER_WIDTH = 200, 14, 6  # pixels: the least of a measure, and of a line and a letter above it
 LANDSCAPE = 1.6  # approximate aspect ratio of the picture of measures
 
 
@@ -113,49 +115,56 @@ def measure_maps(
 ) -> Picture:
     """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
 
-    The cells show the values, and nothing for nan; ablated heads are hatched. The colours of a measure in
-    `ALL_MEASURES` have fixed limits, of which some depend on the largest number of keys, `num_keys`; so heads that
-    hardly differ have the same colour, and the pictures of all steps can be compared. For any other, they span its
+    The cells show the values, and nothing for nan; ablated heads are hatched. The limits of the colours, above each
+    grid, are fixed for a measure in `ALL_MEASURES`, and some depend on the largest number of keys, `num_keys`; so heads
+    that hardly differ have the same colour, and the pictures of all steps can be compared. For any other, they span its
     values. `limits`, for all measures, and `meanings` replace those of `ALL_MEASURES`; `layers` label the layers.
     """
     columns, hatched = columns_of(names), _true(ablated or [])
     title += "; those of ablated heads are hatched" * bool(hatched)
     meanings = meanings or {name: ALL_MEASURES[name].meaning for name in measures}
     labels = layers or [f"layer {layer}" for layer in range(len(names))]
-    margin = 12 + max(map(text_width, labels))
-    widest = max(max(text_width(name, POINTS + 1), text_width(meanings[name])) for name in measures)
-    width = margin + max(max(len(columns), 2) * CELL_WIDTH, widest) + 2 * GAP
-    height = 2 * CAPTION + len(names) * CELL_HEIGHT + CAPTION + SCALE + GAP
+    margin = 12 + max(text_width(text) for text in [*labels, "head"])
+    widest = max(TABLE_WIDTH, *(text_width(name, POINTS + 1) for name in measures))
+    cell = max(CELL_WIDTH, widest // len(columns))
+    pitch_x, pitch_y = len(columns) * cell + 2 * GAP, len(names) * CELL_HEIGHT + 3 * LINE + GAP
     across = min(
         range(1, len(measures) + 1),
-        key=lambda n: abs(math.log(n * width / (HEADING + -(-len(measures) // n) * height) / LANDSCAPE)),
+        key=lambda n: abs(math.log(n * pitch_x / (-(-len(measures) // n) * pitch_y) / LANDSCAPE)),
     )
-    down = -(-len(measures) // across)
-    picture = Picture(max(across * width, text_width(title, POINTS + 3) + 20), HEADING + down * height)
+    down, tables_top = -(-len(measures) // across), HEADING + SCALE
+    label = "colours" if limits else "colours, from the lower to the upper limit of each measure"
+    bar = 10 + text_width(label) + GAP
+    width = max(margin + across * pitch_x, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP)
+    picture = Picture(width, tables_top + down * pitch_y + CAPTION)
     picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
+    picture.write(10, HEADING, label, "lm")
+    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {at: f"{limit:.3g}" for at, limit in enumerate(limits or ())})
     for index, (name, by_layer) in enumerate(measures.items()):
-        left, y = index % across * width + margin, HEADING + index // across * height
-        top = y + 2 * CAPTION
-        picture.write(left, y + 0.5 * CAPTION, name, "lm", POINTS + 1)
-        picture.write(left, y + 1.5 * CAPTION, meanings[name], "lm", POINTS)
+        left, y = index % across * pitch_x + margin, tables_top + index // across * pitch_y
+        top = y + 3 * LINE
         grid = np.full((len(names), len(columns)), np.nan)
         for layer, values in enumerate(by_layer):
             grid[layer, [columns[head] for head in names[layer]]] = values
-            picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, labels[layer], "rm")
-        below = top + len(names) * CELL_HEIGHT + CAPTION // 2
-        picture.write(left - 5, below, "head", "rm")
-        for head, column in columns.items():
-            picture.write(left + (column + 0.5) * CELL_WIDTH, below, head, "mm")
+            if index % across == 0:
+                picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, labels[layer], "rm")
         without = [(layer, columns[names[layer][head]]) for layer, head in hatched]
         for place in without:
             grid[place] = np.nan
         low, high = limits or (ALL_MEASURES[name].limits(num_keys) if name in ALL_MEASURES else _range(grid))
-        _draw_grid(picture, left, top, grid, low, high)
+        text = meanings[name] + ("" if limits else f"; {low:.3g}\u00a0to\u00a0{high:.3g}")
+        meaning = textwrap.wrap(text, (pitch_x - GAP) // CHARACTER_WIDTH)
+        for number, line in enumerate([name, *meaning[:2]]):
+            picture.write(left, top - (min(len(meaning), 2) + 0.5 - number) * LINE, line, "lm", POINTS + (number == 0))
+        _draw_grid(picture, left, top, grid, low, high, cell)
         for layer, column in without:
-            picture.hatch(left + column * CELL_WIDTH, top + layer * CELL_HEIGHT, CELL_WIDTH, CELL_HEIGHT)
-        bar_top = below + CAPTION // 2
-        picture.colour_bar(left, bar_top, max(len(columns), 2) * CELL_WIDTH - GAP, {0: f"{low:.3g}", 1: f"{high:.3g}"})
-        picture.write(left - 11, bar_top + 4, "colour", "rm")
+            picture.hatch(left + column * cell, top + layer * CELL_HEIGHT, cell, CELL_HEIGHT)
+        if index + across >= len(measures):  # the last of its column
+            below = top + len(names) * CELL_HEIGHT + CAPTION // 2
+            for head, column in columns.items():
+                picture.write(left + (column + 0.5) * cell, below, head, "mm")
+            if index % across == 0:
+                picture.write(left - 5, below, "head", "rm")
     return picture
 
 
@@ -205,14 +214,14 @@ def word_table(
 
 
 def _draw_grid(
-    picture: Picture, left: int, top: int, grid: Float[np.ndarray, "layers heads"], low: float, high: float
+    picture: Picture, left: int, top: int, grid: Float[np.ndarray, "layers heads"], low: float, high: float, cell: int
 ) -> None:
-    """Draw the grid of one measure with its values, in colours from `low` to `high`."""
+    """Draw the grid of one measure with its values, in cells of a width and colours from `low` to `high`."""
     shares = np.where(np.isfinite(grid), ((grid - low) / ((high - low) or 1.0)).clip(0, 1), np.nan)
-    picture.tile(left, top, shares, CELL_WIDTH, CELL_HEIGHT)
+    picture.tile(left, top, shares, cell, CELL_HEIGHT)
     for (layer, head), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            x, y = left + (head + 0.5) * CELL_WIDTH, top + (layer + 0.5) * CELL_HEIGHT
+            x, y = left + (head + 0.5) * cell, top + (layer + 0.5) * CELL_HEIGHT
             picture.write_on_tile(x, y, _short(value), float(shares[layer, head]))
 
 

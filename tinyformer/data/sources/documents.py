@@ -71,14 +71,11 @@ def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> N
             raise ArgumentError(argument, column, f"{place} has no text there; remove the row, or fill it in")
 
 
-def require_label_column(label_column: str | None, text_columns: Sequence[str]) -> str:
-    """The column of the labels, which must be given, and must not hold text."""
-    if label_column is None:
-        works = {"label_column": "label"}
-        raise ArgumentError("label_column", None, "classification needs the column that holds the labels", works)
+def label_column_of(label_column: str | None, text_columns: Sequence[str]) -> str:
+    """The column of the labels, by default "label", which must not hold text."""
     if label_column in text_columns:
         raise ArgumentError("label_column", label_column, "this column holds the text (`text_column`)")
-    return label_column
+    return label_column or "label"
 
 
 def class_name(value: Any, column: str, place: str) -> str | None:

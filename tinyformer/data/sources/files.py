@@ -64,19 +64,28 @@ class Layout:
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
         """Refuse a file or row that lacks a column; its columns may come `from_header`, which may be a row of data."""
-        for column in self.selected:
-            if column not in existing:
-                reason, works = f"{place} has no such column; it has {', '.join(existing)[:500]}", {}
-                if from_header and not {*self.selected} & {*existing}:
-                    reason = f"{place} has no such column: its first row, which names the columns, is "
-                    reason += f"{', '.join(existing)[:500]}"
-                    if len(existing) == 1:
-                        reason += "; if these are several fields, write one of , ; | or a tab between them"
-                    if len(existing) >= len(self.selected):
-                        reason += "; for a file without a header row"
-                        others = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
-                        works = {"columns": [*self.selected, *others]}
-                raise self.error(column, reason, works)
+        missing = [column for column in self.selected if column not in existing]
+        if not missing:
+            return
+        others = [column for column in existing if column not in self.selected]
+        works: dict[str, Any] = {}
+        is_suspect = from_header and missing == self.selected
+        if len(self.text_columns) == 1 and len(missing) <= len(others) <= (2 if is_suspect else len(missing)):
+            names = ["label_column" if column == self.label_column else "text_column" for column in missing]
+            works = dict(zip(names, others, strict=False))
+        which = ": its first row, which names the columns, is" if is_suspect else "; it has"
+        reason = f"{place} has no such column{which} {', '.join(existing)[:500]}"
+        if is_suspect:
+            if len(existing) == 1:
+                reason += "; if these are several fields, write one of , ; | or a tab between them"
+            if len(existing) >= len(self.selected):
+                reason += "; for a file without a header row"
+                if not self.arguments and all(map(str.isidentifier, existing)):  # names, not texts
+                    reason += ", set `columns`"
+                else:
+                    unread = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
+                    works = {"columns": [*self.selected, *unread]}
+        raise self.error(missing[0], reason, works)
 
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
         """An error about the argument that names a column."""

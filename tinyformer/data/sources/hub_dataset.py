@@ -19,9 +19,9 @@ from tinyformer.data.sources.documents import (
     class_name,
     from_columns,
     iterate_rows,
+    label_column_of,
     one_or_two,
     require_all_or_no_labels,
-    require_label_column,
     require_pair,
     two_columns,
 )
@@ -40,7 +40,8 @@ class HubDataset:
         name: the configuration, where the repository has several.
         revision: a branch, tag or commit; None: the main branch.
         text_column: the column that holds the text, or the two that hold a pair of texts.
-        label_column: the column that holds the label: a class whose name the data set gives, a text or a number.
+        label_column: the column that holds the label, by default "label": a class whose name the data set gives, a text
+            or a number.
         source_column: the column that holds the sources of pairs; "translation.en" is the key `en` of `translation`.
         target_column: the column that holds their targets.
         rejoin_splits: whether the splits are consecutive parts of one text, to be joined into one document again.
@@ -170,7 +171,7 @@ class HubDataset:
         return from_questions(questions)
 
     def _examples(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        column = require_label_column(self.label_column, self.text_columns)
+        column = label_column_of(self.label_column, self.text_columns)
         self._require_column(rows.column_names, "label_column", column)
         feature = rows.features[column]
         if not isinstance(feature, datasets.ClassLabel | datasets.Value):

@@ -13,9 +13,9 @@ from tinyformer.data.sources.documents import (
     TEXTS,
     class_name,
     from_columns,
+    label_column_of,
     one_or_two,
     require_all_or_no_labels,
-    require_label_column,
     require_pair,
     two_columns,
 )
@@ -91,7 +91,7 @@ class TextFiles(LocalFiles):
     Args:
         files: see `LocalFiles`.
         text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
-        label_column: the column that holds the label. A label is a name: the number 1 is "1".
+        label_column: the column that holds the label, by default "label". A label is a name: the number 1 is "1".
         source_column: the column that holds the sources of pairs.
         target_column: the column that holds their targets.
         columns: the columns of .csv and .tsv files without a header.
@@ -143,7 +143,7 @@ class TextFiles(LocalFiles):
         return (part.strip("\n") for part in text.split(self.separator) if part.strip())
 
     def _examples(self, files: Sequence[Path]) -> datasets.Dataset:
-        column = require_label_column(self.label_column, self.text_columns)
+        column = label_column_of(self.label_column, self.text_columns)
         rows = list(self._rows(files, column))
         labels = [label for _, label, _ in rows]
         require_all_or_no_labels(labels, column, lambda row: rows[row][2])

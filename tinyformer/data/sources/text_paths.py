@@ -1,5 +1,6 @@
 """The text files that a run reads, found by their names."""
 
+import difflib
 import glob
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,10 @@ def find_files(files: Sequence[str]) -> list[Path]:
             matches = [path]
         else:
             matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
-            reason = "the file does not exist; name a text file, e.g. book.txt"
+            folder = next(parent for parent in path.parents if parent.is_dir())
+            names = [file.name for file in folder.iterdir() if file.suffix.lower() in FORMATS]
+            similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)
+            reason = f"the file does not exist; {folder.resolve()} has {', '.join(similar) or f'no {_NAMES} file'}"
         if not matches:
             raise ArgumentError("files", name, reason)
         found += matches
