@@ -71,7 +71,20 @@ class HeadMaps:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        shown = (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
+        return self.written(subject, folder, self.shown(subject))
+
+    def shown(self, subject: Subject) -> Shown:
+        return (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
+
+    def written(
+        self,
+        subject: Subject,
+        folder: Path,
+        shown: Shown,
+        further: Mapping[str, Any] | None = None,
+        of_heads: Sequence[Mapping[str, Any]] = (),
+    ) -> Findings:
+        """The findings and the page, with further data of it, see `atlas_html`."""
         measures, traits, labels = with_controls(subject, shown.measure)
         measures = with_importance(subject, measures) if self.needs_gradient else measures
         names = [list(map(head_label, layer)) for layer in measures.names]
@@ -90,6 +103,8 @@ class HeadMaps:
             facts=shown_facts,
             labels=head_labels(measures.values, traits),
             ablated=measures.ablated,
+            further=further,
+            of_heads=of_heads,
         )
         plural = "s" * (shown.extent != "1")
         table, (_, rows) = measures.table(traits), labels

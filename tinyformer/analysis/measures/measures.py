@@ -15,6 +15,7 @@ from torch import Tensor
 
 Weights: TypeAlias = Float[Tensor, "*layers batch heads rows k_seq"]
 Heads: TypeAlias = Float[Tensor, "*layers heads"]
+Queries: TypeAlias = Float[Tensor, "*layers batch heads rows"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
@@ -29,27 +30,45 @@ STRIPE = 9  # rows; a horizontal stripe has fewer than half as many
 FEWEST = 8  # queries that show an offset, and keys that an even row is spread over; fewer reach any share by chance
 
 
+def entropies(weights: Weights) -> Queries:
+    """H = -Σ_k w_k ln w_k of each query, in nats."""
+    # torch.special.entr is not vectorised on CPU; where a weight is 0, so is the product.
+    return (weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(dim=-1).abs()
+
+
 def entropy(weights: Weights) -> Heads:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
-    return torch.special.entr(weights).sum(dim=-1).mean(dim=(-3, -1))
+    return entropies(weights).mean(dim=(-3, -1))
+
+
+def entropy_shares(entropies: Queries, totals: Queries, num_visible: Tensor) -> Queries:
+    """H / ln(n) of each query with n > 1 visible keys, nan for others, from its entropy and its sum of weights S.
+
+    H is that of weights that are normalised to sum to 1, H / S + ln S of the others, so that a sink does not count.
+    """
+    totals = totals.clamp(min=torch.finfo(totals.dtype).tiny)
+    shares = (entropies / totals + totals.log()) / num_visible.clamp(min=2).log()
+    return shares.masked_fill(num_visible <= 1, math.nan)
 
 
 def entropy_share(weights: Weights, logits: Weights) -> Heads:
     """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them.
 
-    The weights are normalised to sum to 1 first, so that a sink does not count; logits are -inf where the mask hides
-    the key.
+    The weights are normalised to sum to 1 first; logits are -inf where the mask hides the key.
     """
-    visible = (logits > -torch.inf).sum(dim=-1)
-    normalised = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    shares = torch.special.entr(normalised).sum(dim=-1) / visible.clamp(min=2).log()
-    return _mean_where(shares, visible > 1)
+    shares = entropy_shares(entropies(weights), weights.sum(dim=-1), (logits > -torch.inf).sum(dim=-1))
+    return shares.nanmean(dim=(-3, -1))
+
+
+def distances(weights: Weights, rows: Rows | None = None) -> Queries:
+    """Σ_k w_k |q - k| of each query."""
+    q_idx, k_idx = _positions(weights, rows)
+    return (weights * (q_idx - k_idx).abs().to(weights.dtype)).sum(dim=-1)
 
 
 def distance(weights: Weights, rows: Rows | None = None) -> Heads:
     """Σ_k w_k |q - k|: the mean distance of attention, in tokens."""
-    q_idx, k_idx = _positions(weights, rows)
-    return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(-3, -1))
+    return distances(weights, rows).mean(dim=(-3, -1))
 
 
 def first_token(weights: Weights) -> Heads:
@@ -57,21 +76,36 @@ def first_token(weights: Weights) -> Heads:
     return weights[..., 0].mean(dim=(-3, -1))
 
 
+def previous_tokens(weights: Weights, rows: Rows | None = None) -> Queries:
+    """The weight of the token before each query; nan for the first."""
+    q_idx = _queries(weights, rows)
+    return _weights_on(weights, (q_idx - 1).clamp(min=0)).masked_fill(q_idx == 0, math.nan)
+
+
 def previous_token(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on the previous token, over all queries but the first."""
-    q_idx = _queries(weights, rows)
-    return _mean_where(_weights_on(weights, (q_idx - 1).clamp(min=0)), q_idx > 0)
+    return previous_tokens(weights, rows).nanmean(dim=(-3, -1))
+
+
+def own_tokens(weights: Weights, rows: Rows | None = None) -> Queries:
+    """The weight of each query's own token."""
+    return _weights_on(weights, _queries(weights, rows))
 
 
 def self_attention(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on the query's own token."""
-    return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
+    return own_tokens(weights, rows).mean(dim=(-3, -1))
+
+
+def near_tokens(weights: Weights, rows: Rows | None = None) -> Queries:
+    """The weight of the keys at most `REACH` tokens from each query."""
+    q_idx, k_idx = _positions(weights, rows)
+    return (weights * ((q_idx - k_idx).abs() <= REACH)).sum(dim=-1)
 
 
 def near(weights: Weights, rows: Rows | None = None) -> Heads:
     """Share of attention on keys at most `REACH` tokens from the query, its own token included."""
-    q_idx, k_idx = _positions(weights, rows)
-    return (weights * ((q_idx - k_idx).abs() <= REACH)).sum(dim=-1).mean(dim=(-3, -1))
+    return near_tokens(weights, rows).mean(dim=(-3, -1))
 
 
 def largest_logit(logits: Weights) -> Heads:
