@@ -1,6 +1,6 @@
 """The events of heads: each query of a split with its strongest key, of which some are kept."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -12,14 +12,23 @@ from torch import Tensor
 from tinyformer.analysis.atlas.places import STRETCH, Places
 from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
 from tinyformer.analysis.atlas.tally import Tally, mask_key, of_queries, visible_by_offset, visible_keys
-from tinyformer.analysis.measures.capture import LayerCall, running_hooks
+from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.nn import AttentionCall, AttentionMask, BaseAttention, DifferentialAttention, Network
-from tinyformer.nn.kernels.eager import weighted_values
-from tinyformer.nn.maps import QKV, TOLERANCES, NoMapsError
+from tinyformer.nn.kernels.eager import attention_weights
+from tinyformer.nn.maps import QKV, TOLERANCES, NoMapsError, is_own
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
 NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², 2.2 % wide each
+NUM_QUERIES = 64  # of a causal map that are computed at once, without the keys after them
 NUM_ELEMENTS = {"cpu": 2**20}  # of maps that are computed at once, so that they stay in the cache; 2²⁶ elsewhere
+
+
+class Block(NamedTuple):
+    """A part of the maps of a layer."""
+
+    rows: slice  # of the batch
+    queries: slice
+    keys: slice
 
 
 class Layer(NamedTuple):
@@ -30,13 +39,39 @@ class Layer(NamedTuple):
     outputs: Float[Tensor, "batch heads q_seq v_head_dim"]  # that the output projection is given
     factors: Float[Tensor, "batch maps q_seq"]  # by which values are multiplied beside weights
 
-    def rows(self, rows: slice) -> AttentionCall:
-        """The call of some rows of the batch."""
-        mask = self.call.mask
-        allowed = mask.allowed if mask.allowed is None or len(mask.allowed) == 1 else mask.allowed[rows]
-        lengths, documents = (part if part is None else part[rows] for part in (mask.lengths, mask.documents))
-        own = AttentionMask(mask.causal, lengths, documents, mask.window, allowed=allowed)
-        return self.call._replace(qkv=QKV(*(part[rows] for part in self.call.qkv)), mask=own)
+    def blocks(self) -> Iterator[tuple[slice, list["Block"]]]:
+        """The maps of some rows after the other, in blocks of about `NUM_ELEMENTS` weights.
+
+        Under a causal mask, the keys after the last query of a block, which it does not see, are left out.
+        """
+        (batch, num_maps, q_seq, _), k_seq = self.call.qkv.q.shape, self.call.qkv.k.shape[2]
+        is_causal = self.call.mask.causal and not is_own(self.layer)
+        step = min(NUM_QUERIES, q_seq) if is_causal else q_seq
+        size = max(1, NUM_ELEMENTS.get(self.outputs.device.type, 2**26) // (num_maps * step * k_seq))
+        for first in range(0, batch, size):
+            rows = slice(first, min(first + size, batch))
+            ends = [min(start + step, q_seq) for start in range(0, q_seq, step)]
+            yield rows, [Block(rows, slice(end - (end - 1) % step - 1, end), slice(0, end if is_causal else k_seq)) for end in ends]
+
+    def weights(self, block: "Block") -> Float[Tensor, "rows maps queries keys"]:
+        """The attention weights of a part."""
+        (q, k, v), mask, n = self.call.qkv, self.call.mask, self.layer.num_softmaxes
+        lengths, documents = (part if part is None else part[block.rows] for part in (mask.lengths, mask.documents))
+        documents = documents if documents is None or self.call.is_cross else documents[:, block.keys]
+        if (allowed := mask.allowed) is not None:
+            index = zip((block.rows, slice(None), block.queries, block.keys), allowed.shape, strict=True)
+            allowed = allowed[tuple(part if size > 1 else slice(None) for part, size in index)]
+        mask = AttentionMask(mask.causal, lengths, documents, mask.window, allowed=allowed)
+        q, k = q[block.rows, :, block.queries], k[block.rows, :, block.keys]
+        if is_own(self.layer):
+            own = self.call._replace(qkv=QKV(q, k, v[block.rows]), mask=mask)
+            return self.layer.maps_of_call(own).weights
+        k, _ = self.layer.head_map.expand_kv(k, k)
+        parts = [
+            attention_weights(q[:, i::n], k[:, i::n], mask, self.layer.scoring(q[:, i::n], k.shape[2], mask, self.call.is_cross))
+            for i in range(n)
+        ]
+        return torch.stack(parts, dim=2).flatten(1, 2) if n > 1 else parts[0]
 
 
 @torch.no_grad()
@@ -116,121 +151,121 @@ class LayerEvents:
         self,
         at: Layer,
         places: Places,
-        visible: dict[Hashable, tuple[Tensor, Tensor]],
+        shared: dict[Hashable, Any],
         points: tuple[Tensor, Tensor],
     ) -> dict[str, Tensor]:
         """Add a batch; returns the vectors of some of its queries, see `Points`.
 
         Args:
-            visible: what the layers of a kind have in common, by `mask_key`.
+            shared: what the layers of a kind have in common: the visible keys by `mask_key`, and memory by shape.
             points: the rows and positions of those queries.
         """
-        if (key := mask_key(at.call.mask)) not in visible:
+        if (key := mask_key(at.call.mask)) not in shared:
             seen = visible_keys(at.call.mask, places)
-            visible[key] = seen.sum(dim=-1), visible_by_offset(seen, places)
-        num_visible, by_offset = visible[key]
+            shared[key] = seen.sum(dim=-1), visible_by_offset(seen, places)
+        num_visible, by_offset = shared[key]
         values, n = at.call.qkv.v.float()[:, self._kv_heads], self.layer.num_softmaxes
         norms = torch.einsum("bhkv,hrv->bhkr", values, self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
         device, (batch, q_seq), k_seq = norms.device, places.is_query.shape, norms.shape[-1]
-        maps = torch.arange(self.num_maps, device=device).view(-1, 1)
+        numbers = torch.arange(self.num_maps, device=device).view(-1, 1)
         random = priorities(self.seed, places.rows.unsqueeze(1), torch.arange(q_seq, device=device))
-        random = priorities(self.seed, random.unsqueeze(1), maps)
-        total, on_same, parts = norms.new_zeros(self.num_maps, q_seq, k_seq), norms.new_zeros(self.num_maps), []
-        of, position = points
-        size = max(1, NUM_ELEMENTS.get(device.type, 2**26) // total.numel())
-        for rows in (slice(first, first + size) for first in range(0, batch, size)):
-            weights = self.layer.maps_of_call(at.rows(rows)).weights
+        random = priorities(self.seed, random.unsqueeze(1), numbers).double()
+        (of, position), factors = points, at.factors.abs()
+        measures = norms.new_empty(len(self.tally.histograms), batch, self.num_maps, q_seq)
+        strengths, bins = norms.new_empty(batch, self.num_maps, q_seq), random.new_empty(random.shape, dtype=torch.long)
+        received, total = torch.zeros_like(norms), norms.new_zeros(self.num_maps, q_seq, k_seq)
+        on_same, strongest = norms.new_zeros(self.num_maps), position.unsqueeze(1).repeat(1, self.num_maps)
+        for rows, blocks in at.blocks():
+            shape = rows.stop - rows.start, self.num_maps, q_seq, k_seq
+            maps = shared.setdefault(shape, norms.new_zeros(shape))  # keys after a block stay 0
+            for block in blocks:
+                _, queries, keys = block
+                weights = at.weights(block)
+                if not places.is_full:
+                    weights = weights * places.is_query[rows, None, queries, None]
+                maps[:, :, queries, keys] = weights
+                total[:, queries, keys] += weights.sum(dim=0)
+                received[rows, :, keys] += weights.sum(dim=2)
+                same = places.is_same[rows, queries, keys].flatten(1).unsqueeze(2)
+                on_same += (weights.flatten(2) @ same).sum(dim=(0, 2))
+                strengths[rows, :, queries] = (weights * norms[rows, :, None, keys]).amax(dim=-1)
+                of_rows = num_visible[..., queries] if len(num_visible) == 1 else num_visible[rows, :, queries]
+                measures[:, rows, :, queries] = of_queries(weights, of_rows, places.is_cross)
             if not self._is_checked:
-                self._check(weights, values[rows], at, rows)
-            if not places.is_full:
-                weights = weights * places.is_query[rows, None, :, None]
-            total += weights.sum(dim=0)
-            on_same += torch.einsum("bmqk,bqk->m", weights, places.is_same[rows].float())
-            strengths = (weights * norms[rows].unsqueeze(2)).amax(dim=-1) * at.factors[rows].abs()
-            bins = ((strengths.log2() - LOWEST) * (NUM_BINS / OCTAVES)).clamp(0, NUM_BINS - 1).long() + NUM_BINS * maps
-            self._keep(weights, norms, at, places, rows, strengths, bins, random[rows])
-            measures = of_queries(weights, num_visible if len(num_visible) == 1 else num_visible[rows], places.is_cross)
-            inside = (of >= rows.start) & (of < rows.stop)
-            chosen = (weights[of[inside] - rows.start, :, position[inside]] * norms[of[inside]]).argmax(dim=-1)
-            parts.append((measures, weights.sum(dim=2), strengths, bins, chosen))
-        measures, received, strengths, bins, keys = zip(*parts, strict=True)
-        self.tally.add(places, torch.cat(measures, dim=1), torch.cat(received), on_same, total, by_offset)
+                self._check(maps, values[rows], at, rows)
+            strengths[rows] *= factors[rows]
+            bins[rows] = ((strengths[rows].log2() - LOWEST) * (NUM_BINS / OCTAVES)).clamp(0, NUM_BINS - 1).long()
+            bins[rows] += NUM_BINS * numbers
+            self._keep(maps, norms, at, places, rows, strengths, bins, random)
+            if places.is_cross and len(inside := ((of >= rows.start) & (of < rows.stop)).nonzero().squeeze(1)):
+                b, q = of[inside], position[inside]
+                strongest[inside] = (maps[b - rows.start, :, q] * norms[b]).argmax(dim=-1)
+        self.tally.add(places, measures, received, on_same, total, by_offset)
         is_query = places.is_query.unsqueeze(1).expand(-1, self.num_maps, -1)
-        self.counts += torch.cat(bins)[is_query].bincount(minlength=self.counts.numel()).view_as(self.counts)
-        self.strength += torch.cat(strengths).double().sum(dim=(0, 2))
-        keys = torch.cat(keys) if places.is_cross else position.unsqueeze(1)
+        self.counts += bins[is_query].bincount(minlength=self.counts.numel()).view_as(self.counts)
+        self.strength += strengths.double().sum(dim=(0, 2))
         return {
             "queries": at.call.qkv.q[of, :, position].float(),
-            "keys": at.call.qkv.k[of.unsqueeze(1), self._k_heads, keys].float(),
+            "keys": at.call.qkv.k[of.unsqueeze(1), self._k_heads, strongest].float(),
             "outputs": at.outputs[of, :, position].float().repeat_interleave(n, dim=1),
         }
 
-    def _check(self, weights: Tensor, values: Tensor, at: Layer, rows: slice) -> None:
-        """Refuse a layer whose output is not what its weights and values give, such as one that adds relative vectors.
-        """
+    def _check(self, maps: Tensor, values: Tensor, at: Layer, rows: slice) -> None:
+        """Refuse a layer whose output is not what its weights and values give."""
         self._is_checked = True
-        writes = (weights * at.factors[rows].unsqueeze(-1)).unflatten(1, (self.layer.num_heads, -1)).sum(dim=2) @ values
+        writes = (maps * at.factors[rows].unsqueeze(-1)).unflatten(1, (self.layer.num_heads, -1)).sum(dim=2) @ values
         living = [not flag for flag in self.layer.ablated()]
         error, outputs = (writes - at.outputs[rows])[:, living].abs(), at.outputs[rows][:, living]
         if error.numel() and error.max() > TOLERANCES.get(outputs.dtype, 0.03) * outputs.abs().max():
-            reason = "writes more than its weights times its values, so no key alone has a strength"
+            reason = "adds to its output more than weights times values, so that no key alone has a strength"
             raise NoMapsError(self.layer, reason)
 
     def _keep(
         self,
-        weights: Float[Tensor, "rows maps q_seq k_seq"],
+        maps: Float[Tensor, "rows maps q_seq k_seq"],
         norms: Float[Tensor, "batch maps k_seq"],
         at: Layer,
         places: Places,
         rows: slice,
-        strengths: Float[Tensor, "rows maps q_seq"],
-        bins: Int[Tensor, "rows maps q_seq"],
-        random: Int[Tensor, "rows maps q_seq"],
+        strengths: Float[Tensor, "batch maps q_seq"],
+        bins: Int[Tensor, "batch maps q_seq"],
+        random: Float[Tensor, "batch maps q_seq"],
     ) -> None:
         """Offer the events of some rows that may be kept."""
         is_query = places.is_query[rows].unsqueeze(1)
-        is_sampled = (random < self.sampled.limits[bins]) & is_query
-        is_strongest = (-strengths < self.strongest.limits.view(-1, 1)) & is_query
-        part, m, q = places_of = (is_sampled | is_strongest).nonzero(as_tuple=True)
-        if not len(m):
-            return
-        b, head = part + rows.start, m // self.layer.num_softmaxes
-        of_query = weights[places_of]
-        k = (of_query * norms[b, m]).argmax(dim=-1, keepdim=True)
-        factors = at.factors[b, m, q].abs()
-        of_queries, of_keys = places.stretches(b, q, k := k.squeeze(1))
-        steps = torch.arange(STRETCH, device=m.device)
-        q_shown, k_shown = (
-            (stretch[:, :1] + steps).clamp(max=side.tokens.shape[1] - 1)
-            for stretch, side in ((of_queries, places.queries), (of_keys, places.keys))
-        )
-        entries = {
-            "row": places.rows[b],
-            "document": torch.full_like(b, -1) if places.documents is None else places.documents[b, q],
-            "at": q,
-            "key": k,
-            "strength": strengths[places_of],
-            "weight": of_query.gather(1, k.unsqueeze(1)).squeeze(1),
-            "norm": norms[b, m, k] * factors,
-            "of_queries": of_queries,
-            "of_keys": of_keys,
-            "query_tokens": places.queries.tokens[b.unsqueeze(1), q_shown],
-            "key_tokens": places.keys.tokens[b.unsqueeze(1), k_shown],
-            "key_token": places.keys.tokens[b, k],
-            "weights": as_bytes(of_query.gather(1, k_shown)),
-            "output": at.outputs[b, head, q].float(),
-        }
-        for kept, chosen, groups, scores in (
-            (self.sampled, is_sampled, bins, random),
-            (self.strongest, is_strongest, torch.arange(self.num_maps, device=m.device).view(-1, 1), -strengths),
-        ):
-            index = chosen[places_of].nonzero().squeeze(1)
-            own = {name: field[index] for name, field in entries.items()}
-            own |= {"group": groups.expand_as(bins)[places_of][index], "score": scores[places_of][index].double()}
+        scores = (-strengths[rows]).masked_fill(~is_query, torch.inf)
+        of_maps = scores.transpose(0, 1).flatten(1)
+        highest = of_maps.topk(min(NUM_STRONGEST, of_maps.shape[1]), largest=False).values[:, -1:]
+        is_strongest = (scores <= highest) & (scores < self.strongest.limits.view(-1, 1))
+        is_sampled = (random[rows] < self.sampled.limits[bins[rows]]) & is_query
+        steps = torch.arange(STRETCH, device=maps.device)
+        for kept, chosen in ((self.strongest, is_strongest), (self.sampled, is_sampled)):
+            part, m, q = chosen.nonzero(as_tuple=True)
+            if not len(m):
+                continue
+            b, of_query = part + rows.start, maps[part, m, q]
+            k = (of_query * norms[b, m]).argmax(dim=-1)
+            of_queries, of_keys = places.stretches(b, q, k)
+            q_shown = (of_queries[:, :1] + steps).clamp(max=maps.shape[2] - 1)
+            k_shown = (of_keys[:, :1] + steps).clamp(max=maps.shape[3] - 1)
+            document = torch.full_like(b, -1) if places.documents is None else places.documents[b, q]
+            entries = {
+                "group": bins[b, m, q] if kept is self.sampled else m,
+                "score": random[b, m, q] if kept is self.sampled else scores[part, m, q].double(),
+                "place": torch.stack([places.rows[b], document, q, k, places.keys.tokens[b, k]], dim=1),
+                "stretches": torch.cat([of_queries, of_keys], dim=1),
+                "strength": strengths[b, m, q],
+                "weight": of_query.gather(1, k.unsqueeze(1)).squeeze(1),
+                "queries": places.queries.tokens[b.unsqueeze(1), q_shown],
+                "weights": as_bytes(of_query.gather(1, k_shown)),
+                "output": at.outputs[b, m // self.layer.num_softmaxes, q].float(),
+            }
+            if places.is_cross:
+                entries["keys"] = places.keys.tokens[b.unsqueeze(1), k_shown]
             if kept is self.strongest:
-                grid = part[index, None, None], m[index, None, None], q_shown[index, :, None], k_shown[index, None, :]
-                own["map"] = as_bytes(weights[grid])
-            kept.offer(own)
+                index = part.view(-1, 1, 1), m.view(-1, 1, 1), q_shown.unsqueeze(2), k_shown.unsqueeze(1)
+                entries["map"] = as_bytes(maps[index])
+            kept.offer(entries)
 
 
 def as_bytes(weights: Float[Tensor, "..."]) -> Tensor:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.measures.inputs import queries_by_kind
@@ -83,10 +83,11 @@ class Places:
         return torch.stack([is_first, self.vocabulary.is_punctuation[tokens], starts_line])
 
     @cached_property
-    def is_same(self) -> Bool[Tensor, "batch q_seq k_seq"]:
-        """Which keys are other occurrences of the query's token; in cross-attention all of them are."""
+    def is_same(self) -> Float[Tensor, "batch q_seq k_seq"]:
+        """1 where a key is another occurrence of the query's token; in cross-attention, any occurrence."""
         same = self.queries.tokens.unsqueeze(2) == self.keys.tokens.unsqueeze(1)
-        return same if self.is_cross else same & ~torch.eye(*same.shape[1:], dtype=torch.bool, device=same.device)
+        same = same if self.is_cross else same & ~torch.eye(*same.shape[1:], dtype=torch.bool, device=same.device)
+        return same.float()
 
     def stretches(
         self, batch: Int[Tensor, " events"], queries: Int[Tensor, " events"], keys: Int[Tensor, " events"]

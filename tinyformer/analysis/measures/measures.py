@@ -33,7 +33,8 @@ FEWEST = 8  # queries that show an offset, and keys that an even row is spread o
 def entropies(weights: Weights) -> Queries:
     """H = -Σ_k w_k ln w_k of each query, in nats."""
     # torch.special.entr is not vectorised on CPU; where a weight is 0, so is the product.
-    return (weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(dim=-1).abs()
+    logs = weights.clamp(min=torch.finfo(weights.dtype).tiny).log_()
+    return logs.mul_(weights).sum(dim=-1).abs()
 
 
 def entropy(weights: Weights) -> Heads:
