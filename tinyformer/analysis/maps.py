@@ -76,15 +76,8 @@ class HeadMaps:
     def shown(self, subject: Subject) -> Shown:
         return (self._pair if isinstance(subject.network, EncoderDecoder) else self._one_text)(subject)
 
-    def written(
-        self,
-        subject: Subject,
-        folder: Path,
-        shown: Shown,
-        further: Mapping[str, Any] | None = None,
-        of_heads: Sequence[Mapping[str, Any]] = (),
-    ) -> Findings:
-        """The findings and the page, with further data of it, see `atlas_html`."""
+    def written(self, subject: Subject, folder: Path, shown: Shown, **page: Any) -> Findings:
+        """The findings and the page, to which `page` adds, see `atlas_html`."""
         measures, traits, labels = with_controls(subject, shown.measure)
         measures = with_importance(subject, measures) if self.needs_gradient else measures
         names = [list(map(head_label, layer)) for layer in measures.names]
@@ -103,8 +96,7 @@ class HeadMaps:
             facts=shown_facts,
             labels=head_labels(measures.values, traits),
             ablated=measures.ablated,
-            further=further,
-            of_heads=of_heads,
+            **page,
         )
         plural = "s" * (shown.extent != "1")
         table, (_, rows) = measures.table(traits), labels
