@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.atlas.places import Places
-from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
+from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
 from tinyformer.analysis.atlas.tally import Tally, of_queries, visible_by_offset, visible_keys
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.nn import AttentionCall, BaseAttention, DifferentialAttention, Network
@@ -80,8 +80,10 @@ class LayerEvents:
         self._triangles: Float[Tensor, "heads rows v_head_dim"] = torch.linalg.qr(weight, mode="r").R
 
     @torch.no_grad()
-    def add(self, at: Layer, places: Places, shared: dict[Hashable, Any], rows: Tensor, positions: Tensor) -> Entries:
-        """Add a batch; returns the vectors of the query, its key and its output at some rows and positions.
+    def add(
+        self, at: Layer, places: Places, shared: dict[Hashable, Any], rows: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add a batch; returns the vectors of queries at some rows and positions, of their keys and of their outputs.
 
         The key is that of the query's own token; in cross-attention, the strongest. `shared` holds what the layers of a
         kind have in common: the visible keys of a mask, and memory.
@@ -129,7 +131,7 @@ class LayerEvents:
         k_heads = [kv_head * n + part for kv_head in self.layer.head_map.kv_heads for part in range(n)]
         outputs = at.outputs[rows, :, positions].repeat_interleave(n, dim=1)
         keys = k[rows.unsqueeze(1), torch.tensor(k_heads, device=k.device), of_keys]
-        return {"queries": q[rows, :, positions].float(), "keys": keys.float(), "outputs": outputs}
+        return q[rows, :, positions].float(), keys.float(), outputs
 
     def _weights(self, call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
         """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""

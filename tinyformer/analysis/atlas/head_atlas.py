@@ -1,7 +1,6 @@
-"""Every head over all the data: the analysis, its tables and its page."""
+"""Every head over all the data: the pass over a split, and the analysis with its tables and its page."""
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,19 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyformer.analysis.atlas.events import (
-    LOWEST,
-    NUM_BINS,
-    NUM_OF_DECILE,
-    NUM_STRONGEST,
-    OCTAVES,
-    Layer,
-    LayerEvents,
-    visit_layers,
-)
+from tinyformer.analysis.atlas import events as of_layers
+from tinyformer.analysis.atlas.events import Layer, LayerEvents, visit_layers
 from tinyformer.analysis.atlas.places import Places, Vocabulary, places_by_kind
 from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
-from tinyformer.analysis.atlas.snippets import NUM_PROMOTED, Snippets, events_of, projected, promoted_tokens
+from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets, events_of, projected, promoted_tokens
 from tinyformer.analysis.atlas.tally import CLASSES, limits_of_measures
 from tinyformer.analysis.maps import HeadMaps, of_sample
 from tinyformer.analysis.measures.capture import head_label, map_names
@@ -40,16 +31,13 @@ from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn import Network
 
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
-NUM_WEIGHTS = {"cpu": 2**22}  # of a layer that are computed at once; 2**28 on other devices
-
-
-EVENT_COLUMNS = ("decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text")
-EVENT_COLUMNS += tuple(f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1))
+NUM_WEIGHTS = {"cpu": 2**22}  # of a layer that are computed at once; 2²⁸ on other devices
+VECTORS = ("queries", "keys", "outputs")
 DESCRIPTIONS = {
     "strength": "Mean over the queries of the strongest key's weight times the norm of what its value writes.",
     **{f"strength_{percent}": f"The strength that {percent} % of the queries stay below." for percent in (10, 50, 90)},
-    **{f"share_{name.replace(' ', '_')}": f"Share of attention on keys of the class: {name}." for name in CLASSES},
-    **{f"expected_{name.replace(' ', '_')}": f"Share of the class {name} that fixed offsets give." for name in CLASSES},
+    **{f"share_{name}": f"Share of attention on keys of the class {name}." for name in CLASSES},
+    **{f"expected_{name}": f"The share of the class {name} that fixed offsets would give." for name in CLASSES},
 }
 
 
@@ -61,9 +49,8 @@ class SplitEvents:
 
     def __init__(self, subject: Subject, seed: int) -> None:
         network, device, kinds = subject.network, subject.batches[0]["inputs"].device, subject.kinds
-        lengths = [queries_by_kind(batch) for batch in subject.batches]
-        self.num_keys = max(int(of.sum(dim=1).max()) for of_kinds in lengths for of in of_kinds.values())
-        self.limits = limits_of_measures(self.num_keys)
+        are_queries = [of for batch in subject.batches for of in queries_by_kind(batch).values()]
+        self.limits = limits_of_measures(max(int(of.sum(dim=1).max()) for of in are_queries))
         limits = torch.tensor([*self.limits.values()], device=device)
         self.layers = [
             LayerEvents(layer, limits[:2] if kind == "cross" else limits, network.max_seq_len, seed + index)
@@ -71,9 +58,8 @@ class SplitEvents:
         ]
         self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(kinds)}
         self.num_rows, vocabulary = 0, Vocabulary.of(subject.tokenizer, network.vocab_size, device)
-        num_maps = max(layer.num_maps for layer in self.layers)
         for batch in subject.split():
-            for part in _parts(batch, num_maps):
+            for part in _parts(batch, max(layer.num_maps for layer in self.layers)):
                 self._read(subject, part, places_by_kind(part, self.num_rows, vocabulary), seed)
                 self.num_rows += len(part["inputs"])
 
@@ -92,7 +78,7 @@ class SplitEvents:
             kind = subject.kinds[number]
             rows, at, entries = chosen[kind]
             vectors = self.layers[number].add(layer, places[kind], shared[kind], rows, at)
-            entries.update({f"{name} of {number}": of for name, of in vectors.items()})
+            entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
 
         with subject.precision():
             visit_layers(subject.network, partial(subject.task.forward, subject.network, batch), visit)
@@ -110,17 +96,19 @@ def _parts(batch: Batch, num_maps: int) -> Iterator[Batch]:
 
 @dataclass(eq=False)
 class HeadAtlas(HeadMaps):
-    """Every head over all the data: which tokens it connects most strongly, and what else it does there.
+    """Every head over all the data: which tokens it connects most strongly, and what else it does.
 
     In one pass over the evaluated split, each query with its strongest key is an event, see `LayerEvents`. For each
-    head the page (`atlas.html`) shows the strongest events, and some of each decile of strengths, drawn at random; the
-    distribution of its measures over all queries; its attention by class of token beside that of fixed offsets, see
-    `Tally`; which tokens its output promotes; and its vectors on a sample of queries, projected to a plane. It also
-    holds the maps and measures of `HeadMaps`, whose arguments it takes.
+    head, the page (`atlas.html`) shows its strongest events, and some of each decile of strengths, drawn at random; the
+    distribution of measures over all queries; attention by class of token beside that of fixed offsets, see `Tally`;
+    which tokens its output promotes; and its vectors on a sample of queries, projected to a plane. It also holds what
+    `HeadMaps` shows, whose arguments it takes.
 
     Args:
+        columns: further measures of heads: the name of the column that has them in a .csv file, such as "change" in the
+            `ablation.csv` of `HeadAblation`, and its path.
         seed: of the samples.
-        max_heads: the most heads; a page holds about 0.1 MB for each.
+        max_heads: the most heads that a page is written for.
         x, y: the measures on the axes of the picture.
     """
 
@@ -135,100 +123,96 @@ class HeadAtlas(HeadMaps):
         if (number := len(subject.heads)) > self.max_heads:
             reason = f"the model has {number:,} heads, of which a page would have about {number // 10:,} MB"
             raise ArgumentError("max_heads", self.max_heads, reason, {"max_heads": number})
-        split = SplitEvents(subject, self.seed)
-        snippets = Snippets(subject.tokenizer.token_strings(range(subject.network.vocab_size)), subject.row)
-        points = {kind: kept.kept() for kind, kept in split.points.items()}
+        further_measures = self._read_columns(subject)
+        split, strings = (
+            SplitEvents(subject, self.seed),
+            subject.tokenizer.token_strings(range(subject.network.vocab_size)),
+        )
+        snippets, points = Snippets(strings, subject.row), {kind: kept.kept() for kind, kept in split.points.items()}
         classes, events, of_heads = list[list[Any]](), list[list[Any]](), list[dict[str, Any]]()
-        for number, layer in enumerate(split.layers):
-            kind, shares = subject.kinds[number], layer.tally.shares().transpose(0, 1).tolist()
-            counted = F.pad(layer.tally.histograms, (0, 0, 0, 0, 0, len(split.limits) - len(layer.tally.histograms)))
-            shares = [[[None if math.isnan(x) else x for x in pair] for pair in of_map] for of_map in shares]
-            for index, entries in enumerate(events_of(layer)):
-                if layer.layer.ablated_maps()[index]:
+        for number, (of, kind) in enumerate(zip(split.layers, subject.kinds, strict=True)):
+            counted = F.pad(of.tally.histograms, (0, 0, 0, 0, 0, len(split.limits) - len(of.tally.histograms)))
+            shares = [[_or_none(pair) for pair in pairs] for pairs in of.tally.shares().transpose(0, 1).tolist()]
+            for index, entries in enumerate(events_of(of)):
+                if of.layer.ablated_maps()[index]:
                     of_heads.append({})
                     continue
-                address = [*subject.addresses[number], map_names(layer.layer)[index]]
-                head = index // layer.layer.num_softmaxes
-                shown = snippets.events(entries, promoted_tokens(subject.network, layer.layer, head, entries["output"]))
-                classes += [[*address, name, *pair] for name, pair in zip(CLASSES, shares[index], strict=True)]
+                address = [*subject.addresses[number], map_names(of.layer)[index]]
+                head = index // of.layer.num_softmaxes
+                shown = snippets.events(entries, promoted_tokens(subject.network, of.layer, head, entries["output"]))
                 events += [[*address, *row] for row in snippets.rows(shown, entries)]
-                vectors = {
-                    name: points[kind][f"{name} of {number}"][:, index] for name in ("queries", "keys", "outputs")
-                }
-                planes = {name: projected(of) for name, of in vectors.items()}
-                of_events = {"snippets": shown, "histograms": counted[:, index].tolist(), "shares": shares[index]}
-                explained = {name: of for name, (_, of) in planes.items()}
-                projection = {name: plane for name, (plane, _) in planes.items()} | {"explained": explained}
-                of_heads.append({"events": of_events | {"projection": projection}})
-        num_queries = [f"{of:,}" for of in dict.fromkeys(layer.tally.num_queries for layer in split.layers)]
+                classes += [[*address, name, *pair] for name, pair in zip(CLASSES, shares[index], strict=True)]
+                planes = [projected(points[kind][f"{name} of {number}"][:, index]) for name in VECTORS]
+                explained = {name: share for name, (_, share) in zip(VECTORS, planes, strict=True)}
+                projection = {name: plane for name, (plane, _) in zip(VECTORS, planes, strict=True)}
+                of_map = {"snippets": shown, "histograms": counted[:, index].tolist(), "shares": shares[index]}
+                of_heads.append({"events": of_map | {"projection": projection | {"explained": explained}}})
+        numbers = " and ".join(f"{of:,}" for of in dict.fromkeys(of.tally.num_queries for of in split.layers))
+        read = f"{numbers} queries of {split.num_rows:,} {subject.row}s"
         sampled = (
-            f"{' and '.join(num_queries)} queries of {split.num_rows:,} {subject.row}s; of each head, the {NUM_STRONGEST} "
-            f"strongest events of all and {NUM_OF_DECILE} of each decile of strengths, drawn with seed {self.seed}"
+            f"{read}; of each head, the {of_layers.NUM_STRONGEST} strongest events of all, and "
+            f"{of_layers.NUM_OF_DECILE} of each decile of strengths, drawn with seed {self.seed}"
         )
         further = {
+            "points": {kind: snippets.points(entries) for kind, entries in points.items()},
             "tokens": snippets.shown,
             "sampled": sampled,
             "rows": subject.row,
             "measures": [{"name": name, "low": low, "high": high} for name, (low, high) in split.limits.items()],
             "classes": CLASSES,
-            "points": {kind: snippets.points(entries) for kind, entries in points.items()},
         }
-        values = measures_of(split.layers) | self._read_columns(subject)
-        measured = of_sample(subject, self.rows)
+        measure, values = of_sample(subject, self.rows), measures_of(split.layers) | further_measures
 
-        def measure(network: Network, random: int | None) -> HeadMeasures:
-            found, is_control = measured(network, random), network is not subject.network or random is not None
+        def with_values(network: Network, random: int | None) -> HeadMeasures:
+            found, is_control = measure(network, random), network is not subject.network or random is not None
             return found if is_control else replace(found, values={**found.values, **values})
 
-        shown = self.shown(subject)._replace(measure=measure)
         page = {"further": {"events": further}, "of_heads": of_heads, "descriptions": EXPLANATIONS | DESCRIPTIONS}
-        findings = self.written(subject, folder, shown, **page)
+        findings = self.written(subject, folder, self.shown(subject)._replace(measure=with_values), **page)
         names, rows = findings.tables["atlas"] = findings.tables.pop("maps")
-        axes = [names.index(require_choice(axis, getattr(self, axis), names) or getattr(self, axis)) for axis in "xy"]
-        titles = {" ".join(map(str, row[: names.index("head") + 1])): row for row in rows}
-        places = {
-            title: (row[axes[0]], row[axes[1]])
-            for title, row in titles.items()
-            if None not in (row[axes[0]], row[axes[1]])
+        place = names[: names.index("head") + 1]
+        findings.tables["events"] = [*place, *COLUMNS], events
+        findings.tables["classes"] = [*place, "class", "share", "expected"], classes
+        for axis in ("x", "y"):
+            require_choice(axis, getattr(self, axis), names)
+        x, y = names.index(self.x), names.index(self.y)
+        drawn = {
+            " ".join(map(str, row[: len(place)])): (row[x], row[y]) for row in rows if None not in (row[x], row[y])
         }
-        findings.tables |= {
-            "events": ([*names[: names.index("head") + 1], *EVENT_COLUMNS], events),
-            "classes": ([*names[: names.index("head") + 1], "class", "share", "expected"], classes),
-        }
-        findings.figures["atlas"] = scatter(places, f"Heads over {sampled.partition(';')[0]}", self.x, self.y)
+        findings.figures["atlas"] = scatter(drawn, f"Heads over {read}", self.x, self.y)
         findings.lines = {"events": sampled, **findings.lines}
         return findings
 
     def _read_columns(self, subject: Subject) -> dict[str, list[list[float]]]:
         """The values of `columns` for each map of each layer; nan for heads that a file does not have."""
-        found = {}
+        values = dict[str, list[list[float]]]()
         for name, file in self.columns.items():
             with argument_path(passed={"file": f"columns.{name}"}):
                 rows = read_columns(file, [*subject.address_columns, "head", name])
-            of_head = {tuple(re.sub(r"^0(?=\d)", "", str(part)) for part in head): value for *head, value in rows}
-            found[name] = [
-                [
-                    float(of_head.get((*map(str, address), head_label(map_name)), "") or "nan")
-                    for map_name in map_names(layer)
-                ]
+            of_head = {tuple(map(head_label, map(str, head))): value for *head, value in rows}
+            values[name] = [
+                [float(of_head.get((*map(str, address), head_label(head)), "") or "nan") for head in map_names(layer)]
                 for address, layer in zip(subject.addresses, subject.layers, strict=True)
             ]
-        return found
+        return values
+
+
+def _or_none(pair: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in pair]
 
 
 def measures_of(layers: Sequence[LayerEvents]) -> dict[str, list[list[float]]]:
-    """For each map of each layer, the mean and quantiles of the strengths, and the shares by class."""
+    """For each map of each layer, the mean and quantiles of strengths, and the shares by class; nan if it is ablated."""
     values = defaultdict[str, list[list[float]]](list)
-    for layer in layers:
-        ablated = torch.tensor(layer.layer.ablated_maps(), device=layer.counts.device)
-        of_layer = {"strength": layer.strength / layer.tally.num_queries}
+    for of in layers:
+        of_layer = {"strength": of.strength / of.tally.num_queries}
         for percent in (10, 50, 90):
-            bins = (layer.counts.cumsum(dim=1) < layer.tally.num_queries * percent / 100).sum(dim=1)
-            of_layer[f"strength_{percent}"] = 2.0 ** (LOWEST + (bins + 0.5) * OCTAVES / NUM_BINS)
-        for name, pair in zip(CLASSES, layer.tally.shares(), strict=True):
-            of_layer |= {
-                f"{side}_{name.replace(' ', '_')}": pair[:, at] for at, side in enumerate(("share", "expected"))
-            }
+            bins = (of.counts.cumsum(dim=1) < of.tally.num_queries * percent / 100).sum(dim=1)
+            width = of_layers.OCTAVES / of_layers.NUM_BINS
+            of_layer[f"strength_{percent}"] = 2.0 ** (of_layers.LOWEST + (bins + 0.5) * width)
+        for name, pairs in zip(CLASSES, of.tally.shares(), strict=True):
+            of_layer |= {f"share_{name}": pairs[:, 0], f"expected_{name}": pairs[:, 1]}
+        ablated = torch.tensor(of.layer.ablated_maps(), device=of.counts.device)
         for name, of_maps in of_layer.items():
             values[name].append(of_maps.masked_fill(ablated, math.nan).tolist())
     return values

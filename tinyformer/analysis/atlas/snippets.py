@@ -1,4 +1,4 @@
-"""The events and vectors of heads as the page shows them."""
+"""The events and vectors of heads as the page and the tables show them."""
 
 import base64
 import math
@@ -15,32 +15,27 @@ from tinyformer.analysis.atlas.reservoirs import Entries, Smallest
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
 
 NUM_PROMOTED = 3  # tokens
+COLUMNS = ("decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text")
+COLUMNS += tuple(f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1))
+"""What a table tells of an event; one without a decile is among the strongest."""
 
 
 def events_of(events: LayerEvents) -> list[Entries]:
-    """The events of each map: its strongest, the strongest first, then some of each decile of strengths, see `decile`.
+    """The events of each map: the strongest, in the group 0, and some of each decile of strengths, in 1 to 10.
 
-    All events in one bin of strengths are in the decile of its middle event. That of the strongest is -1.
+    All events in one bin of strengths are in the decile of its middle event.
     """
-    middles = (events.counts.cumsum(dim=1) - events.counts / 2) / events.counts.sum(dim=1, keepdim=True)
-    numbers, sampled = torch.arange(events.num_maps, device=middles.device), dict(events.sampled.kept())
-    deciles = ((10 * middles).long() + 10 * numbers.unsqueeze(1)).flatten()
-    of_deciles = Smallest(10 * events.num_maps, NUM_OF_DECILE, middles.device)
-    of_deciles.offer(sampled | {"group": deciles[sampled["group"]]})
-    chosen, strongest = of_deciles.kept(), events.strongest.kept()
-    parts = [(strongest, strongest["group"], torch.full_like(strongest["group"], -1))]
-    parts.append((chosen, chosen["group"] // 10, chosen["group"] % 10))
-    return [
-        {
-            name: torch.cat(
-                [{**entries, "decile": decile}[name][of_map == number] for entries, of_map, decile in parts]
-            )
-            for name in (*strongest, "decile")
-            if name != "map"
-        }
-        | {"map": strongest["map"][strongest["group"] == number]}
-        for number in range(events.num_maps)
-    ]
+    strongest, sampled, counts = events.strongest.kept(), events.sampled.kept(), events.counts
+    middles = (counts.cumsum(dim=1) - counts / 2) / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    first = 11 * torch.arange(events.num_maps, device=counts.device)
+    deciles = Smallest(11 * events.num_maps, NUM_OF_DECILE, counts.device)
+    deciles.offer(sampled | {"group": ((10 * middles).long() + 1 + first.unsqueeze(1)).flatten()[sampled["group"]]})
+    parts = [strongest | {"group": first[strongest["group"]]}, dict(deciles.kept())]
+    parts[1]["map"] = strongest["map"].new_zeros(len(parts[1]["group"]), *strongest["map"].shape[1:])
+    both = {name: torch.cat([part[name] for part in parts]) for name in strongest}
+    order, maps = both["group"].argsort(stable=True), both["group"] // 11
+    by_map = (of[order].split(maps.bincount(minlength=events.num_maps).tolist()) for of in both.values())
+    return [dict(zip(both, of, strict=True)) for of in zip(*by_map, strict=True)]
 
 
 def promoted_tokens(
@@ -53,22 +48,21 @@ def promoted_tokens(
     """
     stack, names = network.stacks()[-1], ("attention", "cross_attention", "feed_forward")
     sublayers = [(block, name) for block in stack.layers for name in names if getattr(block, name, None) is not None]
-    place = next((at for at, (block, name) in enumerate(sublayers) if getattr(block, name) is layer), None)
-    if place is None or type(network.readout) is not TokenReadout:
-        return None
-    (block, name), *later = sublayers[place:]
-    scale = math.prod(
-        [getattr(block, f"{name}_residual").branch, *(getattr(of, f"{at}_residual").skip for of, at in later)]
-    )
-    norms = [getattr(of, f"{at}_norm") for of, at in sublayers[place:] if isinstance(of, PostNormBlock)]
+    place = next((at for at, (block, name) in enumerate(sublayers) if getattr(block, name) is layer), len(sublayers))
+    after = sublayers[place:]
+    norms = [getattr(block, f"{name}_norm") for block, name in after if isinstance(block, PostNormBlock)]
     norms = [norm for norm in (*norms, stack.final_norm) if not isinstance(norm, nn.Identity)]
-    are_known = [isinstance(of, PreNormBlock | PostNormBlock) for of, _ in later]
-    if scale == 0 or not all(are_known + [isinstance(norm, nn.LayerNorm | nn.RMSNorm) for norm in norms]):
+    are_linear = [isinstance(norm, nn.LayerNorm | nn.RMSNorm) for norm in norms]
+    are_linear += [isinstance(block, PreNormBlock | PostNormBlock) for block, _ in after]
+    if not after or not all(are_linear) or type(network.readout) is not TokenReadout:
         return None
-    x = scale * outputs @ layer.o_proj.weight.detach().float().unflatten(1, (layer.num_heads, -1))[:, head].T
+    own, *others = (getattr(block, f"{name}_residual") for block, name in after)
+    x = outputs @ layer.o_proj.weight.detach().float().unflatten(1, (layer.num_heads, -1))[:, head].T
     for norm in norms:
         x = (x - x.mean(dim=-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x) * norm.weight.detach().float()
-    return (x @ network.readout.proj.weight.detach().float().T).topk(NUM_PROMOTED).indices
+    scale = own.branch * math.prod(residual.skip for residual in others)
+    logits = scale * x @ network.readout.proj.weight.detach().float().T
+    return logits.topk(min(NUM_PROMOTED, logits.shape[1])).indices if scale else None
 
 
 class Snippets:
@@ -76,47 +70,40 @@ class Snippets:
 
     def __init__(self, strings: Sequence[str], what: str) -> None:
         self.strings, self.what, self._index = strings, what, dict[int, int]()
-        self.shown = list[str]()  # the tokens that snippets show, by the index that they use
+        self.shown = list[str]()  # the tokens of snippets, by the index that these use
 
     def tokens(self, ids: Sequence[int]) -> list[int]:
         self.shown += [self.strings[token] for token in dict.fromkeys(ids) if token not in self._index]
         return [self._index.setdefault(token, len(self._index)) for token in ids]
 
-    def row(self, row: int, document: int) -> str:
-        return f"{self.what} {row}" + f", document {document}" * (document >= 0)
-
     def points(self, entries: Entries) -> list[dict[str, Any]]:
-        """The queries whose vectors are shown."""
-        fields = (entries[name].tolist() for name in ("place", "stretches", "queries"))
-        return [
-            {"snippet": self.tokens(ids[: end - begin]), "query": at - begin, "row": self.row(row, document), "at": at}
-            for (row, document, at, *_), (begin, end, *_), ids in zip(*fields, strict=True)
-        ]
+        """Queries, each in its stretch of text."""
+        points, fields = [], (entries[name].tolist() for name in ("place", "stretches", "queries"))
+        for (row, document, at, *_), (begin, end, *_), ids in zip(*fields, strict=True):
+            name = f"{self.what} {row}" + f", document {document}" * (document >= 0)
+            points.append({"snippet": self.tokens(ids[: end - begin]), "query": at - begin, "row": name, "at": at})
+        return points
 
     def events(self, entries: Entries, promoted: Tensor | None) -> list[dict[str, Any]]:
         """The events of a map."""
-        found, fields = self.points(entries), ("place", "stretches", "strength", "decile")
-        for index, (event, (*_, at, key, _), (begin, end, first, last), strength, decile) in enumerate(
-            zip(found, *(entries[name].tolist() for name in fields), strict=True)
-        ):
-            event["queries"] = event.pop("snippet")
-            event |= {"key": key - first if first <= key < last else None, "strength": float(f"{strength:.5g}")}
-            event |= {
-                "decile": decile if decile >= 0 else None,
-                "weights": packed(entries["weights"][index, : last - first]),
-            }
+        events, fields = self.points(entries), [entries[name].tolist() for name in ("group", "place", "stretches")]
+        for index, (event, group, (*_, at, key, _), stretches) in enumerate(zip(events, *fields, strict=True)):
+            begin, end, first, last = stretches
+            event |= {"queries": event.pop("snippet"), "key": key - first if first <= key < last else None}
+            event |= {"strength": float(f"{float(entries['strength'][index]):.5g}"), "decile": group % 11 - 1}
+            event["weights"] = packed(entries["weights"][index, : last - first])
             if "keys" in entries:
                 event["keys"] = self.tokens(entries["keys"][index, : last - first].tolist())
-            elif event["key"] is None:
+            if event["key"] is None:
                 event["outside"] = key - at
-            if decile < 0:
-                event["map"] = packed(entries["map"][index, : end - begin, : last - first])
+            if event["decile"] < 0:
+                event |= {"decile": None, "map": packed(entries["map"][index, : end - begin, : last - first])}
             if promoted is not None:
                 event["promotes"] = self.tokens(promoted[index].tolist())
-        return found
+        return events
 
     def rows(self, events: Sequence[Mapping[str, Any]], entries: Entries) -> Iterator[list[Any]]:
-        """The events of a map as rows of a table; in its text, the query is in brackets and the key in parentheses."""
+        """The `COLUMNS` of the events of a map; in the text, the query is in brackets and the key in parentheses."""
         fields = (entries[name].tolist() for name in ("place", "weight", "strength"))
         for event, (*_, position, token), weight, strength in zip(events, *fields, strict=True):
             sides = [[self.shown[index] for index in event[name]] for name in ("queries", "keys") if name in event]
@@ -126,19 +113,18 @@ class Snippets:
                 sides[-1][event["key"]] = f"({sides[-1][event['key']]})"
             promoted = [self.shown[index] for index in event.get("promotes", ())]
             place = [event["decile"], event["row"], event["at"], query, position, self.strings[token]]
-            text = " / ".join(map(" ".join, sides))
+            numbers = [weight, strength / weight if weight else None, strength]
             yield [
                 *place,
-                weight,
-                strength / max(weight, 1e-30),
-                strength,
-                text,
+                *numbers,
+                " / ".join(map(" ".join, sides)),
                 *promoted,
                 *[None] * (NUM_PROMOTED - len(promoted)),
             ]
 
 
 def packed(numbers: Tensor) -> str:
+    """Numbers in base64."""
     return base64.b64encode(numbers.cpu().contiguous().numpy().tobytes()).decode()
 
 
@@ -151,5 +137,6 @@ def projected(vectors: Float[Tensor, "points dims"]) -> tuple[str, list[float]]:
     components, tiny = F.pad(left * sizes, (0, 2))[:, :2], torch.finfo(torch.float64).tiny
     signs = components.gather(0, components.abs().argmax(dim=0, keepdim=True)).sign()  # the same on any machine
     levels = (components * signs / components.abs().max().clamp(min=tiny) * 32767).round()
-    shares = F.pad(sizes.square() / sizes.square().sum().clamp(min=tiny), (0, 2))[:2]
-    return packed(levels.to(torch.int16)), shares.tolist()
+    return packed(levels.to(torch.int16)), (F.pad(sizes.square(), (0, 2)) / sizes.square().sum().clamp(min=tiny))[
+        :2
+    ].tolist()

@@ -10,7 +10,7 @@ from tinyformer.analysis.measures import measures as formulas
 from tinyformer.nn import AttentionMask
 
 NUM_BINS = 32  # of the histogram of a measure
-CLASSES = ("first", "punctuation", "line start", "same token", "previous")
+CLASSES = ("first", "punctuation", "line_start", "same_token", "previous")
 """Classes of keys: the first token of the document, punctuation, the first token of a line, other occurrences of the
 query's token, and the token before the query."""
 
@@ -47,23 +47,20 @@ def visible_keys(mask: AttentionMask, places: Places) -> Float[Tensor, "batch #m
     return (queries.expand(-1, -1, -1, k_seq) if allowed is None else allowed & queries).float()
 
 
-def visible_by_offset(
-    visible: Float[Tensor, "batch #maps q_seq k_seq"], places: Places
-) -> Float[Tensor, "5 #maps offsets"]:
-    """By offset, the number of pairs of a query and a visible key, and of those with a key of each class but the last."""
-    pairs = [visible, *(visible * of_class[:, None, None] for of_class in places.key_classes)]
-    return torch.stack(
-        [by_offset(each.sum(dim=0).double()) for each in (*pairs, visible * places.is_same.unsqueeze(1))]
-    )
+def visible_by_offset(visible: Tensor, places: Places) -> Float[Tensor, "5 #maps offsets"]:
+    """By offset, the number of `visible_keys`, and of those in each class but the last."""
+    of_classes = [visible * of_class[:, None, None] for of_class in places.key_classes]
+    pairs = visible, *of_classes, visible * places.is_same.unsqueeze(1)
+    return torch.stack([by_offset(each.sum(dim=0).double()) for each in pairs])
 
 
 class Tally:
     """What is counted of the maps of one layer: histograms of measures, and shares of attention by class.
 
     The share of a class is Σ_qk w_qk [k in class] / number of queries. Beside it stands the share that fixed offsets
-    would give: Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the map's mean attention by offset,
-    and P(class | o) the share of the visible keys at that offset that are in the class. A head that looks for such keys
-    has a larger share; one that looks at positions alone has the same.
+    would give: Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the mean attention by offset, and
+    P(class | o) the share of the visible keys at that offset that are in the class. A head that looks for such keys has
+    a larger share; one that looks at positions alone has the same.
     """
 
     def __init__(self, num_maps: int, limits: Float[Tensor, "measures 2"], max_seq_len: int) -> None:
@@ -79,10 +76,8 @@ class Tally:
         self.num_queries += int(places.is_query.sum())
         is_counted = places.is_query.unsqueeze(1) & ~measures.isnan()
         bins = ((measures.nan_to_num() - self._lows) / self._widths).long().clamp(0, NUM_BINS - 1)
-        first = (
-            torch.arange(self.histograms[..., 0].numel(), device=bins.device).view(*measures.shape[::2], 1) * NUM_BINS
-        )
-        indices = (bins + first.unsqueeze(1))[is_counted]
+        first = torch.arange(0, self.histograms.numel(), NUM_BINS, device=bins.device)
+        indices = (bins + first.view(len(bins), 1, -1, 1))[is_counted]
         self.histograms += indices.bincount(minlength=self.histograms.numel()).view_as(self.histograms)
         offsets = slice(self.max_seq_len - total.shape[1], self.max_seq_len + total.shape[2] - 1)
         self._by_offset[:, offsets] += by_offset(total)
