@@ -1,5 +1,6 @@
 from .ablation import HeadAblation, HeadImportance
 from .alignment import CrossAlignment
+from .atlas.head_atlas import HeadAtlas
 from .circuit import HeadCircuit
 from .distance import AccuracyByDistance
 from .gradients import GradientFlow
@@ -64,6 +65,7 @@ __all__ = [
     "Findings",
     "GradientFlow",
     "HeadAblation",
+    "HeadAtlas",
     "HeadCircuit",
     "HeadGating",
     "HeadImportance",

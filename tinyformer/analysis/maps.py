@@ -89,7 +89,10 @@ class HeadMaps:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
-        shown = self.shown(subject)
+        return self.written(subject, folder, self.shown(subject))
+
+    def written(self, subject: Subject, folder: Path, shown: Shown, **page: Any) -> Findings:
+        """The findings and the page, to which `page` adds, see `atlas_html`."""
         captured = shown.maps(subject)
         measures, traits, labels = with_controls(subject, shown.measure)
         measures = with_importance(subject, measures) if self.needs_gradient else measures
@@ -98,7 +101,7 @@ class HeadMaps:
         else:
             loss = f"{subject.losses().mean:.4f} nats per {subject.task.unit}"
             facts, shown_facts = None, {**subject.facts, "loss": f"{loss}, over {subject.num_windows} {subject.row}s"}
-        atlas = shown.write(folder / "atlas.html", captured, measures, traits, facts=shown_facts)
+        atlas = shown.write(folder / "atlas.html", captured, measures, traits, facts=shown_facts, **page)
         plural = "s" * (shown.extent != "1")
         table, (_, rows) = measures.table(traits), labels
         given = Counter(part for row in table[1] for part in str(row[-1]).split(" + ") if part not in ("", "ablated"))

@@ -7,13 +7,16 @@ last of the `k_seq` positions.
 """
 
 import math
-from typing import TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Weights: TypeAlias = Float[Tensor, "*layers batch heads rows k_seq"]
+Queries: TypeAlias = Float[Tensor, "*layers batch heads rows"]
 Heads: TypeAlias = Float[Tensor, "*layers heads"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
@@ -29,49 +32,67 @@ STRIPE = 9  # rows; a horizontal stripe has fewer than half as many
 FEWEST = 8  # queries that show an offset, and keys that an even row is spread over; fewer reach any share by chance
 
 
-def entropy(weights: Weights) -> Heads:
+class OverQueries:
+    """A measure that is the mean of what it is for each query, `of_queries`."""
+
+    def __init__(self, of_queries: Callable[..., Queries], mean: Callable[..., Tensor] = torch.mean) -> None:
+        self.of_queries, self.mean, self.__doc__ = of_queries, mean, of_queries.__doc__
+
+    def __call__(self, *arguments: Any) -> Heads:
+        return self.mean(self.of_queries(*arguments), dim=(-3, -1))
+
+
+@OverQueries
+def entropy(weights: Weights) -> Queries:
     """H = -Σ_k w_k ln w_k, in nats: 0 for attention on one token, ln(n) for equal attention on n tokens."""
-    return torch.special.entr(weights).sum(dim=-1).mean(dim=(-3, -1))
+    # torch.special.entr is not vectorised on CPU; where a weight is 0, so is the product.
+    return weights.clamp(min=torch.finfo(weights.dtype).tiny).log_().mul_(weights).sum(dim=-1).abs()
 
 
-def entropy_share(weights: Weights, logits: Weights) -> Heads:
-    """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them.
+@partial(OverQueries, mean=torch.nanmean)
+def entropy_share(weights: Weights, num_visible: Tensor, entropies: Queries | None = None) -> Queries:
+    """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them; nan for other queries.
 
-    The weights are normalised to sum to 1 first, so that a sink does not count; logits are -inf where the mask hides
-    the key.
+    The weights are normalised to sum to 1 first, so that a sink does not count: with a sum S, that makes the entropy
+    H / S + ln S. The entropies may be given.
     """
-    visible = (logits > -torch.inf).sum(dim=-1)
-    normalised = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    shares = torch.special.entr(normalised).sum(dim=-1) / visible.clamp(min=2).log()
-    return _mean_where(shares, visible > 1)
+    totals = weights.sum(dim=-1).clamp(min=torch.finfo(weights.dtype).tiny)
+    entropies = entropy.of_queries(weights) if entropies is None else entropies
+    shares = (entropies / totals + totals.log()) / num_visible.clamp(min=2).log()
+    return shares.masked_fill(num_visible <= 1, math.nan)
 
 
-def distance(weights: Weights, rows: Rows | None = None) -> Heads:
+@OverQueries
+def distance(weights: Weights, rows: Rows | None = None) -> Queries:
     """Σ_k w_k |q - k|: the mean distance of attention, in tokens."""
     q_idx, k_idx = _positions(weights, rows)
-    return (weights * (q_idx - k_idx).abs()).sum(dim=-1).mean(dim=(-3, -1))
+    return (weights * (q_idx - k_idx).abs().to(weights.dtype)).sum(dim=-1)
 
 
-def first_token(weights: Weights) -> Heads:
+@OverQueries
+def first_token(weights: Weights) -> Queries:
     """Share of attention on the first token, often an attention sink (Xiao et al. 2023, arXiv 2309.17453)."""
-    return weights[..., 0].mean(dim=(-3, -1))
+    return weights[..., 0]
 
 
-def previous_token(weights: Weights, rows: Rows | None = None) -> Heads:
+@partial(OverQueries, mean=torch.nanmean)
+def previous_token(weights: Weights, rows: Rows | None = None) -> Queries:
     """Share of attention on the previous token, over all queries but the first."""
     q_idx = _queries(weights, rows)
-    return _mean_where(_weights_on(weights, (q_idx - 1).clamp(min=0)), q_idx > 0)
+    return _weights_on(weights, (q_idx - 1).clamp(min=0)).masked_fill(q_idx == 0, math.nan)
 
 
-def self_attention(weights: Weights, rows: Rows | None = None) -> Heads:
+@OverQueries
+def self_attention(weights: Weights, rows: Rows | None = None) -> Queries:
     """Share of attention on the query's own token."""
-    return _weights_on(weights, _queries(weights, rows)).mean(dim=(-3, -1))
+    return _weights_on(weights, _queries(weights, rows))
 
 
-def near(weights: Weights, rows: Rows | None = None) -> Heads:
+@OverQueries
+def near(weights: Weights, rows: Rows | None = None) -> Queries:
     """Share of attention on keys at most `REACH` tokens from the query, its own token included."""
     q_idx, k_idx = _positions(weights, rows)
-    return (weights * ((q_idx - k_idx).abs() <= REACH)).sum(dim=-1).mean(dim=(-3, -1))
+    return (weights * ((q_idx - k_idx).abs() <= REACH)).sum(dim=-1)
 
 
 def largest_logit(logits: Weights) -> Heads:

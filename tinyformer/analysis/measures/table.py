@@ -37,7 +37,7 @@ MEASURES: dict[str, Measure] = {
         limits=lambda num_keys: (0.0, math.log(num_keys)),
     ),
     "entropy_share": Measure(
-        lambda maps, rows, tokens: formulas.entropy_share(maps.weights, maps.logits),
+        lambda maps, rows, tokens: formulas.entropy_share(maps.weights, (maps.logits > -torch.inf).sum(dim=-1)),
         "entropy, share of its maximum",
         "Entropy divided by its maximum: 0 for attention on one token, 1 for equal attention on all.",
     ),

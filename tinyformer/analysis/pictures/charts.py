@@ -257,6 +257,20 @@ def curves_by_step(
     return figure
 
 
+def scatter(points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str) -> Figure:
+    """A scatter of named points."""
+    figure, axes = _canvas(6.0, 4.2)
+    for name, place in points.items():
+        axes.plot(*place, marker="o", color="C0", alpha=0.7)
+        style: dict[str, Any] = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": FONT_POINTS - 2}
+        axes.annotate(name, place, **style)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    axes.grid(alpha=0.3)
+    _simplify(axes)
+    return figure
+
+
 def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
     """Choose ticks of a logarithmic axis: several for any range, labelled "0.1", as exponents are too small to read."""
     decades = math.log10(max(values) / min(values)) if values else 0.0

@@ -1,0 +1,201 @@
+"""The events of heads: each query of a split with its strongest key, of which some are kept."""
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.atlas.places import Places
+from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
+from tinyformer.analysis.atlas.tally import Tally, of_queries, visible_by_offset, visible_keys
+from tinyformer.analysis.measures.capture import running_hooks
+from tinyformer.nn import AttentionCall, BaseAttention, DifferentialAttention, Network
+from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
+
+NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
+NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², each 2.2 % wide
+NUM_QUERIES = 64  # of a causal map that are computed at once, without the keys after them
+
+
+class Layer(NamedTuple):
+    """An attention layer in a forward pass."""
+
+    call: AttentionCall
+    outputs: Float[Tensor, "batch heads q_seq v_head_dim"]  # what the output projection is given
+
+
+@torch.no_grad()
+def visit_layers(network: Network, forward: Callable[[], Any], visit: Callable[[int, Layer], None]) -> None:
+    """Run a network up to its last attention, and visit each of its attention layers when its outputs are known."""
+    layers, calls, visited = network.require_heads(), dict[BaseAttention, AttentionCall](), set[int]()
+
+    def begin(layer: BaseAttention, module: Any, inputs: Any, call: AttentionCall) -> None:
+        calls[layer] = call
+
+    def end(index: int, module: Any, inputs: tuple[Tensor]) -> None:
+        outputs = inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2)
+        visit(index, Layer(calls.pop(layers[index]), outputs.float()))
+        visited.add(index)
+        if len(visited) == len(layers):
+            raise _AllVisited
+
+    hooks = [layer.call_point.register_forward_hook(partial(begin, layer)) for layer in layers]
+    hooks += [layer.o_proj.register_forward_pre_hook(partial(end, index)) for index, layer in enumerate(layers)]
+    with running_hooks(network, hooks), suppress(_AllVisited):
+        forward()
+
+
+class _AllVisited(Exception):  # noqa: N818 -- no error
+    """Ends a forward pass whose remaining layers are not needed."""
+
+
+class LayerEvents:
+    """What is kept of the maps of one layer over a split: events, the number in each bin of strengths, and a `Tally`.
+
+    An event is a query with its strongest key: the one with the largest α ‖f W_O v‖, where α is the weight, v the key's
+    value, and W_O the head's part of the output projection (Kobayashi et al. 2020, arXiv 2004.10102). f is what else
+    the output of the head is multiplied by, such as a gate. In differential attention, each of both softmaxes has
+    events; f is λ for the second, times the scale of the head's norm.
+    """
+
+    def __init__(self, layer: BaseAttention, limits: Float[Tensor, "measures 2"], max_seq_len: int, seed: int) -> None:
+        self.layer, self.seed, device, self._is_checked = layer, seed, limits.device, False
+        self.num_maps = layer.num_heads * layer.num_softmaxes
+        self.tally, self.strength = Tally(self.num_maps, limits, max_seq_len), limits.new_zeros(self.num_maps).double()
+        self.counts = torch.zeros(self.num_maps, NUM_BINS, dtype=torch.int64, device=device)
+        self.strongest = Smallest(self.num_maps, NUM_STRONGEST, device)
+        self.sampled = Smallest(self.num_maps * NUM_BINS, NUM_OF_DECILE, device)
+        is_gated = layer.output_gate is not None or layer.head_gate.factors is not None
+        self._is_scaled = is_gated or layer.num_softmaxes > 1
+        self._signs, self._scales = limits.new_ones(layer.num_softmaxes), limits.new_ones(())
+        if isinstance(layer, DifferentialAttention):
+            self._signs[1], self._scales = -layer.factor().detach(), layer.head_norm.weight.detach().float()
+        weight = layer.o_proj.weight.detach().float().unflatten(1, (layer.num_heads, -1)).transpose(0, 1)
+        # ‖W v‖ = ‖R v‖ for W = QR, which has fewer rows.
+        self._triangles: Float[Tensor, "heads rows v_head_dim"] = torch.linalg.qr(weight, mode="r").R
+
+    @torch.no_grad()
+    def add(
+        self, at: Layer, places: Places, shared: dict[Hashable, Any], rows: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add a batch; returns the vectors of queries at some rows and positions, of their keys and of their outputs.
+
+        The key is that of the query's own token; in cross-attention, the strongest. `shared` holds what the layers of a
+        kind have in common: the visible keys of a mask, and memory.
+        """
+        (q, k, v), mask, n = at.call.qkv, at.call.mask, self.layer.num_softmaxes
+        values = v[:, self.layer.head_map.kv_heads].float() * self._scales
+        norms = torch.einsum("bhkv,hrv->bhkr", values, self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
+        key = mask.causal, mask.window, *map(id, (mask.lengths, mask.documents, mask.allowed))
+        if key not in shared:
+            visible = visible_keys(mask, places)
+            shared[key] = visible.sum(dim=-1), visible_by_offset(visible, places)
+        num_visible, by_offset = shared[key]
+        shape = len(q), self.num_maps, q.shape[2], k.shape[2]
+        maps = shared.setdefault(shape, norms.new_zeros(shape))  # keys that no block has stay 0
+        measures, strengths = norms.new_empty(len(self.tally.histograms), *shape[:3]), norms.new_empty(shape[:3])
+        total, received, on_same = norms.new_zeros(shape[1:]), torch.zeros_like(norms), norms.new_zeros(self.num_maps)
+        is_causal = mask.causal and not is_own(self.layer)
+        for first in range(0, shape[2], NUM_QUERIES if is_causal else shape[2]):
+            queries = slice(first, first + NUM_QUERIES if is_causal else None)
+            keys = slice(queries.stop)
+            weights = self._weights(at.call, queries, keys)
+            if places.is_padded:
+                weights = weights * places.is_query[:, None, queries, None]
+            maps[:, :, queries, keys] = weights
+            strengths[:, :, queries] = (weights * norms[:, :, None, keys]).amax(dim=-1)
+            measures[..., queries] = of_queries(weights, num_visible[..., queries], places.is_cross)
+            total[:, queries, keys] += weights.sum(dim=0)
+            received[..., keys] += weights.sum(dim=2)
+            on_same += (weights.flatten(2) @ places.is_same[:, queries, keys].flatten(1).unsqueeze(2)).sum(dim=(0, 2))
+        self.tally.add(places, measures, total, by_offset)
+        self.tally.on_class[:3] += torch.einsum("bmk,cbk->cm", received, places.key_classes)
+        self.tally.on_class[3] += on_same
+        if self._is_scaled or not self._is_checked:
+            factors = self._factors(maps, values, at.outputs * places.is_query[:, None, :, None])
+            strengths = strengths * factors if self._is_scaled else strengths
+        bins = ((strengths.log2() - LOWEST) * (NUM_BINS / OCTAVES)).clamp(0, NUM_BINS - 1).long()
+        groups = bins + NUM_BINS * torch.arange(self.num_maps, device=bins.device).view(-1, 1)
+        is_query = places.is_query.unsqueeze(1).expand_as(groups)
+        self.counts += groups[is_query].bincount(minlength=self.counts.numel()).view_as(self.counts)
+        self.strength += (strengths * is_query).double().sum(dim=(0, 2))
+        self._keep(maps, norms, strengths, groups, at.outputs, places)
+        of_keys = positions.unsqueeze(1)
+        if places.is_cross:
+            of_keys = (maps[rows, :, positions] * norms[rows]).argmax(dim=-1)
+        k_heads = [kv_head * n + part for kv_head in self.layer.head_map.kv_heads for part in range(n)]
+        outputs = at.outputs[rows, :, positions].repeat_interleave(n, dim=1)
+        keys = k[rows.unsqueeze(1), torch.tensor(k_heads, device=k.device), of_keys]
+        return q[rows, :, positions].float(), keys.float(), outputs
+
+    def _weights(self, call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
+        """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""
+        (q, k, v), mask = call.qkv, call.mask
+        if (allowed := mask.allowed) is not None:
+            places = (
+                of if size > 1 else slice(None) for of, size in zip((queries, keys), allowed.shape[2:], strict=True)
+            )
+            allowed = allowed[:, :, *places]
+        documents = None if mask.documents is None else mask.documents[:, keys]
+        mask = replace(mask, documents=documents, document_starts=None, allowed=allowed)
+        qkv = call.qkv._replace(q=q[:, :, queries], k=k[:, :, keys], v=v[:, :, keys])
+        return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights
+
+    def _factors(self, maps: Tensor, values: Tensor, outputs: Tensor) -> Float[Tensor, "batch maps q_seq"]:
+        """What the output of each head is a multiple of, beside its weighted values; an error if it is none of them."""
+        self._is_checked, signs, tiny = True, self._signs.view(-1, 1, 1), torch.finfo(maps.dtype).tiny
+        mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ values
+        factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=tiny)
+        is_living = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
+        error = ((factors.unsqueeze(-1) * mixed - outputs) * is_living).abs().max()
+        if error > TOLERANCES.get(self.layer.o_proj.weight.dtype, 0.03) * outputs.abs().max():
+            reason = "adds more to the output of a head than its weighted values, so that no key has a strength"
+            raise NoMapsError(self.layer, reason)
+        return (factors.unsqueeze(2) * self._signs.view(-1, 1)).flatten(1, 2).abs()
+
+    def _keep(
+        self,
+        maps: Float[Tensor, "batch maps q_seq k_seq"],
+        norms: Float[Tensor, "batch maps k_seq"],
+        strengths: Float[Tensor, "batch maps q_seq"],
+        bins: Int[Tensor, "batch maps q_seq"],
+        outputs: Float[Tensor, "batch heads q_seq v_head_dim"],
+        places: Places,
+    ) -> None:
+        """Offer the events that may be kept."""
+        batch, num_maps, q_seq = strengths.shape
+        numbers, positions = (torch.arange(size, device=maps.device) for size in (num_maps, q_seq))
+        random = priorities(self.seed, places.rows.view(-1, 1, 1), positions, numbers.view(-1, 1)).double()
+        is_query, scores = places.is_query.unsqueeze(1), -strengths.double()
+        scores, random = (of.masked_fill(~is_query, torch.inf) for of in (scores, random))
+        first = scores.transpose(0, 1).flatten(1).topk(min(NUM_STRONGEST, batch * q_seq), largest=False).values[:, -1:]
+        is_strongest = (scores <= first) & (scores < self.strongest.limits.view(-1, 1))
+        is_sampled = random < self.sampled.limits[bins]
+        groups = numbers.view(-1, 1).expand_as(bins)
+        for kept, chosen, of, group in (
+            (self.strongest, is_strongest, scores, groups),
+            (self.sampled, is_sampled, random, bins),
+        ):
+            b, m, q = index = chosen.nonzero(as_tuple=True)
+            weights, of_events = maps[index], norms[b, m]
+            k = (weights * of_events).argmax(dim=-1)
+            entries = places.entries(b, q, k)
+            shown = places.keys.positions(entries["stretches"][:, 2:])
+            entries |= {"group": group[index], "score": of[index], "strength": strengths[index]}
+            entries |= {"weight": maps[b, m, q, k], "weights": as_bytes(weights.gather(1, shown))}
+            entries["output"] = outputs[b, m // self.layer.num_softmaxes, q]
+            if kept is self.strongest:
+                of_queries = places.queries.positions(entries["stretches"][:, :2])
+                grid = b.view(-1, 1, 1), m.view(-1, 1, 1), of_queries.unsqueeze(2), shown.unsqueeze(1)
+                entries["map"] = as_bytes(maps[grid])
+            kept.offer(entries)
+
+
+def as_bytes(weights: Tensor) -> Tensor:
+    """Weights as 255 √w, in which small ones can be told apart."""
+    return (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8)

@@ -1,0 +1,218 @@
+"""Every head over all the data: the pass over a split, and the analysis with its tables and its page."""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinyformer.analysis.atlas import events as of_layers
+from tinyformer.analysis.atlas.events import Layer, LayerEvents, visit_layers
+from tinyformer.analysis.atlas.places import Places, Vocabulary, places_by_kind
+from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
+from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets, events_of, projected, promoted_tokens
+from tinyformer.analysis.atlas.tally import CLASSES, limits_of_measures
+from tinyformer.analysis.maps import HeadMaps, of_sample
+from tinyformer.analysis.measures.capture import head_label, map_names
+from tinyformer.analysis.measures.inputs import queries_by_kind
+from tinyformer.analysis.measures.probe import HeadMeasures
+from tinyformer.analysis.measures.table import EXPLANATIONS
+from tinyformer.analysis.pictures.charts import scatter
+from tinyformer.analysis.relation_lines import read_columns
+from tinyformer.analysis.subject import Findings, Subject, Trained
+from tinyformer.batch import Batch, tensors
+from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.nn import Network
+
+NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
+NUM_WEIGHTS = {"cpu": 2**22}  # of a layer that are computed at once; 2²⁸ on other devices
+VECTORS = ("queries", "keys", "outputs")
+DESCRIPTIONS = {
+    "strength": "Mean over the queries of the strongest key's weight times the norm of what its value writes.",
+    **{f"strength_{percent}": f"The strength that {percent} % of the queries stay below." for percent in (10, 50, 90)},
+    **{f"share_{name}": f"Share of attention on keys of the class {name}." for name in CLASSES},
+    **{f"expected_{name}": f"The share of the class {name} that fixed offsets would give." for name in CLASSES},
+}
+
+
+class SplitEvents:
+    """One pass over a split: the `LayerEvents` of each layer, and for each kind of attention a sample of queries.
+
+    The queries of the sample are the same for all heads; with them are kept the vectors of `LayerEvents.add`.
+    """
+
+    def __init__(self, subject: Subject, seed: int) -> None:
+        network, device, kinds = subject.network, subject.batches[0]["inputs"].device, subject.kinds
+        are_queries = [of for batch in subject.batches for of in queries_by_kind(batch).values()]
+        self.limits = limits_of_measures(max(int(of.sum(dim=1).max()) for of in are_queries))
+        limits = torch.tensor([*self.limits.values()], device=device)
+        self.layers = [
+            LayerEvents(layer, limits[:2] if kind == "cross" else limits, network.max_seq_len, seed + index)
+            for index, (layer, kind) in enumerate(zip(subject.layers, kinds, strict=True))
+        ]
+        self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(kinds)}
+        self.num_rows, vocabulary = 0, Vocabulary.of(subject.tokenizer, network.vocab_size, device)
+        for batch in subject.split():
+            for part in _parts(batch, max(layer.num_maps for layer in self.layers)):
+                self._read(subject, part, places_by_kind(part, self.num_rows, vocabulary), seed)
+                self.num_rows += len(part["inputs"])
+
+    def _read(self, subject: Subject, batch: Batch, places: Mapping[str, Places], seed: int) -> None:
+        shared, chosen = defaultdict[str, dict[Hashable, Any]](dict), dict[str, tuple[Tensor, Tensor, Entries]]()
+        for kind, kept in self.points.items():
+            of = places[kind]
+            positions = torch.arange(of.is_query.shape[1], device=of.is_query.device)
+            scores = priorities(seed, of.rows.unsqueeze(1), positions).double().masked_fill(~of.is_query, torch.inf)
+            last = scores.flatten().kthvalue(min(NUM_POINTS, scores.numel())).values
+            rows, at = index = ((scores <= last) & (scores < kept.limits)).nonzero(as_tuple=True)
+            entries = of.entries(rows, at, at.clamp(max=of.keys.tokens.shape[1] - 1))
+            chosen[kind] = rows, at, entries | {"group": torch.zeros_like(at), "score": scores[index]}
+
+        def visit(number: int, layer: Layer) -> None:
+            kind = subject.kinds[number]
+            rows, at, entries = chosen[kind]
+            vectors = self.layers[number].add(layer, places[kind], shared[kind], rows, at)
+            entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
+
+        with subject.precision():
+            visit_layers(subject.network, partial(subject.task.forward, subject.network, batch), visit)
+        for kind, kept in self.points.items():
+            kept.offer(chosen[kind][2])
+
+
+def _parts(batch: Batch, num_maps: int) -> Iterator[Batch]:
+    """The rows of a batch in parts whose maps, of one layer at a time, have about `NUM_WEIGHTS` weights."""
+    num_keys = max(of.shape[1] for of in tensors(batch).values() if of.ndim > 1)
+    size = max(1, NUM_WEIGHTS.get(batch["inputs"].device.type, 2**28) // (num_maps * num_keys**2))
+    parts = {name: of.split(size) for name, of in tensors(batch).items() if name != "document_starts"}
+    return (cast(Batch, dict(zip(parts, of, strict=True))) for of in zip(*parts.values(), strict=True))
+
+
+@dataclass(eq=False)
+class HeadAtlas(HeadMaps):
+    """Every head over all the data: which tokens it connects most strongly, and what else it does.
+
+    In one pass over the evaluated split, each query with its strongest key is an event, see `LayerEvents`. For each
+    head, the page (`atlas.html`) shows its strongest events, and some of each decile of strengths, drawn at random; the
+    distribution of measures over all queries; attention by class of token beside that of fixed offsets, see `Tally`;
+    which tokens its output promotes; and its vectors on a sample of queries, projected to a plane. It also holds what
+    `HeadMaps` shows, whose arguments it takes.
+
+    Args:
+        columns: further measures of heads: the name of the column that has them in a .csv file, such as "change" in the
+            `ablation.csv` of `HeadAblation`, and its path.
+        seed: of the samples.
+        max_heads: the most heads that a page is written for.
+        x, y: the measures on the axes of the picture.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    max_heads: int = 256
+    x: str = "entropy_share"
+    y: str = "strength"
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+        subject = model.sample(self.num_windows)
+        if (number := len(subject.heads)) > self.max_heads:
+            reason = f"the model has {number:,} heads, of which a page would have about {number // 10:,} MB"
+            raise ArgumentError("max_heads", self.max_heads, reason, {"max_heads": number})
+        further_measures = self._read_columns(subject)
+        split, strings = (
+            SplitEvents(subject, self.seed),
+            subject.tokenizer.token_strings(range(subject.network.vocab_size)),
+        )
+        snippets, points = Snippets(strings, subject.row), {kind: kept.kept() for kind, kept in split.points.items()}
+        classes, events, of_heads = list[list[Any]](), list[list[Any]](), list[dict[str, Any]]()
+        for number, (of, kind) in enumerate(zip(split.layers, subject.kinds, strict=True)):
+            counted = F.pad(of.tally.histograms, (0, 0, 0, 0, 0, len(split.limits) - len(of.tally.histograms)))
+            shares = [[_or_none(pair) for pair in pairs] for pairs in of.tally.shares().transpose(0, 1).tolist()]
+            for index, entries in enumerate(events_of(of)):
+                if of.layer.ablated_maps()[index]:
+                    of_heads.append({})
+                    continue
+                address = [*subject.addresses[number], map_names(of.layer)[index]]
+                head = index // of.layer.num_softmaxes
+                shown = snippets.events(entries, promoted_tokens(subject.network, of.layer, head, entries["output"]))
+                events += [[*address, *row] for row in snippets.rows(shown, entries)]
+                classes += [[*address, name, *pair] for name, pair in zip(CLASSES, shares[index], strict=True)]
+                planes = [projected(points[kind][f"{name} of {number}"][:, index]) for name in VECTORS]
+                explained = {name: share for name, (_, share) in zip(VECTORS, planes, strict=True)}
+                projection = {name: plane for name, (plane, _) in zip(VECTORS, planes, strict=True)}
+                of_map = {"snippets": shown, "histograms": counted[:, index].tolist(), "shares": shares[index]}
+                of_heads.append({"events": of_map | {"projection": projection | {"explained": explained}}})
+        numbers = " and ".join(f"{of:,}" for of in dict.fromkeys(of.tally.num_queries for of in split.layers))
+        read = f"{numbers} queries of {split.num_rows:,} {subject.row}s"
+        sampled = (
+            f"{read}; of each head, the {of_layers.NUM_STRONGEST} strongest events of all, and "
+            f"{of_layers.NUM_OF_DECILE} of each decile of strengths, drawn with seed {self.seed}"
+        )
+        further = {
+            "points": {kind: snippets.points(entries) for kind, entries in points.items()},
+            "tokens": snippets.shown,
+            "sampled": sampled,
+            "rows": subject.row,
+            "measures": [{"name": name, "low": low, "high": high} for name, (low, high) in split.limits.items()],
+            "classes": CLASSES,
+        }
+        measure, values = of_sample(subject, self.rows), measures_of(split.layers) | further_measures
+
+        def with_values(network: Network, random: int | None) -> HeadMeasures:
+            found, is_control = measure(network, random), network is not subject.network or random is not None
+            return found if is_control else replace(found, values={**found.values, **values})
+
+        page = {"further": {"events": further}, "of_heads": of_heads, "descriptions": EXPLANATIONS | DESCRIPTIONS}
+        findings = self.written(subject, folder, self.shown(subject)._replace(measure=with_values), **page)
+        names, rows = findings.tables["atlas"] = findings.tables.pop("maps")
+        place = names[: names.index("head") + 1]
+        findings.tables["events"] = [*place, *COLUMNS], events
+        findings.tables["classes"] = [*place, "class", "share", "expected"], classes
+        for axis in ("x", "y"):
+            require_choice(axis, getattr(self, axis), names)
+        x, y = names.index(self.x), names.index(self.y)
+        drawn = {
+            " ".join(map(str, row[: len(place)])): (row[x], row[y]) for row in rows if None not in (row[x], row[y])
+        }
+        findings.figures["atlas"] = scatter(drawn, f"Heads over {read}", self.x, self.y)
+        findings.lines = {"events": sampled, **findings.lines}
+        return findings
+
+    def _read_columns(self, subject: Subject) -> dict[str, list[list[float]]]:
+        """The values of `columns` for each map of each layer; nan for heads that a file does not have."""
+        values = dict[str, list[list[float]]]()
+        for name, file in self.columns.items():
+            with argument_path(passed={"file": f"columns.{name}"}):
+                rows = read_columns(file, [*subject.address_columns, "head", name])
+            of_head = {tuple(map(head_label, map(str, head))): value for *head, value in rows}
+            values[name] = [
+                [float(of_head.get((*map(str, address), head_label(head)), "") or "nan") for head in map_names(layer)]
+                for address, layer in zip(subject.addresses, subject.layers, strict=True)
+            ]
+        return values
+
+
+def _or_none(pair: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in pair]
+
+
+def measures_of(layers: Sequence[LayerEvents]) -> dict[str, list[list[float]]]:
+    """For each map of each layer, the mean and quantiles of strengths, and the shares by class; nan if it is ablated."""
+    values = defaultdict[str, list[list[float]]](list)
+    for of in layers:
+        of_layer = {"strength": of.strength / of.tally.num_queries}
+        for percent in (10, 50, 90):
+            bins = (of.counts.cumsum(dim=1) < of.tally.num_queries * percent / 100).sum(dim=1)
+            width = of_layers.OCTAVES / of_layers.NUM_BINS
+            of_layer[f"strength_{percent}"] = 2.0 ** (of_layers.LOWEST + (bins + 0.5) * width)
+        for name, pairs in zip(CLASSES, of.tally.shares(), strict=True):
+            of_layer |= {f"share_{name}": pairs[:, 0], f"expected_{name}": pairs[:, 1]}
+        ablated = torch.tensor(of.layer.ablated_maps(), device=of.counts.device)
+        for name, of_maps in of_layer.items():
+            values[name].append(of_maps.masked_fill(ablated, math.nan).tolist())
+    return values

@@ -1,0 +1,90 @@
+"""What is counted over all queries of a split: distributions of measures, and attention by class of token."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from tinyformer.analysis.atlas.places import Places
+from tinyformer.analysis.measures import measures as formulas
+from tinyformer.nn import AttentionMask
+
+NUM_BINS = 32  # of the histogram of a measure
+CLASSES = ("first", "punctuation", "line_start", "same_token", "previous")
+"""Classes of keys: the first token of the document, punctuation, the first token of a line, other occurrences of the
+query's token, and the token before the query."""
+
+
+def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
+    """The measures of queries with their limits; in cross-attention, there are only the first two."""
+    lengths = {"entropy": torch.tensor(max(num_keys, 2)).log().item(), "distance": max(num_keys - 1.0, 1.0)}
+    names = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near")
+    return {name: (0.0, lengths.get(name, 1.0)) for name in names}
+
+
+def of_queries(
+    weights: Float[Tensor, "batch maps rows k_seq"], num_visible: Tensor, is_cross: bool
+) -> Float[Tensor, "measures batch maps rows"]:
+    """The measures of each query, of the last positions; nan where one is not defined."""
+    entropies = formulas.entropy.of_queries(weights)
+    values = [entropies, formulas.entropy_share.of_queries(weights, num_visible, entropies)]
+    others = (formulas.distance, formulas.first_token, formulas.previous_token, formulas.self_attention, formulas.near)
+    return torch.stack(values + [measure.of_queries(weights) for measure in others if not is_cross])
+
+
+def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*maps offsets"]:
+    """Sums over pairs of a query and a key by the key's offset, from 1 - q_seq to k_seq - 1."""
+    q_seq, k_seq = values.shape[-2:]
+    # Each row gets q_seq zeros at its end; read as rows that are shorter by one, it is shifted against the row before.
+    flat = F.pad(values.flip(-1), (0, q_seq)).flatten(-2)[..., :-q_seq]
+    return flat.unflatten(-1, (q_seq, q_seq + k_seq - 1)).sum(dim=-2).flip(-1)
+
+
+def visible_keys(mask: AttentionMask, places: Places) -> Float[Tensor, "batch #maps q_seq k_seq"]:
+    """1 where a query that is no padding sees a key."""
+    queries, k_seq = places.is_query[:, None, :, None], places.keys.tokens.shape[1]
+    allowed = mask.dense(queries.shape[2], k_seq, queries.device)
+    return (queries.expand(-1, -1, -1, k_seq) if allowed is None else allowed & queries).float()
+
+
+def visible_by_offset(visible: Tensor, places: Places) -> Float[Tensor, "5 #maps offsets"]:
+    """By offset, the number of `visible_keys`, and of those in each class but the last."""
+    of_classes = [visible * of_class[:, None, None] for of_class in places.key_classes]
+    pairs = visible, *of_classes, visible * places.is_same.unsqueeze(1)
+    return torch.stack([by_offset(each.sum(dim=0).double()) for each in pairs])
+
+
+class Tally:
+    """What is counted of the maps of one layer: histograms of measures, and shares of attention by class.
+
+    The share of a class is Σ_qk w_qk [k in class] / number of queries. Beside it stands the share that fixed offsets
+    would give: Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the mean attention by offset, and
+    P(class | o) the share of the visible keys at that offset that are in the class. A head that looks for such keys has
+    a larger share; one that looks at positions alone has the same.
+    """
+
+    def __init__(self, num_maps: int, limits: Float[Tensor, "measures 2"], max_seq_len: int) -> None:
+        self.max_seq_len, self.num_queries, exact = max(2, max_seq_len), 0, limits.double()
+        self._lows, self._widths = limits[:, 0].view(-1, 1, 1, 1), limits.diff(dim=1).view(-1, 1, 1, 1) / NUM_BINS
+        self.histograms = torch.zeros(len(limits), num_maps, NUM_BINS, dtype=torch.int64, device=limits.device)
+        self.on_class = exact.new_zeros(4, num_maps)  # sums of weights
+        self._by_offset = exact.new_zeros(num_maps, 2 * self.max_seq_len - 1)
+        self._visible = exact.new_zeros(5, num_maps, 2 * self.max_seq_len - 1)
+
+    def add(self, places: Places, measures: Tensor, total: Float[Tensor, "maps q_seq k_seq"], visible: Tensor) -> None:
+        """Count a batch: its measures, see `of_queries`, its weights, summed, and `visible_by_offset`."""
+        self.num_queries += int(places.is_query.sum())
+        is_counted = places.is_query.unsqueeze(1) & ~measures.isnan()
+        bins = ((measures.nan_to_num() - self._lows) / self._widths).long().clamp(0, NUM_BINS - 1)
+        first = torch.arange(0, self.histograms.numel(), NUM_BINS, device=bins.device)
+        indices = (bins + first.view(len(bins), 1, -1, 1))[is_counted]
+        self.histograms += indices.bincount(minlength=self.histograms.numel()).view_as(self.histograms)
+        offsets = slice(self.max_seq_len - total.shape[1], self.max_seq_len + total.shape[2] - 1)
+        self._by_offset[:, offsets] += by_offset(total)
+        self._visible[..., offsets] += visible
+
+    def shares(self) -> Float[Tensor, "classes maps 2"]:
+        """The share of each class, and that of fixed offsets; nan for the previous token in cross-attention."""
+        expected = (self._by_offset * self._visible[1:] / self._visible[:1].clamp(min=1)).sum(dim=-1)
+        previous = self._by_offset[None, :, [self.max_seq_len - 2] * 2] * (1 if len(self.histograms) > 2 else torch.nan)
+        return torch.cat([torch.stack([self.on_class, expected], dim=-1), previous]) / self.num_queries
