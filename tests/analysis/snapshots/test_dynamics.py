@@ -89,7 +89,7 @@ def test_points_and_matrices_of_an_encoder_decoder_have_addresses():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"points": "*.post"}, "points='\\*.post': is no point of the model; it has .* see model.points"),
+        ({"points": "*attention.weights"}, "is no point with features of the model; it has .* see model.points"),
         ({"weights": ["*.OX"]}, "weights='\\*.OX': is no matrix of weights of the model; it has .* and others"),
         ({"measures": ["cca"]}, "measures='cca': must be one of cka, pwcca, rank"),
         ({}, "compares snapshots, of which this run has 1; one that is trained with callbacks.snapshots.every_n_steps"),

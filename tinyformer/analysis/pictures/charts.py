@@ -231,8 +231,7 @@ def curves_by_step(
     across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *itertools.islice(events, MAX_TOLD)]
     told += [f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)
     down, handles = -(-len(panels) // across), {}
-    size = 1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)
-    figure = Chart(figsize=size, dpi=150, layout="constrained")
+    figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
     colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))

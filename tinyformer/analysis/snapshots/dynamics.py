@@ -70,8 +70,8 @@ class TrainingDynamics:
         gradients: whether to measure gradients, too.
     """
 
-    points: Sequence[str] | None = None
-    weights: Sequence[str] | None = None
+    points: str | Sequence[str] | None = None
+    weights: str | Sequence[str] | None = None
     measures: Sequence[str] = ("cka", "rank", "norm")
     num_windows: int = 16
     gradients: bool = True
