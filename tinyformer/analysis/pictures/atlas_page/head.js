@@ -311,5 +311,4 @@ function showHead(head) {
   });
   byId("measures-side").hidden = !rows.length;
   byId("measures").replaceChildren(...rows);
-  showEvents(head);
 }

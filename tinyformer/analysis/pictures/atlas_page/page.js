@@ -49,6 +49,7 @@ function route() {
   if (head) {
     if (head.kind !== chosenKind) showKind(head.kind);
     showHead(head);
+    showEvents(head);
     if (wasInHead) return;
     scrollTo(0, 0);
     byId("head-title").focus({ preventScroll: true });
