@@ -84,8 +84,7 @@ const pixels = Uint32Array.from(atlas.colours, (colour) => {
 
 const strideOf = (size) => Math.ceil(size / 512); // the number of tokens that a pixel stands for
 
-// Draw the weights of some queries and keys. Where a pixel stands for n tokens, it shows every n-th query, and the largest
-// weight of n keys.
+// Draw the weights of some queries and keys; where a pixel stands for n tokens, the largest of n keys at every n-th query.
 function drawMap(canvas, head, queries = { from: 0, size: head.kind.queries.length }, keys = { from: 0, size: head.kind.keys.length }) {
   const [down, across] = [strideOf(queries.size), strideOf(keys.size)];
   const columns = (canvas.width = Math.ceil(keys.size / across));

@@ -89,15 +89,13 @@ function listEvents(head) {
   const { snippets } = head.events;
   listed = snippets.filter(isMatch).sort((a, b) => rankOf(b) - rankOf(a)); // stable within a decile
   const button = (event) => {
-    const index = listed.indexOf(event);
-    const words = `${numbersOfEvent(event)} · ${placeOf(event)}`;
-    const label = { "aria-label": `${namesOf(event)}, ${words}` };
-    const attributes = { type: "button", class: "snippet", tabindex: index ? -1 : 0, "data-event": index, ...label };
+    const [index, words] = [listed.indexOf(event), `${numbersOfEvent(event)} · ${placeOf(event)}`];
+    const attributes = { type: "button", class: "snippet", tabindex: index ? -1 : 0, "data-event": index };
+    attributes["aria-label"] = `${namesOf(event)}, ${words}`;
     return element("button", attributes, ...eventText(event), aside(words));
   };
   const heading = (rank) => element("h4", {}, rank === STRONGEST_RANK ? "The strongest" : `Decile ${rank + 1} of 10 by strength`);
-  const groups = [...Map.groupBy(listed, rankOf)];
-  eventList.replaceChildren(...groups.flatMap(([rank, of]) => [heading(rank), ...of.map(button)]));
+  eventList.replaceChildren(...[...Map.groupBy(listed, rankOf)].flatMap(([rank, of]) => [heading(rank), ...of.map(button)]));
   byId("listed").textContent = matching ? `${listed.length} of ${count(snippets.length, "event")} match the search.` : "";
   showEvent(listed[0]);
 }
@@ -122,8 +120,7 @@ function showEvent(event, query = event?.query) {
   eventMap.style.setProperty("--size", 1 / event.queries.length);
   const image = new ImageData(keysOf(event).length, event.queries.length);
   new Uint32Array(image.data.buffer).set(Array.from(decoded(event.map), (root) => pixels[root]));
-  const canvas = eventMap.querySelector("canvas");
-  Object.assign(canvas, { width: image.width, height: image.height });
+  const canvas = filled(eventMap.querySelector("canvas"), { width: image.width, height: image.height });
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 

@@ -49,6 +49,7 @@ function route() {
   if (head) {
     if (head.kind !== chosenKind) showKind(head.kind);
     showHead(head);
+    showEvents(head);
     if (film) drawCurves();
     if (wasInHead) return;
     scrollTo(0, 0);

@@ -4,6 +4,7 @@ const LAYER = -1; // beside the indices of measures
 const NEAR = 24; // pixels within which the pointer finds a point
 const MOST_MOVING = 600; // points that move smoothly
 const MOST_LISTED = 60;
+const BEYOND = 100000; // more than any distance
 const LABEL = 110; // the space beside a point for its label
 const MARGIN = { left: 66, right: 22, top: 18, bottom: 54 }; // around the points
 const GAP = 10; // between the points and the ends of the axes
@@ -43,8 +44,7 @@ function axisOf(choice, from, to, number = Math.abs(to - from) / 80) {
 
 function makeScatter() {
   heads.forEach((head, index) => {
-    const attributes = { role: "button", tabindex: -1, r: 5.5, "data-point": index };
-    head.point = shape("circle", { ...attributes, class: head.ablated ? "ablated" : "" });
+    head.point = shape("circle", { role: "button", tabindex: -1, r: 5.5, "data-point": index, class: head.ablated ? "ablated" : "" });
   });
   const headOf = (node) => heads[node.dataset.point];
   const headAt = (event) => {
@@ -160,9 +160,9 @@ function pointAtHead(head) {
   byId("pointed").hidden = !head;
   if (!head) return;
   const { x, y } = head.place;
-  const isRight = x > scatterPlot.clientWidth / 2;
   filled(byId("ring"), { cx: x, cy: y });
-  filled(byId("point-label"), { x: x + (isRight ? -12 : 12), y: y + (y < 40 ? 20 : -10), "text-anchor": isRight ? "end" : "start" });
+  const [shift, anchor] = x > scatterPlot.clientWidth / 2 ? [-12, "end"] : [12, "start"];
+  filled(byId("point-label"), { x: x + shift, y: y + (y < 40 ? 20 : -10), "text-anchor": anchor });
   const here = placed().filter(({ place }) => place.x === x && place.y === y).length;
   byId("point-label").textContent = head.title + (here > 1 ? ` and ${here - 1} more` : "");
   byId("pointed-title").textContent = [capitalised(head.title), ...notesOf(head)].join(", ");
@@ -171,14 +171,14 @@ function pointAtHead(head) {
   drawMap(byId("pointed-map"), head);
 }
 
-// The nearest head in a direction; heads at the same place follow each other.
+// The nearest head in a direction, rather within 45 degrees of it; heads at the same place follow each other.
 function nextHead(head, [across, down]) {
   const order = across + down > 0 ? placed() : placed().toReversed();
   const far = (other) => {
     const [x, y] = [other.place.x - head.place.x, other.place.y - head.place.y];
     if (x === 0 && y === 0) return order.indexOf(other) > order.indexOf(head) ? 0 : Infinity;
-    const along = across * x + down * y;
-    return along > 0 ? along + 2 * Math.abs(across * y + down * x) : Infinity;
+    const [along, aside] = [across * x + down * y, Math.abs(across * y + down * x)];
+    return along > 0 ? Math.hypot(x, y) + (aside > along ? BEYOND : 0) : Infinity;
   };
   return leastBy(order, far) ?? head;
 }
