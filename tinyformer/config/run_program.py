@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from tinyformer.config.compose import Invocation
 from tinyformer.config.conf import config_dir, register_resolvers
 from tinyformer.config.errors import USER_MISTAKE, config_keys, report
-from tinyformer.config.folder import FolderGuard, remove_unused
+from tinyformer.config.folder import FolderGuard, is_first_process, remove_unused
 from tinyformer.config.keys import readable
 from tinyformer.config.process import argv, close_output, guard_imports, named_lines
 
@@ -64,6 +64,8 @@ def run_program(
         folder = Path(context.runtime.output_dir)
         is_side_by_side = os.getpid() != process
         with named_lines(f"[{context.job.num}]") if is_side_by_side else contextlib.nullcontext():
+            if invocation.is_sweep and is_first_process():
+                print(" ".join(invocation.overrides), end="  ", flush=True)  # the line ends with the result
             # Reported here: Hydra would hold back the error of a job until all jobs of the sweep have ended.
             try:
                 # Lightning starts the other processes of a run with this command line.
@@ -72,6 +74,8 @@ def run_program(
             except BrokenPipeError:
                 exit_codes.append(close_output())
             except Exception as error:
+                if invocation.is_sweep:
+                    print(flush=True)
                 exit_codes.append(report(error, config_name, with_traceback))
                 # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
                 if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:

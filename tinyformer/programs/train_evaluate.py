@@ -1,17 +1,21 @@
 """The programs `train` and `evaluate`: `tinyformer train`, and `python train.py` in a checkout."""
 
-from collections.abc import Sequence
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
 from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run
+from tinyformer.config.folder import is_first_process
 from tinyformer.config.process import ending_at_ctrl_c
 from tinyformer.config.resume import expand_resume
 from tinyformer.config.run_program import run_program
-from tinyformer.files import import_matplotlib
+from tinyformer.files import import_matplotlib, relative_path
 
 if TYPE_CHECKING:
     from tinyformer.checkpoint.file import Checkpoint
@@ -32,7 +36,7 @@ def train_program(command: str, num_words: int = 0) -> int:
             from tinyformer.run.starting_checkpoint import continue_job
 
         if not is_resumed_sweep or continue_job(config, folder):
-            train(config, folder, invocation)
+            run_job(partial(train, config, folder, invocation), folder, invocation)
 
     return run_program(job, "train", command, lambda words: inherit_architecture(expand_resume(words)), num_words)
 
@@ -50,6 +54,28 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
             import_matplotlib()
             from tinyformer.run.pipeline import evaluate
 
-        evaluate(config, folder, invocation, checkpoints[0])
+        run_job(partial(evaluate, config, folder, invocation, checkpoints[0]), folder, invocation)
 
     return run_program(job, "evaluate", command, keep_checkpoint, num_words)
+
+
+def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Invocation) -> None:
+    """Start a run. One of a sweep prints its scores and folder, after its overrides, and all else only if it fails."""
+    if not (invocation.is_sweep and is_first_process()):
+        run()
+        return
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(captured):
+            results = run()
+    except BaseException:
+        print(f"\n{captured.getvalue()}", end="")
+        raise
+    monitored = [key.removeprefix("best/") for key in results if key.startswith("best/")]
+    scores = {key: results.get(key) for key in ("val/loss", "test/loss", *monitored)}
+    told = [f"{key} {value:.4f}" for key, value in scores.items() if value is not None]
+    print("  ".join([*told, relative_path(folder)]))
+    if invocation.overridden("generate.prompt") and (sample := results.get("sample")):
+        from tinyformer.run.summary import indent
+
+        print(indent(sample if isinstance(sample, str) else "\n".join(sample)))

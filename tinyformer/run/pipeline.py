@@ -24,9 +24,10 @@ from tinyformer.config.folder import is_first_process, locked
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.data import DataModule, QuestionSplit
+from tinyformer.data.module import count
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write, import_matplotlib, relative_path
-from tinyformer.hardware import free_memory
+from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse
 from tinyformer.run.data import evaluation_data, training_data
@@ -60,7 +61,7 @@ from tinyformer.run.trainer import (
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
-from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.progress import StepProgress, telling_time
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.weights_memory import find_memory_shortage
 
@@ -94,7 +95,10 @@ def evaluate(
     `results.json`; errors are those of `train`.
     """
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
-    with closing(run.loggers):
+    scored = "scored" if run.is_scored else "analysed"
+    place = f"{run.split} split of {run.data.title}, on {describe_device(run.settings.device)}"
+    print(f"{relative_path(run.checkpoint.path)}, after {count(run.checkpoint.step, 'step')}: {scored} on the {place}")
+    with closing(run.loggers), telling_time(run.trainer):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = analyse(run)
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)
