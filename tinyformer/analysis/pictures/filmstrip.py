@@ -54,12 +54,12 @@ class Filmstrip(Chart):
 
     def save_gif(self, path: Path, maps: Sequence[Sequence[Map]]) -> Path:
         """Write a picture for each step, which has its own maps and the first marker."""
-        pictures = []
+        pictures, title = [], self.suptitle("", fontsize=FONT_POINTS + 2)
         for step, loss, of_step in zip(self.steps, self.losses, maps, strict=True):
             for image, values in zip(self.images, of_step, strict=True):
                 image.set_data(values)
             self.markers[0].set_xdata([step, step])
-            self.suptitle(f"step {step:,}, loss {loss:.3f}", fontsize=FONT_POINTS + 2)
+            title.set_text(f"step {step:,}, loss {loss:.3f}")
             self.agg.draw()
             self.set_layout_engine("none")  # the layout takes most of the time, and stays as it is
             pictures.append(Image.fromarray(np.asarray(self.agg.buffer_rgba())).convert("RGB"))

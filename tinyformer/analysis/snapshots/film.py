@@ -42,12 +42,13 @@ class TrainingFilm:
     target: str | None = None
     num_tokens: int | None = None
     num_windows: int = 16  # windows, examples or pairs of the sample
+    rows: int = 64  # queries of each window that are measured, as in training; in a pair, all are
     gif: bool = False  # whether to write `film.gif`, too: the maps of up to 24 heads at each snapshot, and curves
     needs_gradient = False
     reads_snapshots = True
 
     def __post_init__(self) -> None:
-        self.head_maps = HeadMaps(self.text, self.target, self.num_tokens, self.num_windows, importance=False)
+        self.head_maps = HeadMaps(self.text, self.target, self.num_tokens, self.num_windows, False, self.rows)
 
     def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
         subject = model.sample(self.num_windows)
@@ -56,8 +57,8 @@ class TrainingFilm:
         last = replace(subject, network=snapshots[-1].network())
         captured = shown.maps(last)
         chosen = evenly_chosen(len(snapshots), layers_of(captured))
-        history = events_of_snapshots(subject)
-        measures, traits, _ = with_controls(last, of_sample(subject))
+        history = events_of_snapshots(subject, self.rows)
+        measures, traits, _ = with_controls(last, of_sample(subject, self.rows))
         losses, maps = [], []
         for index in chosen:
             at = replace(subject, network=snapshots[index].network())
@@ -101,7 +102,7 @@ class Film:
         self.acquired = sorted(
             (of.measure not in CIRCUIT, of.step, head, of.measure) for of, head in of_events if of.event in ACQUIRED
         )
-        self.order = [*dict.fromkeys([*(head for *_, head, _ in self.acquired), *range(len(self.titles))])]
+        self.formed = [*dict.fromkeys(head for *_, head, _ in self.acquired)]
 
         self.curves = {
             f"{self.titles[head]}: {name.replace('_', ' ')}": [of[head][self.columns.index(name)] for of in self.rows]
@@ -127,16 +128,18 @@ class Film:
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
     def strip(self) -> Filmstrip:
-        """A few heads at the first, the middle and the last step, and around their events."""
-        heads, last = self.order[:NUM_HEADS], len(self.steps) - 1
+        """A few heads that formed, or the first ones, at some steps: the first, the last, and around their events."""
+        heads, last = (self.formed or [*range(len(self.titles))])[:NUM_HEADS], len(self.steps) - 1
         after = [bisect_left(self.steps, step) for _, step, head, _ in self.acquired if head in heads]
-        shown = sorted([*dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2])][:NUM_STEPS])
+        shown = sorted(
+            [*dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])][:NUM_STEPS]
+        )
         maps = {f"{self.titles[of]}\nstep {self.steps[at]:,}": self.maps[at][of] for of in heads for at in shown}
         return Filmstrip(maps, len(shown), [self.steps[at] for at in shown], self.steps, self.losses, self.curves)
 
     def save_gif(self, path: Path) -> Path:
         """Write a picture for each step, of all heads or of 24."""
-        heads = sorted(self.order[:NUM_MAPS])
+        heads = sorted([*dict.fromkeys([*self.formed, *range(len(self.titles))])][:NUM_MAPS])
         maps = {self.titles[head]: self.maps[0][head] for head in heads}
         columns = 4 if len(heads) <= 16 else 6
         moving = Filmstrip(maps, columns, self.steps[:1], self.steps, self.losses, self.curves)

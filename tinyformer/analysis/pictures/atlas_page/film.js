@@ -21,12 +21,6 @@ const several = (names, mark) =>
 const happenings = Map.groupBy(film?.events ?? [], ({ step }) => film.steps.findIndex((other) => other >= step));
 const sentencesOf = (at) => capitalised(several(happenings.get(at).map(({ text }) => text), "; "));
 
-const svg = (tag, attributes) => {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
-};
-
 // The range of all numbers of some curves, so that none changes its place while it grows.
 function rangeOf(curves) {
   const numbers = curves.flat().filter((value) => value !== null);
@@ -43,14 +37,11 @@ function curve(values, [low, high], kind = "") {
     ["behind", path(values.slice(0, frame + 1))],
     ["dot", values[frame] === null ? "" : `M${place(values[frame], frame)}h0`],
   ];
-  return paths.map(([part, d]) => svg("path", { class: `${part} ${kind}`, d }));
+  return paths.map(([part, d]) => shape("path", { class: `${part} ${kind}`, d }));
 }
 
-function plot(...curves) {
-  const node = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
-  node.append(...curves.flat());
-  return node;
-}
+const STRETCHED = { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" };
+const plotOf = (...curves) => shape("svg", STRETCHED, ...curves.flat());
 
 // The loss, and the chosen measure of all heads that are shown.
 function drawCurves() {
@@ -64,10 +55,10 @@ function drawCurves() {
   const order = [...of.keys()].sort((a, b) => named.includes(of[a]) - named.includes(of[b]));
   const lossRange = rangeOf([film.loss]);
   byId("curves").replaceChildren(
-    plot(
+    plotOf(
       ...order.map((at) => curve(series[at] ?? [], range, named.includes(of[at]) ? "named" : "")),
       curve(film.loss, lossRange, "loss"),
-      svg("path", { class: "now", d: `M${(frame / (last || 1)) * 100} 0V100` }),
+      shape("path", { class: "now", d: `M${(frame / (last || 1)) * 100} 0V100` }),
     ),
   );
   const extent = ([low, high]) => `${shownNumber(low)} to ${shownNumber(high)}`;
@@ -80,11 +71,11 @@ function drawCurves() {
 function growth(head, at) {
   if (!film) return [];
   const values = head.film.values.map((of) => of[at]);
-  return [element("span", { class: "growth" }, plot(curve(values, rangeOf([values]))))];
+  return [element("span", { class: "growth" }, plotOf(curve(values, rangeOf([values]))))];
 }
 
 function showFrame(to) {
-  frame = Math.max(0, Math.min(to, last));
+  frame = clamped(to, 0, last);
   const now = new Set((happenings.get(frame) ?? []).map(({ head }) => heads[head]));
   for (const head of heads) {
     const { maps, values, labels } = head.film;
@@ -104,7 +95,7 @@ function showFrame(to) {
     if (thumbnails.contains(focused)) focused.focus({ preventScroll: true });
   }
   if (!headView.hidden) showHead(shown.head);
-  if (typeof redrawScatter === "function") redrawScatter();
+  redrawScatter();
   showPlace();
 }
 
@@ -134,7 +125,7 @@ function pause() {
 function togglePlay() {
   if (playing) return pause();
   if (frame === last) showFrame(0);
-  const seconds = Math.max(SHORTEST, Math.min(LONGEST, SECONDS / film.steps.length));
+  const seconds = clamped(SECONDS / film.steps.length, SHORTEST, LONGEST);
   playing = setInterval(() => (frame < last ? showFrame(frame + 1) : pause()), seconds * 1000);
   playButton.textContent = "Pause";
   byId("sentence").setAttribute("aria-live", "off"); // it would be read at every snapshot
@@ -174,7 +165,7 @@ function makeFilm() {
   });
   addEventListener("keydown", (event) => {
     const { key, target } = event;
-    if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey || target.closest("select, textarea")) return;
+    if (event.defaultPrevented || hasModifier(event) || target.closest("select, textarea")) return;
     if (target.closest('input:not([type="range"], [type="radio"], [type="checkbox"])')) return;
     if (key === " " && !target.closest('button, a, summary, input:not([type="range"])')) togglePlay();
     else if (key === "," || key === ".") goToFrame(frame + (key === "." ? 1 : -1));
