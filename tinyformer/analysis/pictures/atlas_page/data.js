@@ -43,7 +43,7 @@ const SQUARES = Array.from({ length: 256 }, (_, root) => Math.round((root / 255)
 function levels(head) {
   if (typeof head.weights === "string") {
     const bytes = decoded(head.weights);
-    head.weights = head.isQuantised ? Uint16Array.from(bytes, (root) => SQUARES[root]) : new Uint16Array(bytes.buffer);
+    head.weights = head.isQuantised ? new Uint16Array(bytes).map((root) => SQUARES[root]) : new Uint16Array(bytes.buffer);
   }
   return head.weights;
 }

@@ -84,6 +84,9 @@ function showFrame(to) {
     head.factors = undefined;
     head.values = values[frame];
     head.label = head.ablated ? "" : labels[frame];
+  }
+  if (headView.hidden) redrawScatter(); // first, since it reads the layout; it is drawn again when it comes into view
+  for (const head of heads) {
     head.button.querySelector(".note").textContent = head.label;
     head.button.classList.toggle("happens", now.has(head));
   }
@@ -95,7 +98,6 @@ function showFrame(to) {
     if (thumbnails.contains(focused)) focused.focus({ preventScroll: true });
   }
   if (!headView.hidden) showHead(shown.head);
-  redrawScatter();
   showPlace();
 }
 
@@ -172,8 +174,12 @@ function makeFilm() {
     else return;
     event.preventDefault();
   });
-  const measure = film.events.at(-1)?.measure;
-  if (measure && measuresOf(chosenKind).some((at) => measures[at].name === measure)) measureChoice.value = measure;
+  // The maps stand beside the scatter, or above it, since they are looked at while the film plays.
+  const maps = [measureChoice.closest(".controls"), byId("sorted"), thumbnails, byId("thumbnails-keys")];
+  overview.append(element("div", { class: "film-body" }, element("div", {}, ...maps), byId("scatter")));
+  const crossed = film.events.map(({ measure }) => measure);
+  const measure = [...OPENING.y, ...OPENING.x].find((name) => crossed.includes(name)) ?? crossed.at(-1);
+  if (measuresOf(chosenKind).some((at) => measures[at].name === measure)) measureChoice.value = measure;
   pause();
   showFrame(last);
 }
