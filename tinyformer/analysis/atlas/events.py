@@ -1,10 +1,10 @@
 """The events of heads: each query of a split with its strongest key, of which some are kept."""
 
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -15,42 +15,47 @@ from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
 from tinyformer.analysis.atlas.tally import Tally, of_queries, visible_by_offset, visible_keys
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.nn import AttentionCall, BaseAttention, DifferentialAttention, Network
-from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
+from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, Weights, is_own
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
 NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², each 2.2 % wide
 NUM_QUERIES = 64  # of a causal map that are computed at once, without the keys after them
 
 
-class Layer(NamedTuple):
-    """An attention layer in a forward pass."""
+@contextmanager
+def watched(
+    network: Network,
+    begin: Callable[[int, AttentionCall], Weights],
+    end: Callable[[int, AttentionCall, HeadOutputs], None],
+) -> Iterator[Callable[[Callable[[], Any]], None]]:
+    """Watch the attention layers of a network in forward passes, each of which ends at the last of them.
 
-    call: AttentionCall
-    outputs: Float[Tensor, "batch heads q_seq v_head_dim"]  # what the output projection is given
+    Inside the block, a function runs a forward pass. In it, `begin` gives the attention weights of a call of a layer,
+    and `end` is given the outputs of the heads, as the output projection reads them.
+    """
+    layers, calls = network.require_heads(), dict[int, AttentionCall]()
+
+    def enter(index: int, module: Any, inputs: Any, call: AttentionCall) -> AttentionCall:
+        calls[index] = call._replace(weights=begin(index, call))
+        return calls[index]
+
+    def leave(index: int, module: Any, inputs: tuple[Tensor]) -> None:
+        end(index, calls[index], inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2).float())
+        if len(calls) == len(layers):
+            raise _AllWatched
+
+    def run(forward: Callable[[], Any]) -> None:
+        calls.clear()
+        with suppress(_AllWatched):
+            forward()
+
+    hooks = [layer.call_point.register_forward_hook(partial(enter, index)) for index, layer in enumerate(layers)]
+    hooks += [layer.o_proj.register_forward_pre_hook(partial(leave, index)) for index, layer in enumerate(layers)]
+    with running_hooks(network, hooks), torch.no_grad():
+        yield run
 
 
-@torch.no_grad()
-def visit_layers(network: Network, forward: Callable[[], Any], visit: Callable[[int, Layer], None]) -> None:
-    """Run a network up to its last attention, and visit each of its attention layers when its outputs are known."""
-    layers, calls, visited = network.require_heads(), dict[BaseAttention, AttentionCall](), set[int]()
-
-    def begin(layer: BaseAttention, module: Any, inputs: Any, call: AttentionCall) -> None:
-        calls[layer] = call
-
-    def end(index: int, module: Any, inputs: tuple[Tensor]) -> None:
-        outputs = inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2)
-        visit(index, Layer(calls.pop(layers[index]), outputs.float()))
-        visited.add(index)
-        if len(visited) == len(layers):
-            raise _AllVisited
-
-    hooks = [layer.call_point.register_forward_hook(partial(begin, layer)) for layer in layers]
-    hooks += [layer.o_proj.register_forward_pre_hook(partial(end, index)) for index, layer in enumerate(layers)]
-    with running_hooks(network, hooks), suppress(_AllVisited):
-        forward()
-
-
-class _AllVisited(Exception):  # noqa: N818 -- no error
+class _AllWatched(Exception):  # noqa: N818 -- no error
     """Ends a forward pass whose remaining layers are not needed."""
 
 
@@ -77,20 +82,13 @@ class LayerEvents:
             self._signs[1], self._scales = -layer.factor().detach(), layer.head_norm.weight.detach().float()
         weight = layer.o_proj.weight.detach().float().unflatten(1, (layer.num_heads, -1)).transpose(0, 1)
         # ‖W v‖ = ‖R v‖ for W = QR, which has fewer rows.
-        self._triangles: Float[Tensor, "heads rows v_head_dim"] = torch.linalg.qr(weight, mode="r").R
+        self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
-    @torch.no_grad()
-    def add(
-        self, at: Layer, places: Places, shared: dict[Hashable, Any], rows: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add a batch; returns the vectors of queries at some rows and positions, of their keys and of their outputs.
-
-        The key is that of the query's own token; in cross-attention, the strongest. `shared` holds what the layers of a
-        kind have in common: the visible keys of a mask, and memory.
-        """
-        (q, k, v), mask, n = at.call.qkv, at.call.mask, self.layer.num_softmaxes
+    def begin(self, call: AttentionCall, places: Places, shared: dict[Hashable, Any]) -> Weights:
+        """The attention weights of a batch, of which the tally is kept; `shared` holds what layers have in common."""
+        (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
-        norms = torch.einsum("bhkv,hrv->bhkr", values, self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
+        norms = (values @ self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
         key = mask.causal, mask.window, *map(id, (mask.lengths, mask.documents, mask.allowed))
         if key not in shared:
             visible = visible_keys(mask, places)
@@ -104,7 +102,7 @@ class LayerEvents:
         for first in range(0, shape[2], NUM_QUERIES if is_causal else shape[2]):
             queries = slice(first, first + NUM_QUERIES if is_causal else None)
             keys = slice(queries.stop)
-            weights = self._weights(at.call, queries, keys)
+            weights = self._weights(call, queries, keys)
             if places.is_padded:
                 weights = weights * places.is_query[:, None, queries, None]
             maps[:, :, queries, keys] = weights
@@ -116,22 +114,34 @@ class LayerEvents:
         self.tally.add(places, measures, total, by_offset)
         self.tally.on_class[:3] += torch.einsum("bmk,cbk->cm", received, places.key_classes)
         self.tally.on_class[3] += on_same
+        self._values, self._norms, self._strengths = values, norms, strengths
+        return maps
+
+    def end(
+        self, call: AttentionCall, outputs: HeadOutputs, places: Places, rows: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Keep events; returns the vectors of queries at some rows and positions, of their keys and of their outputs.
+
+        The key is that of the query's own token; in cross-attention, the strongest.
+        """
+        maps, norms, strengths, n = cast(Tensor, call.weights), self._norms, self._strengths, self.layer.num_softmaxes
         if self._is_scaled or not self._is_checked:
-            factors = self._factors(maps, values, at.outputs * places.is_query[:, None, :, None])
+            factors = self._factors(maps, self._values, outputs * places.is_query[:, None, :, None])
             strengths = strengths * factors if self._is_scaled else strengths
         bins = ((strengths.log2() - LOWEST) * (NUM_BINS / OCTAVES)).clamp(0, NUM_BINS - 1).long()
         groups = bins + NUM_BINS * torch.arange(self.num_maps, device=bins.device).view(-1, 1)
-        is_query = places.is_query.unsqueeze(1).expand_as(groups)
-        self.counts += groups[is_query].bincount(minlength=self.counts.numel()).view_as(self.counts)
+        is_query = places.is_query.unsqueeze(1)
+        counts = groups.where(is_query, self.counts.numel()).flatten().bincount(minlength=self.counts.numel() + 1)
+        self.counts += counts[:-1].view_as(self.counts)
         self.strength += (strengths * is_query).double().sum(dim=(0, 2))
-        self._keep(maps, norms, strengths, groups, at.outputs, places)
+        self._keep(maps, norms, strengths, groups, outputs, places)
         of_keys = positions.unsqueeze(1)
         if places.is_cross:
             of_keys = (maps[rows, :, positions] * norms[rows]).argmax(dim=-1)
         k_heads = [kv_head * n + part for kv_head in self.layer.head_map.kv_heads for part in range(n)]
-        outputs = at.outputs[rows, :, positions].repeat_interleave(n, dim=1)
-        keys = k[rows.unsqueeze(1), torch.tensor(k_heads, device=k.device), of_keys]
-        return q[rows, :, positions].float(), keys.float(), outputs
+        keys = call.qkv.k[rows.unsqueeze(1), torch.tensor(k_heads, device=of_keys.device), of_keys]
+        of_queries = outputs[rows, :, positions].repeat_interleave(n, dim=1)
+        return call.qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
     def _weights(self, call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
         """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""
@@ -164,7 +174,7 @@ class LayerEvents:
         norms: Float[Tensor, "batch maps k_seq"],
         strengths: Float[Tensor, "batch maps q_seq"],
         bins: Int[Tensor, "batch maps q_seq"],
-        outputs: Float[Tensor, "batch heads q_seq v_head_dim"],
+        outputs: HeadOutputs,
         places: Places,
     ) -> None:
         """Offer the events that may be kept."""
@@ -182,6 +192,8 @@ class LayerEvents:
             (self.sampled, is_sampled, random, bins),
         ):
             b, m, q = index = chosen.nonzero(as_tuple=True)
+            if not len(b):
+                continue
             weights, of_events = maps[index], norms[b, m]
             k = (weights * of_events).argmax(dim=-1)
             entries = places.entries(b, q, k)

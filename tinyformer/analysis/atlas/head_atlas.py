@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyformer.analysis.atlas import events as of_layers
-from tinyformer.analysis.atlas.events import Layer, LayerEvents, visit_layers
-from tinyformer.analysis.atlas.places import Places, Vocabulary, places_by_kind
+from tinyformer.analysis.atlas.events import LayerEvents, watched
+from tinyformer.analysis.atlas.places import Vocabulary, places_by_kind
 from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
 from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets, events_of, projected, promoted_tokens
 from tinyformer.analysis.atlas.tally import CLASSES, limits_of_measures
@@ -28,7 +28,7 @@ from tinyformer.analysis.relation_lines import read_columns
 from tinyformer.analysis.subject import Findings, Subject, Trained
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.nn import Network
+from tinyformer.nn import AttentionCall, Network
 
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
 NUM_WEIGHTS = {"cpu": 2**22}  # of a layer that are computed at once; 2²⁸ on other devices
@@ -48,42 +48,49 @@ class SplitEvents:
     """
 
     def __init__(self, subject: Subject, seed: int) -> None:
-        network, device, kinds = subject.network, subject.batches[0]["inputs"].device, subject.kinds
+        network, device = subject.network, subject.batches[0]["inputs"].device
+        self._kinds, self.num_rows = subject.kinds, 0
         are_queries = [of for batch in subject.batches for of in queries_by_kind(batch).values()]
         self.limits = limits_of_measures(max(int(of.sum(dim=1).max()) for of in are_queries))
         limits = torch.tensor([*self.limits.values()], device=device)
         self.layers = [
             LayerEvents(layer, limits[:2] if kind == "cross" else limits, network.max_seq_len, seed + index)
-            for index, (layer, kind) in enumerate(zip(subject.layers, kinds, strict=True))
+            for index, (layer, kind) in enumerate(zip(subject.layers, self._kinds, strict=True))
         ]
-        self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(kinds)}
-        self.num_rows, vocabulary = 0, Vocabulary.of(subject.tokenizer, network.vocab_size, device)
-        for batch in subject.split():
-            for part in _parts(batch, max(layer.num_maps for layer in self.layers)):
-                self._read(subject, part, places_by_kind(part, self.num_rows, vocabulary), seed)
-                self.num_rows += len(part["inputs"])
+        self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(self._kinds)}
+        vocabulary = Vocabulary.of(subject.tokenizer, network.vocab_size, device)
+        with watched(network, self._begin, self._end) as run:
+            for batch in subject.split():
+                for part in _parts(batch, max(layer.num_maps for layer in self.layers)):
+                    self._places = places_by_kind(part, self.num_rows, vocabulary)
+                    self._shared, self._chosen = defaultdict[str, dict[Hashable, Any]](dict), self._choose(seed)
+                    with subject.precision():
+                        run(partial(subject.task.forward, network, part))
+                    for kind, kept in self.points.items():
+                        kept.offer(self._chosen[kind][2])
+                    self.num_rows += len(part["inputs"])
 
-    def _read(self, subject: Subject, batch: Batch, places: Mapping[str, Places], seed: int) -> None:
-        shared, chosen = defaultdict[str, dict[Hashable, Any]](dict), dict[str, tuple[Tensor, Tensor, Entries]]()
+    def _choose(self, seed: int) -> dict[str, tuple[Tensor, Tensor, Entries]]:
+        """By kind, the rows and positions of the queries of a batch that may be kept, and what is shown of them."""
+        chosen = dict[str, tuple[Tensor, Tensor, Entries]]()
         for kind, kept in self.points.items():
-            of = places[kind]
+            of = self._places[kind]
             positions = torch.arange(of.is_query.shape[1], device=of.is_query.device)
             scores = priorities(seed, of.rows.unsqueeze(1), positions).double().masked_fill(~of.is_query, torch.inf)
             last = scores.flatten().kthvalue(min(NUM_POINTS, scores.numel())).values
             rows, at = index = ((scores <= last) & (scores < kept.limits)).nonzero(as_tuple=True)
             entries = of.entries(rows, at, at.clamp(max=of.keys.tokens.shape[1] - 1))
             chosen[kind] = rows, at, entries | {"group": torch.zeros_like(at), "score": scores[index]}
+        return chosen
 
-        def visit(number: int, layer: Layer) -> None:
-            kind = subject.kinds[number]
-            rows, at, entries = chosen[kind]
-            vectors = self.layers[number].add(layer, places[kind], shared[kind], rows, at)
-            entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
+    def _begin(self, number: int, call: AttentionCall) -> Tensor:
+        kind = self._kinds[number]
+        return self.layers[number].begin(call, self._places[kind], self._shared[kind])
 
-        with subject.precision():
-            visit_layers(subject.network, partial(subject.task.forward, subject.network, batch), visit)
-        for kind, kept in self.points.items():
-            kept.offer(chosen[kind][2])
+    def _end(self, number: int, call: AttentionCall, outputs: Tensor) -> None:
+        rows, at, entries = self._chosen[kind := self._kinds[number]]
+        vectors = self.layers[number].end(call, outputs, self._places[kind], rows, at)
+        entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
 
 
 def _parts(batch: Batch, num_maps: int) -> Iterator[Batch]:

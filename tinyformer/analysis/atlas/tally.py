@@ -76,9 +76,10 @@ class Tally:
         self.num_queries += int(places.is_query.sum())
         is_counted = places.is_query.unsqueeze(1) & ~measures.isnan()
         bins = ((measures.nan_to_num() - self._lows) / self._widths).long().clamp(0, NUM_BINS - 1)
-        first = torch.arange(0, self.histograms.numel(), NUM_BINS, device=bins.device)
-        indices = (bins + first.view(len(bins), 1, -1, 1))[is_counted]
-        self.histograms += indices.bincount(minlength=self.histograms.numel()).view_as(self.histograms)
+        first = torch.arange(self.histograms[..., 0].numel(), device=bins.device).view(len(bins), 1, -1, 1)
+        indices = first * (NUM_BINS + 1) + bins.where(is_counted, NUM_BINS)
+        counts = indices.flatten().bincount(minlength=first.numel() * (NUM_BINS + 1))
+        self.histograms += counts.view(*self.histograms.shape[:2], -1)[..., :NUM_BINS]
         offsets = slice(self.max_seq_len - total.shape[1], self.max_seq_len + total.shape[2] - 1)
         self._by_offset[:, offsets] += by_offset(total)
         self._visible[..., offsets] += visible
