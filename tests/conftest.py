@@ -2,8 +2,11 @@
 
 import contextlib
 import functools
+import gc
 import io
+import logging
 import os
+import pickle
 import runpy
 import shlex
 import sys
@@ -16,8 +19,12 @@ import pytest
 import torch
 from browser import chromium
 from commands import BOOK, ROOT, SMALL, TEXT, Ended, Program, Trained
+from hydra._internal import defaults_list
+from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import settings
+from omegaconf import OmegaConf
 from playwright.sync_api import Browser
 
 # The models of the tests are so small that a second thread only waits, and on a busy machine it waits long.
@@ -28,9 +35,18 @@ torch.set_num_threads(1)
 settings.register_profile("tinyformer", deadline=None)
 settings.load_profile("tinyformer")
 
-# In each run OmegaConf parses the same few interpolations a thousand times; what the parser returns is only read.
+# In each run the same few interpolations and overrides are parsed a thousand times; what parsers return is only read.
 for module in (omegaconf.base, omegaconf._utils):
     module.parse = functools.cache(module.parse)
+parse_override = functools.cache(OverridesParser.create().parse_override)
+OverridesParser.parse_override = lambda self, text: parse_override(text)
+
+# Hydra reads each config file anew for each run, and all of them once more to learn whether one sets `hydra.mode`.
+read = OmegaConf.load
+pickled = functools.cache(lambda text: pickle.dumps(read(io.StringIO(text))))
+OmegaConf.load = lambda file: pickle.loads(pickled(file.read())) if hasattr(file, "read") else read(file)
+Hydra.get_mode = lambda self, config_name, overrides: None
+defaults_list._create_interpolation_map = lambda *arguments: None  # no list of defaults of ours has interpolations
 
 SKIPS = {"Skipped: needs CUDA"}
 """What a test may be skipped for in CI."""
@@ -53,8 +69,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Environment variables of its own for each test: a program in this process sets some for Hydra and for Python."""
-    with mock.patch.dict(os.environ):
+    """Environment variables and loggers of each test's own: a program in this process sets some."""
+    with mock.patch.dict(os.environ), mock.patch.object(logging.root, "handlers", [*logging.root.handlers]):
         yield
 
 
@@ -115,6 +131,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
         config, invocation = compose_run("train", overrides.split())
         results = train(config, folder / "run", invocation)
     return Trained(folder / "run", results, out.getvalue())
+
+
+def pytest_collection_finish() -> None:
+    """What all modules hold is no garbage: leave it out of the collections of garbage from now on."""
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -56,6 +56,8 @@ ADAPTED = {
     "analysis.file=subject_verb": "analysis.file=lines.csv",
     "analysis.file=pronoun_noun": "analysis.file=lines.csv",
     "findings cost": "findings cost --files claims",
+    "hydra/launcher=joblib": "hydra/launcher=joblib hydra.launcher.n_jobs=1",
+    "--launcher joblib": "--launcher joblib n_jobs=1",
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
 }

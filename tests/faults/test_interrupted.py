@@ -61,7 +61,7 @@ KILLED = {
     # Its best checkpoint is chosen by accuracy.
     "classifier": (f"{CLASSIFIED} callbacks.snapshots.every_n_steps=5", ("best.ckpt", "last.ckpt")),
     "language model": (GREEDY, ("results.json",)),
-    "accumulated": (f"{GREEDY} trainer.accumulate_grad_batches=3 trainer.max_steps=4", ("previous.ckpt",)),
+    "accumulated": (f"{GREEDY} trainer.accumulate_grad_batches=3 trainer.max_steps=2", ("previous.ckpt",)),
 }
 """Settings of a run, and files: the first write that a kill prevents is that of the last of them to be there."""
 
@@ -74,7 +74,7 @@ def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
     """What a kill leaves is copied before each write; a row that is appended to `metrics.csv` is cut short."""
     Path("reviews.csv").write_text(REVIEWS)
     data, begun = KILLED[kind]
-    command = f"{SMALL} {CONSTANT} trainer.val_check_interval=2 trainer.max_steps=6 trainer.log_every_n_steps=1 {data}"
+    command = f"{SMALL} {CONSTANT} trainer.val_check_interval=2 trainer.log_every_n_steps=1 {data}"
     assert program("train.py", command, "hydra.run.dir=unbroken").code == 0
     replace, opened, written = os.replace, Path.open, []
 
@@ -198,10 +198,12 @@ def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: Program, book: Path) -> None:
+def test_a_signal_or_a_bad_step_of_one_process_stops_both_and_they_resume_bit_equal(
+    program: Program, book: Path
+) -> None:
     """Then the final test is scored once, and as one process scores it."""
     Path("reviews.csv").write_text(REVIEWS)
-    settings = f"{SMALL} {CLASSIFIED} {TWO} trainer.val_check_interval=20 callbacks.snapshots.every_n_steps=64"
+    settings = f"{SMALL} {CLASSIFIED} {TWO} trainer.val_check_interval=1 callbacks.snapshots.every_n_steps=64"
     run = start(settings, "trainer.max_steps=1000000")
     while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
         time.sleep(0.05)
@@ -213,42 +215,36 @@ def test_a_signal_to_one_process_stops_both_and_they_resume_bit_equal(program: P
     step = load_checkpoint("run/checkpoints/last.ckpt").step
     assert code == 128 + signal.SIGTERM
     assert f"Stopped at step {step}. To continue: " in out
-    for words in ("resume=run", settings.replace("dir=run", "dir=unbroken")):
-        code, out, error = end(start(words, f"trainer.max_steps={step + 3}"))
-        assert code == 0, error
-    unbroken, resumed = weights_of("unbroken"), weights_of("run")
-    assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
+    code, out, error = end(start("resume=run", f"trainer.max_steps={step + 3}"))
+    assert code == 0, error
     # The first process alone writes snapshots, looks at the heads, and counts its time.
-    assert {*snapshots_of(Path("run"))} == {*snapshots_of(Path("unbroken"))} >= {0, 1, 2, 4, 8, step + 3}
+    assert {*snapshots_of(Path("run"))} >= {0, 1, 2, step + 3}
     assert out.count("snapshots: ") == 1
-    assert len(Path("unbroken/attention/heads.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert len(Path("run/attention/heads.csv").read_text().splitlines()) == 1 + 2 * 2
     assert out.count("measurements") == 1
-    test = "checkpoint=unbroken/checkpoints/best.ckpt split=test data.files=reviews.csv hydra.run.dir=evaluated"
+    test = "checkpoint=run/checkpoints/best.ckpt split=test data.files=reviews.csv hydra.run.dir=evaluated"
     ran(program, "evaluate.py", test)
-    trained, evaluated = results_of("unbroken"), results_of("evaluated")
+    trained, evaluated = results_of("run"), results_of("evaluated")
     assert trained["test/num_tokens"] == evaluated["test/num_tokens"] > 0
     for name in ("loss", "accuracy", "macro_f1"):
         assert trained[f"test/{name}"] == pytest.approx(evaluated[f"test/{name}"], rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_step_that_is_not_finite_in_one_process_stops_both(program: Program, book: Path) -> None:
     Path("poison_of_one.py").write_text(
         "import lightning as L\n"
         "class Poison(L.Callback):\n"
         "    def setup(self, trainer, module, stage):\n"
         "        compute = module.training_step\n"
         "        def training_step(batch, batch_idx):\n"
-        "            bad = trainer.global_rank == 1 and trainer.global_step == 4\n"
+        f"            bad = trainer.global_rank == 1 and trainer.global_step == {step + 3}\n"
         "            loss = compute(batch, batch_idx)\n"
         "            return loss.detach() * float('inf') + loss * 0 if bad else loss\n"
         "        module.training_step = training_step\n"
     )
-    poison = "+callbacks.poison._target_=poison_of_one.Poison trainer.max_steps=50 trainer.log_every_n_steps=3"
-    code, _, error = end(start(f"{SMALL} {TEXT} {TWO} trainer.val_check_interval=3", poison))
+    unbroken = settings.replace("dir=run", "dir=unbroken")
+    code, _, error = end(start(unbroken, "+callbacks.poison._target_=poison_of_one.Poison trainer.max_steps=1000000"))
     assert code == 2, error
-    assert error.count("Error: step 5 has a loss of ") == 1, error
-    assert load_checkpoint("run/checkpoints/last.ckpt").step == 3
+    assert error.count(f"Error: step {step + 4} has a loss of ") == 1, error
+    weights, resumed = weights_of("unbroken"), weights_of("run")
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
 
 # Sweeps.

@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_written_is_reported(name: str, program: Program, 
 
 @pytest.mark.slow
 def test_nobody_reads_the_output(tmp_path: Path, book: Path) -> None:
-    train = shlex.join([*TRAIN, *SMALL.split(), *TEXT.split(), "hydra.run.dir=run", "trainer.max_steps=300"])
+    train = shlex.join([*TRAIN, *SMALL.split(), *TEXT.split(), "hydra.run.dir=run", "trainer.max_steps=30"])
     command = ["bash", "-c", f"{train} | true; exit ${{PIPESTATUS[0]}}"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import inspect
 import math
 import pydoc
@@ -112,6 +113,7 @@ def default_of(key: str, choices: Mapping[str, Any] | None = None) -> Any:
     return None
 
 
+@functools.cache
 def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]]:
     """The parameters of a function, or of a class and the bases that receive its keywords, each with its owner.
 
@@ -146,6 +148,7 @@ def _type_problem(hint: Any, value: Any) -> str | None:
     return None
 
 
+@functools.cache
 def _type_hint(function: Any, name: str) -> Any:
     called = function.__init__ if inspect.isclass(function) else function
     try:
