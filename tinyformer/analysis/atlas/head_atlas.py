@@ -209,7 +209,7 @@ def _or_none(pair: Sequence[float]) -> list[float | None]:
 
 
 def measures_of(layers: Sequence[LayerEvents]) -> dict[str, list[list[float]]]:
-    """For each map of each layer, the mean and quantiles of strengths, and the shares by class; nan if it is ablated."""
+    """For each map of each layer, the mean and quantiles of strengths, and shares by class; nan if it is ablated."""
     values = defaultdict[str, list[list[float]]](list)
     for of in layers:
         of_layer = {"strength": of.strength / of.tally.num_queries}

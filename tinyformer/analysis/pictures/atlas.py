@@ -107,7 +107,7 @@ def atlas_html(
         for layer, address in enumerate(addresses)
         for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
     ]
-    heads = [head | own for head, own in zip(heads, of_heads or [{}] * len(heads), strict=True)]
+    heads = [{**head, **own} for head, own in zip(heads, of_heads or [{}] * len(heads), strict=True)]
     data = {
         **(further or {}),
         "title": title,
