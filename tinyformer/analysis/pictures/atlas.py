@@ -27,8 +27,8 @@ from tinyformer.analysis.measures.table import EXPLANATIONS
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.heads import Address
 
-SCRIPTS = ("data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js")
-SCRIPTS += ("events.js", "projection.js", "search.js", "page.js")
+SCRIPTS = ["data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js"]
+SCRIPTS += ["events.js", "projection.js", "search.js", "page.js"]
 """The scripts, concatenated in this order into one module."""
 
 MOST_WEIGHTS = 100_000_000  # of a page, whose 267 MB browsers open
@@ -107,7 +107,7 @@ def atlas_html(
         for layer, address in enumerate(addresses)
         for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
     ]
-    heads = [head | own for head, own in zip(heads, of_heads or [{}] * len(heads), strict=True)]
+    heads = [{**head, **own} for head, own in zip(heads, of_heads or [{}] * len(heads), strict=True)]
     data = {
         **(further or {}),
         "title": title,
