@@ -29,7 +29,7 @@ def is_result(output: NotebookNode) -> bool:
 def as_stored(notebook: NotebookNode) -> NotebookNode:
     """The notebook with the outputs that the repository holds: the results of cells, such as tables and charts.
 
-    What a run prints has the speed of a machine; the atlas has a hundred kilobytes, and GitHub does not show it.
+    What a run prints has the speed of a machine; the atlas has a hundred kilobytes, and GitHub shows its picture.
     """
     stored = copy.deepcopy(notebook)
     for cell in stored.cells:

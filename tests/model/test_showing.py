@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from browser import quiet_page
+from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 from playwright.sync_api import expect
 
 from model.models import model, translator
-from tinyformer.analysis import save_png
+from tinyformer.analysis import head_maps, save_png
 from tinyformer.errors import ArgumentError
 from tinyformer.model import heat_map, showing
 
@@ -75,6 +76,18 @@ def test_weights_without_their_tokens_are_refused(shape, arguments, message):
         heat_map(torch.ones(shape) / 9, "The cat sat", **arguments)
     with pytest.raises(ArgumentError, match="not finite"):
         heat_map(torch.full((3, 3), -torch.inf), "a b c")
+
+
+def test_maps_have_a_picture_for_where_no_page_is_shown():
+    maps = model().attention("cats and dogs, dogs and cats")
+    shown, _ = DisplayFormatter().format(maps)
+    assert shown.keys() == {"text/plain", "text/html", "image/png"}
+    first = [layer.weights[:, :24, :24] for layer in maps.layers]  # of 29 tokens
+    assert shown["image/png"] == head_maps(first, maps.tokens[:24], "Attention maps")._repr_png_()
+    maps = translator().attention("abc")
+    cross = [layer.weights for layer in maps.layers if layer.kind == "cross"]
+    picture = head_maps(cross, maps.axes["cross"].queries, "Cross attention maps", keys=maps.axes["cross"].keys)
+    assert maps._repr_png_() == picture._repr_png_()
 
 
 @pytest.mark.parametrize(

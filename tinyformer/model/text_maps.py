@@ -26,11 +26,13 @@ from tinyformer.analysis import (
     axes_of,
     capture_pair,
     capture_weights,
+    head_maps,
     measure_layers,
     merge_words,
     pairs_of,
     words_of,
 )
+from tinyformer.analysis.maps import PICTURE_TOKENS
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
@@ -233,6 +235,14 @@ class TextMaps:
 
     def _repr_html_(self) -> str:
         return framed(self._atlas())
+
+    def _repr_png_(self) -> bytes:
+        """A picture of all maps, or of cross-attention if there are several kinds, for a page that runs no script."""
+        kind, shown = ("" if "" in self.axes else "cross"), slice(PICTURE_TOKENS)
+        layers, (queries, keys) = [layer for layer in self.layers if layer.kind == kind], self.axes[kind]
+        maps, names = zip(*((layer.weights[:, shown, shown], layer.names) for layer in layers), strict=True)
+        title, ablated = f"{kind} attention maps".strip().capitalize(), [layer.is_ablated for layer in layers]
+        return head_maps(maps, queries[shown], title, names, keys[shown], ablated=ablated)._repr_png_()
 
     def __sub__(self, other: "TextMaps") -> "MapsDifference":
         return MapsDifference(self, other) if isinstance(other, TextMaps) else NotImplemented

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation.beam_search import Beam
@@ -159,6 +161,8 @@ def print_named(**texts: str) -> None:
 
 
 def _print_pieces(pieces: Iterator[str]) -> str:
+    if Console().is_jupyter:  # where each piece would be an output of its own
+        pieces = iter(["".join(pieces)])
     text, printed = "", 0
     for piece in pieces:
         text += piece
