@@ -97,23 +97,22 @@ class Film:
         self.first = first = self.columns.index("head")  # the column before the measures
         self.titles = [f"{layer_title(tuple(row[:first]))} head {head_label(row[first])}" for row in self.rows[0]]
         titles = [f"{event.kind} layer {event.layer} head {head_label(event.head)}".strip() for event in self.events]
-        self.heads = [self.titles.index(title) for title in titles]  # of the events
-        of_events = zip(self.events, self.heads, strict=True)
-        self.acquired = sorted(
-            (of.measure not in CIRCUIT, of.step, head, of.measure) for of, head in of_events if of.event in ACQUIRED
-        )
-        self.formed = [*dict.fromkeys(head for *_, head, _ in self.acquired)]
-
+        self.of_events = list(zip(map(self.titles.index, titles), self.events, strict=True))  # with the head of each
+        acquired = [(head, event) for head, event in self.of_events if event.event in ACQUIRED]
+        self.acquired = sorted(acquired, key=lambda item: (item[1].measure not in CIRCUIT, item[1].step))
+        self.formed = [*dict.fromkeys(head for head, _ in self.acquired)]
         self.curves = {
-            f"{self.titles[head]}: {name.replace('_', ' ')}": [of[head][self.columns.index(name)] for of in self.rows]
-            for *_, head, name in self.acquired[:NUM_CURVES]
+            f"{self.titles[head]}: {of.measure.replace('_', ' ')}": [
+                rows[head][self.columns.index(of.measure)] for rows in self.rows
+            ]
+            for head, of in self.acquired[:NUM_CURVES]
         }
 
     def page_data(self) -> dict[str, Any]:
         """The arguments of `atlas_html` that make its page a film."""
         events = [
             {"step": event.step, "head": head, "measure": event.measure, "text": str(event)}
-            for event, head in zip(self.events, self.heads, strict=True)
+            for head, event in self.of_events
         ]
         losses = [loss if math.isfinite(loss) else None for loss in self.losses]
         of_heads = [
@@ -130,10 +129,9 @@ class Film:
     def strip(self) -> Filmstrip:
         """A few heads that formed, or the first ones, at some steps: the first, the last, and around their events."""
         heads, last = (self.formed or [*range(len(self.titles))])[:NUM_HEADS], len(self.steps) - 1
-        after = [bisect_left(self.steps, step) for _, step, head, _ in self.acquired if head in heads]
-        shown = sorted(
-            [*dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])][:NUM_STEPS]
-        )
+        after = [bisect_left(self.steps, event.step) for head, event in self.acquired if head in heads]
+        places = dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])
+        shown = sorted(list(places)[:NUM_STEPS])
         maps = {f"{self.titles[of]}\nstep {self.steps[at]:,}": self.maps[at][of] for of in heads for at in shown}
         return Filmstrip(maps, len(shown), [self.steps[at] for at in shown], self.steps, self.losses, self.curves)
 

@@ -294,7 +294,6 @@ function showHead(head) {
   if (cursors[0].hidden) unpoint();
   else point(shown.query, shown.key);
   showMeasures(head);
-  showEvents(head);
 }
 
 // The rows of the table by measure; the headings stay, since a film changes the numbers at each of its snapshots.
