@@ -19,7 +19,7 @@ from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
 from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets, events_of, projected, promoted_tokens
 from tinyformer.analysis.atlas.tally import CLASSES, limits_of_measures
 from tinyformer.analysis.maps import HeadMaps, of_sample
-from tinyformer.analysis.measures.capture import head_label, map_names
+from tinyformer.analysis.measures.capture import map_names
 from tinyformer.analysis.measures.inputs import queries_by_kind
 from tinyformer.analysis.measures.probe import HeadMeasures
 from tinyformer.analysis.measures.table import EXPLANATIONS
@@ -196,12 +196,17 @@ class HeadAtlas(HeadMaps):
         for name, file in self.columns.items():
             with argument_path(passed={"file": f"columns.{name}"}):
                 rows = read_columns(file, [*subject.address_columns, "head", name])
-            of_head = {tuple(map(head_label, map(str, head))): value for *head, value in rows}
+            of_head = {(*map(str, layer), _padded(str(head))): value for *layer, head, value in rows}
             values[name] = [
-                [float(of_head.get((*map(str, address), head_label(head)), "") or "nan") for head in map_names(layer)]
+                [float(of_head.get((*map(str, address), head), "") or "nan") for head in map_names(layer)]
                 for address, layer in zip(subject.addresses, subject.layers, strict=True)
             ]
         return values
+
+
+def _padded(head: str) -> str:
+    """The name of a head in a table as `map_names` has it: "03" for "3", "03a" for "3a"."""
+    return head.zfill(2 + head[-1:].isalpha())
 
 
 def _or_none(pair: Sequence[float]) -> list[float | None]:
