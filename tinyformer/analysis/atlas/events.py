@@ -95,7 +95,9 @@ class LayerEvents:
             shared[key] = visible.sum(dim=-1), visible_by_offset(visible, places)
         num_visible, by_offset = shared[key]
         shape = len(q), self.num_maps, q.shape[2], k.shape[2]
-        maps = shared.setdefault(shape, norms.new_zeros(shape))  # keys that no block has stay 0
+        if shape not in shared:
+            shared[shape] = norms.new_zeros(shape)  # keys that no block has stay 0
+        maps = shared[shape]
         measures, strengths = norms.new_empty(len(self.tally.histograms), *shape[:3]), norms.new_empty(shape[:3])
         total, received, on_same = norms.new_zeros(shape[1:]), torch.zeros_like(norms), norms.new_zeros(self.num_maps)
         is_causal = mask.causal and not is_own(self.layer)

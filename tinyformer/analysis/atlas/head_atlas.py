@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn import AttentionCall, Network
 
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
-NUM_WEIGHTS = {"cpu": 2**22}  # of a layer that are computed at once; 2²⁸ on other devices
+NUM_WEIGHTS = {"cpu": 2**21}  # of a layer that are computed at once; 2²⁸ on other devices
 VECTORS = ("queries", "keys", "outputs")
 DESCRIPTIONS = {
     "strength": "Mean over the queries of the strongest key's weight times the norm of what its value writes.",
@@ -60,15 +60,14 @@ class SplitEvents:
         self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(self._kinds)}
         vocabulary = Vocabulary.of(subject.tokenizer, network.vocab_size, device)
         with watched(network, self._begin, self._end) as run:
-            for batch in subject.split():
-                for part in _parts(batch, max(layer.num_maps for layer in self.layers)):
-                    self._places = places_by_kind(part, self.num_rows, vocabulary)
-                    self._shared, self._chosen = defaultdict[str, dict[Hashable, Any]](dict), self._choose(seed)
-                    with subject.precision():
-                        run(partial(subject.task.forward, network, part))
-                    for kind, kept in self.points.items():
-                        kept.offer(self._chosen[kind][2])
-                    self.num_rows += len(part["inputs"])
+            for batch in _resized(subject.split(), max(layer.num_maps for layer in self.layers)):
+                self._places = places_by_kind(batch, self.num_rows, vocabulary)
+                self._shared, self._chosen = defaultdict[str, dict[Hashable, Any]](dict), self._choose(seed)
+                with subject.precision():
+                    run(partial(subject.task.forward, network, batch))
+                for kind, kept in self.points.items():
+                    kept.offer(self._chosen[kind][2])
+                self.num_rows += len(batch["inputs"])
 
     def _choose(self, seed: int) -> dict[str, tuple[Tensor, Tensor, Entries]]:
         """By kind, the rows and positions of the queries of a batch that may be kept, and what is shown of them."""
@@ -93,12 +92,22 @@ class SplitEvents:
         entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
 
 
-def _parts(batch: Batch, num_maps: int) -> Iterator[Batch]:
-    """The rows of a batch in parts whose maps, of one layer at a time, have about `NUM_WEIGHTS` weights."""
-    num_keys = max(of.shape[1] for of in tensors(batch).values() if of.ndim > 1)
-    size = max(1, NUM_WEIGHTS.get(batch["inputs"].device.type, 2**28) // (num_maps * num_keys**2))
-    parts = {name: of.split(size) for name, of in tensors(batch).items() if name != "document_starts"}
-    return (cast(Batch, dict(zip(parts, of, strict=True))) for of in zip(*parts.values(), strict=True))
+def _resized(batches: Iterable[Batch], num_maps: int) -> Iterator[Batch]:
+    """The rows of some batches in others whose maps, of one layer at a time, have about `NUM_WEIGHTS` weights."""
+    waiting = dict[str, Tensor]()
+    for batch in batches:
+        rows = {name: of for name, of in tensors(batch).items() if name != "document_starts"}
+        if waiting and any(of.shape[1:] != waiting[name].shape[1:] for name, of in rows.items()):
+            yield cast(Batch, waiting)
+            waiting = {}
+        waiting = {name: torch.cat([waiting[name], of]) if waiting else of for name, of in rows.items()}
+        num_keys = max(of.shape[1] for of in rows.values() if of.ndim > 1)
+        size = max(1, NUM_WEIGHTS.get(batch["inputs"].device.type, 2**28) // (num_maps * num_keys**2))
+        while len(waiting["inputs"]) >= size:
+            yield cast(Batch, {name: of[:size] for name, of in waiting.items()})
+            waiting = {name: of[size:] for name, of in waiting.items()}
+    if len(waiting.get("inputs", ())):
+        yield cast(Batch, waiting)
 
 
 @dataclass(eq=False)
@@ -214,7 +223,7 @@ def _or_none(pair: Sequence[float]) -> list[float | None]:
 
 
 def measures_of(layers: Sequence[LayerEvents]) -> dict[str, list[list[float]]]:
-    """For each map of each layer, the mean and quantiles of strengths, and shares by class; nan if it is ablated."""
+    """The mean and quantiles of strengths, and the shares by class, of each map of each layer; nan if it is ablated."""
     values = defaultdict[str, list[list[float]]](list)
     for of in layers:
         of_layer = {"strength": of.strength / of.tally.num_queries}
