@@ -135,8 +135,7 @@ def test_a_mistake_is_reported_in_a_few_lines_and_leaves_no_results(
     assert ended.code == 2, ended.err
     assert ended.err.startswith(f"Error: {MISTAKES[words]}"), ended.err
     assert len(ended.err.strip().splitlines()) <= 4
-    files = {path for path in Path("evaluated").rglob("*") if path.is_file() and ".hydra" not in path.parts}
-    assert {path.name: path.read_text().split() for path in files} in ({}, {"metrics.csv": ["step"]})
+    assert not [path for path in Path("evaluated").rglob("*") if path.is_file() and ".hydra" not in path.parts]
 
 
 @pytest.mark.slow

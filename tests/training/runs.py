@@ -30,8 +30,8 @@ QUIET = (
 
 
 def snapshots(folder):
-    """The snapshots of a run by step."""
-    return {step: load_checkpoint(path) for step, path in snapshots_of(folder).items()}
+    """The weights of each snapshot of a run by step."""
+    return {step: load_checkpoint(path).weights for step, path in snapshots_of(folder).items()}
 
 
 class Do(L.Callback):

@@ -94,6 +94,11 @@ def evaluate(
     The config is composed on top of that of the checkpoint, which is loaded unless it is given. Returns the contents of
     `results.json`; errors are those of `train`.
     """
+    if config.step == "all" and (config.score or config.analysis is None):
+        reason = "analyses each snapshot, and scores none"
+        raise ArgumentError(
+            "step", "all", reason, {"analysis": "heads"} if config.analysis is None else {"score": False}
+        )
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
     scored = "scored" if run.is_scored else "analysed"
     place = f"{run.split} split of {run.data.title}, on {describe_device(run.settings.device)}"
@@ -204,9 +209,6 @@ def check_score(options: Options, is_analysed: bool, generation: Generation) -> 
 
     Nothing to do is refused, and a prompt that would be ignored.
     """
-    if options.step == "all" and (options.score or not is_analysed):
-        reason = "analyses each snapshot, and scores none"
-        raise ArgumentError("step", "all", reason, {"score": False} if is_analysed else {"analysis": "heads"})
     if options.score is False and not is_analysed:
         raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
     is_scored = not is_analysed if options.score is None else options.score

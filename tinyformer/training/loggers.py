@@ -93,7 +93,7 @@ class RunCSVLogger(Logger):
             text = _as_csv(self._columns, [self.rows[step] for step in new])
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text)
-        else:
+        elif self.rows:  # Lightning saves before the first
             columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
             header = dict(zip(columns, columns, strict=True))
             with atomic_write(self.path) as temporary:
@@ -104,7 +104,8 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        self.save()
+        if status == "success" or max(self.rows, default=0):  # a run that is refused before its first step has none
+            self.save()
 
 
 def has_wandb_key() -> bool:
