@@ -46,7 +46,6 @@ EXAMPLES = {"data.files": "book.txt", "data.path": "owner/name", "tokenizer.path
 
 OTHER_NAMES = {
     "epochs": "trainer.max_epochs or trainer.max_steps",
-    "steps": "trainer.max_steps",
     "learning_rate": "optimizer.lr",
     "device": "trainer.accelerator",
 }
@@ -137,6 +136,11 @@ def printable(line: str) -> str:
     """A line without the control characters of a stranger's file, which a terminal would obey."""
     # "Zs" are spaces.
     return "".join(c if c.isprintable() or c == "\t" or category(c) == "Zs" else repr(c)[1:-1] for c in line)
+
+
+def indent(text: str) -> str:
+    """A text with each line indented, without control characters."""
+    return "\n".join(f"  {printable(line)}" for line in text.splitlines())
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
 from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run
+from tinyformer.config.errors import indent
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.process import ending_at_ctrl_c
 from tinyformer.config.resume import expand_resume
@@ -72,10 +73,7 @@ def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Invocat
         print(f"\n{captured.getvalue()}", end="")
         raise
     monitored = [key.removeprefix("best/") for key in results if key.startswith("best/")]
-    scores = {key: results.get(key) for key in ("val/loss", "test/loss", *monitored)}
-    told = [f"{key} {value:.4f}" for key, value in scores.items() if value is not None]
-    print("  ".join([*told, relative_path(folder)]))
+    scored = [key for key in dict.fromkeys(["val/loss", "test/loss", *monitored]) if results.get(key) is not None]
+    print("  ".join([*(f"{key} {results[key]:.4f}" for key in scored), relative_path(folder)]))
     if invocation.overridden("generate.prompt") and (sample := results.get("sample")):
-        from tinyformer.run.summary import indent
-
         print(indent(sample if isinstance(sample, str) else "\n".join(sample)))

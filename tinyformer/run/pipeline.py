@@ -14,6 +14,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.analysis import caption
 from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with, load_checkpoint
 from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.config.admission import Plain, describe_config
@@ -24,12 +25,11 @@ from tinyformer.config.folder import is_first_process, locked
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.data import DataModule, QuestionSplit
-from tinyformer.data.module import count
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write, import_matplotlib, relative_path
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.run.analysis_run import analyse
+from tinyformer.run.analysis_run import analyse, describe_subject
 from tinyformer.run.data import evaluation_data, training_data
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
@@ -100,9 +100,8 @@ def evaluate(
             "step", "all", reason, {"analysis": "heads"} if config.analysis is None else {"score": False}
         )
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
-    scored = "scored" if run.is_scored else "analysed"
-    place = f"{run.split} split of {run.data.title}, on {describe_device(run.settings.device)}"
-    print(f"{relative_path(run.checkpoint.path)}, after {count(run.checkpoint.step, 'step')}: {scored} on the {place}")
+    facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
+    print(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers), telling_time(run.trainer):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = analyse(run)

@@ -27,7 +27,6 @@ from tinyformer.run.trainer import forward_context, scoring_trainer
 from tinyformer.tasks import Task
 from tinyformer.training import FiniteCheck, TrainingModule, TrainingScores
 
-NEXT_ANALYSIS = "maps"  # that the end of a training run suggests
 Lines = dict[str, str | None]  # lines of the summary by their names; None for one that is left out
 
 
@@ -143,7 +142,7 @@ def next_command(run: Run) -> str | None:
     stored = run.checkpoints.contents["overrides"]
     words = [f"{key}={hydra_value(value)}" for key, value in (recorded_sources(stored) | own_classes(stored)).items()]
     evaluate = replace(run.invocation, command=run.invocation.command.replace("train", "evaluate"))
-    return evaluate.call(f"checkpoint={relative_path(run.checkpoints.last)}", *words, f"analysis={NEXT_ANALYSIS}")
+    return evaluate.call(f"checkpoint={relative_path(run.checkpoints.last)}", *words, "analysis=maps")
 
 
 def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
+from tinyformer.config.errors import indent
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.generation.beam_search import Beam
 from tinyformer.generation.sampling import Sampling, generate, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
-from tinyformer.run.summary import indent
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event, head_label, head_roles
-from tinyformer.config.errors import printable
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, relative_path
@@ -188,8 +187,3 @@ def print_summary(rows: dict[str, str | None]) -> None:
     for name, value in rows.items():
         if value is not None:
             print(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))
-
-
-def indent(text: str) -> str:
-    """A text with each line indented, without control characters."""
-    return "\n".join(f"  {printable(line)}" for line in text.splitlines())

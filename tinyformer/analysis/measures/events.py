@@ -108,7 +108,6 @@ def head_roles(
     and head; a trait needs a measure that is there and not nan.
     """
     roles: dict[str, dict[tuple[int, int], float]] = {}
-    met: dict[str, set[tuple[int, int]]] = {}
     for name, trait in traits.items():
         values = {
             (layer, head): value
@@ -116,9 +115,8 @@ def head_roles(
             for head, value in enumerate(heads)
             if trait.is_met(value)
         }
-        met[name] = {*values}
         for layer, head in sorted(values, key=values.__getitem__, reverse=not trait.below):
-            if (layer, head) not in met.get(trait.part_of, ()):
+            if (layer, head) not in roles.get(trait.part_of, {}):
                 role = offset_label(measures[trait.offset][layer][head]) if trait.offset else name.replace("_", " ")
                 roles.setdefault(role, {})[layer, head] = values[layer, head]
     return roles

@@ -16,7 +16,7 @@ from tinyformer.analysis.pictures.picture import BLACK, POINTS, Picture, readabl
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
 HEADING, CAPTION, GAP = 40, 20, 12  # pixels: height of the title, height of the caption of a map, gap between maps
-SCALE, AXIS = 28, 18  # pixels: height of the colour bar with its labels, and of the title of an axis
+TOP, AXIS = HEADING + 28, 18  # pixels: bottom of the colour bar with its labels; height of the title of an axis
 BAR_WIDTH = 240
 PAGE_WIDTH = 1200  # pixels of a table before it goes on below
 WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # weights that the colour bar of maps marks
@@ -56,15 +56,10 @@ def head_maps(
     margin, below = (20 + AXIS + max(text_width(label) for label in side) for side in (down, across))
     pitch_x = max(map_width, *(text_width(text, POINTS + 1) for text in captions.values())) + GAP
     pitch_y = map_height + GAP + CAPTION
-    bar = 10 + text_width(BAR_LABEL) + GAP
-    width = max(margin + len(columns) * pitch_x, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP)
-    maps_top = HEADING + SCALE
-    picture = Picture(width, maps_top + len(maps) * pitch_y + below)
-    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
-    picture.write(10, HEADING, BAR_LABEL, "lm")
-    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {math.sqrt(weight): f"{weight:g}" for weight in WEIGHTS})
+    width, height = margin + len(columns) * pitch_x, len(maps) * pitch_y + below
+    picture = _headed(width, height, title, BAR_LABEL, {math.sqrt(weight): f"{weight:g}" for weight in WEIGHTS})
     for layer, heads in enumerate(maps):
-        top = maps_top + CAPTION + layer * pitch_y
+        top = TOP + CAPTION + layer * pitch_y
         picture.write(2 + AXIS // 2, top + map_height / 2, sides[0], "mm", POINTS + 1, upright=True)
         for index, label in enumerate(down):
             picture.write(margin - 5, top + (index + 0.5) * cell, label, "rm")
@@ -75,7 +70,7 @@ def head_maps(
             else:
                 picture.tile(left, top, np.sqrt(weights), cell, cell)
             picture.write(left, top - 3, captions[layer, head], "lb", POINTS + 1)
-    bottom = maps_top + len(maps) * pitch_y - GAP + 5
+    bottom = TOP + len(maps) * pitch_y - GAP + 5
     for column in columns.values():
         left = margin + column * pitch_x
         picture.write(left + map_width / 2, bottom + below - AXIS, sides[1], "mt", POINTS + 1)
@@ -128,21 +123,13 @@ def measure_maps(
     widest = max(TABLE_WIDTH, *(text_width(name, POINTS + 1) for name in measures))
     cell = max(CELL_WIDTH, widest // len(columns))
     pitch_x, pitch_y = len(columns) * cell + 2 * GAP, len(names) * CELL_HEIGHT + 3 * LINE + GAP
-    across = min(
-        range(1, len(measures) + 1),
-        key=lambda n: abs(math.log(n * pitch_x / (-(-len(measures) // n) * pitch_y) / LANDSCAPE)),
-    )
-    down, tables_top = -(-len(measures) // across), HEADING + SCALE
+    across = min(len(measures), max(1, round(math.sqrt(LANDSCAPE * len(measures) * pitch_y / pitch_x))))
+    width, height = margin + across * pitch_x, -(-len(measures) // across) * pitch_y + CAPTION
     label = "colours" if limits else "colours, from the lower to the upper limit of each measure"
-    bar = 10 + text_width(label) + GAP
-    width = max(margin + across * pitch_x, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP)
-    picture = Picture(width, tables_top + down * pitch_y + CAPTION)
-    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
-    picture.write(10, HEADING, label, "lm")
-    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {at: f"{limit:.3g}" for at, limit in enumerate(limits or ())})
+    ticks = {float(at): f"{limit:.3g}" for at, limit in enumerate(limits or ())}
+    picture = _headed(width, height, title, label, ticks)
     for index, (name, by_layer) in enumerate(measures.items()):
-        left, y = index % across * pitch_x + margin, tables_top + index // across * pitch_y
-        top = y + 3 * LINE
+        left, top = index % across * pitch_x + margin, TOP + index // across * pitch_y + 3 * LINE
         grid = np.full((len(names), len(columns)), np.nan)
         for layer, values in enumerate(by_layer):
             grid[layer, [columns[head] for head in names[layer]]] = values
@@ -189,16 +176,12 @@ def word_table(
     margin, total = 20 + max(map(text_width, names)), len(lines[0])
     num_bands = -(-total * cell // (PAGE_WIDTH - margin))
     across, pitch = -(-total // num_bands), len(names) * CELL_HEIGHT + GAP
-    bar = 10 + text_width(label) + GAP
-    width = max(margin + across * cell, text_width(title, POINTS + 3) + 10, bar + BAR_WIDTH) + GAP
-    picture = Picture(width, HEADING + SCALE + num_bands * pitch)
-    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
-    picture.write(10, HEADING, label, "lm")
-    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, {share / 4: f"{share / 4:g}" for share in range(5)})
+    ticks = {share / 4: f"{share / 4:g}" for share in range(5)}
+    picture = _headed(margin + across * cell + GAP, num_bands * pitch, title, label, ticks)
     for row, (name, line) in enumerate(zip(names, lines, strict=True)):
         for column, word in enumerate(line):
             left = margin + column % across * cell
-            top = HEADING + SCALE + column // across * pitch + row * CELL_HEIGHT
+            top = TOP + column // across * pitch + row * CELL_HEIGHT
             middle = left + cell / 2, top + CELL_HEIGHT / 2
             if column % across == 0:
                 picture.write(margin - 8, middle[1], name, "rm")
@@ -210,6 +193,16 @@ def word_table(
                 picture.pixels[top : top + CELL_HEIGHT - 1, left : left + cell - 1] = BLACK
             picture.tile(left + 2, top + 2, np.array([[value]]), cell - 5, CELL_HEIGHT - 5)
             picture.write_on_tile(*middle, word, value)
+    return picture
+
+
+def _headed(width: int, height: int, title: str, label: str, ticks: Mapping[float, str]) -> Picture:
+    """A picture of at least a width, with a title and a colour bar above an area of a height, which begins at `TOP`."""
+    bar = 10 + text_width(label) + GAP
+    picture = Picture(max(width, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP), TOP + height)
+    picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
+    picture.write(10, HEADING, label, "lm")
+    picture.colour_bar(bar, HEADING - 4, BAR_WIDTH, ticks)
     return picture
 
 
