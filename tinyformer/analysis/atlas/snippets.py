@@ -15,8 +15,8 @@ from tinyformer.analysis.atlas.reservoirs import Entries, Smallest
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
 
 NUM_PROMOTED = 3  # tokens
-COLUMNS = ("decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text")
-COLUMNS += tuple(f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1))
+COLUMNS = ["decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text"]
+COLUMNS += [f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1)]
 """What a table tells of an event; one without a decile is among the strongest."""
 
 
