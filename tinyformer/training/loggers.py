@@ -228,7 +228,9 @@ class RunWandbLogger(WandbLogger):
 
         # The atlas's content security policy forbids injected styles.
         pages = {
-            path.stem: wandb.Html(path.read_text(encoding="utf-8"), inject=False)
+            f"{path.stem}{'_page' * (path.stem in findings.tables)}": wandb.Html(
+                path.read_text(encoding="utf-8"), inject=False
+            )
             for path in findings.files
             if path.suffix == ".html"
         }

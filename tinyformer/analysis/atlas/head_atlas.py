@@ -190,11 +190,12 @@ class HeadAtlas(HeadMaps):
         findings.tables["events"] = [*place, *COLUMNS], events
         findings.tables["classes"] = [*place, "class", "share", "expected"], classes
         for axis in ("x", "y"):
-            require_choice(axis, getattr(self, axis), names)
-        x, y = names.index(self.x), names.index(self.y)
-        drawn = {
-            " ".join(map(str, row[: len(place)])): (row[x], row[y]) for row in rows if None not in (row[x], row[y])
-        }
+            require_choice(axis, getattr(self, axis), names[len(place) : -1])
+        x, y, drawn = names.index(self.x), names.index(self.y), {}
+        for row in rows:
+            *kind, layer, head = row[: len(place)]
+            if None not in (row[x], row[y]):
+                drawn[" ".join([*kind, f"{layer}.{head_label(head)}"])] = row[x], row[y]
         findings.figures["atlas"] = scatter(drawn, f"Heads over {read}", self.x, self.y)
         findings.lines = {"events": sampled, **findings.lines}
         return findings
