@@ -3,7 +3,6 @@
 import math
 import re
 import signal
-import time
 from io import StringIO
 from itertools import pairwise
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from tinyformer.training.callbacks.checkpoints import SIGNALS, Checkpoints, Inte
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
-from training.runs import CONTENTS, QUIET, Do, fit, interrupt, make_trainer
+from training.runs import CONTENTS, QUIET, Do, fit, interrupt
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
 
@@ -187,22 +186,6 @@ def test_a_file_gets_lines_at_intervals(tmp_path, monkeypatch):
     assert steps[-1] == 20
     assert 4 <= len(lines) <= 7
     assert re.search(r"val \d+\.\d{3}  [\d,]+ tokens/s  0:\d\d left$", lines[-2])
-
-
-def test_a_long_evaluation_tells_how_far_it_is(tmp_path, capsys):
-    class Slow(L.LightningModule):
-        def validation_step(self, batch):
-            time.sleep(0.1)
-
-    trainer = make_trainer(tmp_path, limit_val_batches=1.0)
-    with progress.telling_time(trainer, interval=0.02):
-        trainer.validate(Slow(), torch.utils.data.DataLoader(range(4)), verbose=False)
-        time.sleep(0.1)
-    lines = capsys.readouterr().out.splitlines()
-    batches = [int(match[1]) for line in lines if (match := re.fullmatch(r"0:\d\d  batch (\d)/4", line))]
-    assert batches == sorted(batches)
-    assert {0, 2} <= {*batches} <= {0, 1, 2, 3, 4}
-    assert re.fullmatch(r"0:\d\d", lines[-1])  # nothing is scored any more
 
 
 # Steps that are not finite: never applied, named by their layer, and never saved.

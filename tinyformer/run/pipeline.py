@@ -61,7 +61,7 @@ from tinyformer.run.trainer import (
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
-from tinyformer.training.callbacks.progress import StepProgress, telling_time
+from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.weights_memory import find_memory_shortage
 
@@ -102,7 +102,7 @@ def evaluate(
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
     facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     print(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
-    with closing(run.loggers), telling_time(run.trainer):
+    with closing(run.loggers):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = analyse(run)
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)

@@ -19,7 +19,7 @@ from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
 from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets, events_of, projected, promoted_tokens
 from tinyformer.analysis.atlas.tally import CLASSES, limits_of_measures
 from tinyformer.analysis.maps import HeadMaps, of_sample
-from tinyformer.analysis.measures.capture import map_names
+from tinyformer.analysis.measures.capture import head_label, map_names
 from tinyformer.analysis.measures.inputs import queries_by_kind
 from tinyformer.analysis.measures.probe import HeadMeasures
 from tinyformer.analysis.measures.table import EXPLANATIONS
@@ -193,9 +193,9 @@ class HeadAtlas(HeadMaps):
             require_choice(axis, getattr(self, axis), names[len(place) : -1])
         x, y, drawn = names.index(self.x), names.index(self.y), {}
         for row in rows:
-            *kind, layer, head = row[: len(place)]
+            *kind, layer, head_name = row[: len(place)]
             if None not in (row[x], row[y]):
-                drawn[" ".join([*kind, f"{layer}.{head_label(head)}"])] = row[x], row[y]
+                drawn[" ".join([*kind, f"{layer}.{head_label(head_name)}"])] = row[x], row[y]
         findings.figures["atlas"] = scatter(drawn, f"Heads over {read}", self.x, self.y)
         findings.lines = {"events": sampled, **findings.lines}
         return findings

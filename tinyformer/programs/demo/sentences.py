@@ -1,46 +1,39 @@
 """What the demonstration says of a model: its previous-token and induction heads, and what is lost without them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tinyformer.analysis.ablation import losses_without
-from tinyformer.analysis.measures.events import TRAITS
+from tinyformer.analysis.measures.events import TRAITS, head_roles
 from tinyformer.analysis.mechanism.weights import scores_of
 from tinyformer.analysis.snapshots.events import SnapshotMeasures, events_of_snapshots
 from tinyformer.analysis.subject import Head, Subject
 
-ROLES = {"previous_token": "a previous-token head", "induction": "an induction head"}  # by the name of the trait
+ROLES = {"previous token": "a previous-token head", "induction": "an induction head"}  # see `head_roles`
 
 
 def describe(subject: Subject) -> list[str]:
     """The heads of each role and when they formed, what the induction head reads, and the loss without them."""
     measured = events_of_snapshots(subject)
-    heads = {role: heads_with(role, measured) for role in ROLES}
-    sentences = [formed(role, subject, measured) for role in ROLES]
+    roles = head_roles(measured.measures[-1].values)
+    heads = {role: roles.get(role, {}) for role in ROLES}
+    sentences = [formed(role, heads[role], subject, measured) for role in ROLES]
     if all(heads.values()):
         sentences += [composition(subject, *heads.values()), losses(subject, *heads.values())]
     return sentences
 
 
-def heads_with(role: str, measured: SnapshotMeasures) -> list[Head]:
-    """The heads that have a trait at the last snapshot, see `TRAITS`."""
-    values = measured.measures[-1].values[TRAITS[role].measure]
-    heads = [(layer, head) for layer, of_layer in enumerate(values) for head in range(len(of_layer))]
-    return [(layer, head) for layer, head in heads if TRAITS[role].is_met(values[layer][head])]
-
-
-def formed(role: str, subject: Subject, measured: SnapshotMeasures) -> str:
-    """The heads that have a trait, how strongly, and since which snapshot."""
-    last, parts = measured.measures[-1], []
-    for layer, head in heads_with(role, measured):
-        key = (layer, last.names[layer][head], TRAITS[role].begins)
+def formed(role: str, heads: Mapping[Head, float], subject: Subject, measured: SnapshotMeasures) -> str:
+    """The heads that have a role at the last snapshot, how strongly, and since which one."""
+    parts, names = [], measured.measures[-1].names
+    for (layer, head), share in heads.items():
+        key = (layer, names[layer][head], TRAITS[role.replace(" ", "_")].begins)
         steps = [event.step for event in measured.events if (event.layer, event.head, event.event) == key]
         since = f"at step {steps[-1]}" if steps else "before training"
-        share = f"{last.values[TRAITS[role].measure][layer][head]:.2f} of its attention"
-        parts.append(f"{subject.head_title(layer, head)} became {ROLES[role]} {since} ({share})")
+        parts.append(f"{subject.head_title(layer, head)} became {ROLES[role]} {since} ({share:.2f} of its attention)")
     return _sentence(parts) if parts else f"No head became {ROLES[role]}."
 
 
-def composition(subject: Subject, writers: Sequence[Head], readers: Sequence[Head]) -> str:
+def composition(subject: Subject, writers: Collection[Head], readers: Collection[Head]) -> str:
     """From which head an induction head reads its keys, by the weights alone; see `HeadWeights`."""
     scores = scores_of(subject.network, [0], subject.living_heads)["K"]
     of_roles = {pair: score for pair, score in scores.items() if pair[0] in writers and pair[1] in readers}
@@ -52,11 +45,11 @@ def composition(subject: Subject, writers: Sequence[Head], readers: Sequence[Hea
     return _sentence([f"{reader} reads its keys from {writer}: {strengths}"])
 
 
-def losses(subject: Subject, *roles: Sequence[Head]) -> str:
+def losses(subject: Subject, *roles: Collection[Head]) -> str:
     """The loss without the heads of each role, without all of them, and without any other head."""
     every = [head for of_role in roles for head in of_role]
     others = [[head] for head in subject.living_heads if head not in every]
-    whole, *without = (of.mean for of in losses_without(subject, [[], *roles, every, *others]))
+    whole, *without = (of.mean for of in losses_without(subject, [[], *map(list, roles), every, *others]))
     names = [" and ".join(subject.head_title(*head) for head in of_role) for of_role in roles]
     names.append("both" if len(every) == 2 else "all of these")
     parts = [f"{loss:.2f} without {name}" for loss, name in zip(without, names, strict=False)]

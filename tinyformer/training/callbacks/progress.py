@@ -1,12 +1,8 @@
 """Progress of a run: a bar in terminals and notebooks, plain lines in files."""
 
-import contextlib
 import html
-import math
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any, TextIO
 
 import lightning as L
@@ -19,27 +15,6 @@ from tinyformer.training.module import num_steps
 
 NOTEBOOK_INTERVAL = 0.5
 """Seconds between two updates of the bar in a notebook, each of which sends a message to the browser."""
-
-
-@contextlib.contextmanager
-def telling_time(trainer: L.Trainer, interval: float = 30.0) -> Iterator[None]:
-    """Print the time every `interval` seconds of the block, and how many batches the trainer has scored, if any."""
-    ended, started = threading.Event(), time.monotonic()
-
-    def tell() -> None:
-        while not ended.wait(interval):
-            seconds = int(time.monotonic() - started)
-            done, total = trainer.validate_loop.batch_progress.current.completed, sum(trainer.num_val_batches)
-            batches = f"  batch {done}/{total}" if trainer.validating and math.isfinite(total) else ""
-            print(f"{seconds // 60}:{seconds % 60:02d}{batches}", flush=True)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 class StepProgress(ProgressBar):
