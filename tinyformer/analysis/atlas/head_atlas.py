@@ -193,9 +193,9 @@ class HeadAtlas(HeadMaps):
             require_choice(axis, getattr(self, axis), names[len(place) : -1])
         x, y, drawn = names.index(self.x), names.index(self.y), {}
         for row in rows:
-            *kind, layer, head_name = row[: len(place)]
+            *of_kind, layer, name = row[: len(place)]
             if None not in (row[x], row[y]):
-                drawn[" ".join([*kind, f"{layer}.{head_label(head_name)}"])] = row[x], row[y]
+                drawn[" ".join([*of_kind, f"{layer}.{head_label(name)}"])] = row[x], row[y]
         findings.figures["atlas"] = scatter(drawn, f"Heads over {read}", self.x, self.y)
         findings.lines = {"events": sampled, **findings.lines}
         return findings
