@@ -64,13 +64,15 @@ ADAPTED = {
 """What a command asks of the network or of an earlier run, and what stands in for it here."""
 
 SMALL_MODULE = {
+    "demo": ["trainer.max_steps=2", "data.num_sequences=64", "data.num_validation_sequences=64"],
     "doctor": ["--variants", "mha", "--dtypes", "fp32"],
     "findings": ["--results", "results"],  # not those of the checkout
 }
-"""What is added to the command of a program that takes no overrides."""
+"""What is added to the command of a program other than train and evaluate."""
 
 EARLIER = {
-    "outputs/…": "trainer.max_steps=4 data=text data.files=book.txt tokenizer=byte hydra.run.dir=outputs/run",
+    "outputs/…": "trainer.max_steps=4 data=text data.files=book.txt tokenizer=byte callbacks.snapshots.every_n_steps=2 "
+    "hydra.run.dir=outputs/run",
     "outputs/translate": "task=seq2seq data=text data.files=verses_es_en hydra.run.dir=outputs/translate",
     "outputs/span": "task=span data.num_contexts=40 data.num_held_out=2 hydra.run.dir=outputs/span",
     "multirun/…": "-m attention=mha,gqa data=text data.files=book.txt hydra.sweep.dir=multirun/sweep",
@@ -288,5 +290,5 @@ def test_findings_are_those_that_were_measured() -> None:
 
 def test_the_pictures_are_there() -> None:
     pictures = [(page, path) for page, text in PAGES.items() for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)]
-    assert len([page for page, _ in pictures if page != "docs/pages/findings.md"]) == 12  # it has one of each measured
+    assert len([page for page, _ in pictures if page != "docs/pages/findings.md"]) == 14  # it has one of each measured
     assert all((ROOT / page).parent.joinpath(path).stat().st_size > 5_000 for page, path in pictures)
