@@ -52,8 +52,7 @@ def test_the_values_of_a_head_are_those_of_numpy():
         torch.optim.SGD(network.parameters(), lr=1e-7).step()
         for prefix, matrix in {"": before, "gradient_": (before - circuit(network)) / 1e-7}.items():
             norm, sizes = np.linalg.norm(matrix), np.linalg.svd(matrix)[1]
-            expected = {"norm": norm, "rank": norm**4 / (sizes**4).sum()}
-            expected |= {"hoyer": (32 - np.abs(matrix).sum() / norm) / 31}
+            expected = {"norm": norm, "rank": norm**4 / (sizes**4).sum(), "hoyer": (32 - abs(matrix).sum() / norm) / 31}
             expected |= {"condition": sizes[0] / sizes[7]} if not prefix else {}
             for measure, value in expected.items():
                 values = values_of(found, "layers.0.attention.OV", "3", prefix + measure)

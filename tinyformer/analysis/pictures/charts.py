@@ -235,8 +235,9 @@ def curves_by_step(
     FigureCanvasAgg(figure)
     layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
     colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))
+    are_shares = not any(of > 1.01 for curves in panels.values() for _, values in curves for of in values.values())
     for place, (name, curves) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes else None)
+        axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes and are_shares else None)
         for layer, values in curves:
             (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), ".-", lw=1, ms=4, color=colours[layer])
         for step in set(events.values()):
@@ -246,7 +247,7 @@ def curves_by_step(
         axes.set_xlim(-0.3, 1.3 * max(step for _, values in curves for step in values))
         if yscale == "log":
             axes.set_yscale("log", nonpositive="mask")
-            _set_log_ticks(axes, [of for every in panels.values() for _, y in every for of in y.values() if of > 0])
+            _set_log_ticks(axes, [value for _, values in curves for value in values.values() if value > 0])
         axes.set_title(name, fontsize=FONT_POINTS, loc="left")
         axes.grid(alpha=0.3)
         _simplify(axes)

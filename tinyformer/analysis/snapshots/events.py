@@ -29,8 +29,7 @@ def require_snapshots(subject: Subject, analysis: str) -> None:
 def events_of_snapshots(subject: Subject, rows: int = 256) -> SnapshotMeasures:
     """Measure the heads of each snapshot on the subject's sample, see `maps.of_sample`, one network at a time.
 
-    An event has the step of the first snapshot after it. `TRAITS` that random maps of the sample have are left out, as
-    in `maps`.
+    An event has the step of the first snapshot after it. Traits that random maps of the sample have are left out.
     """
     measure = of_sample(subject, rows)
     random = measure(subject.network, 0).values
