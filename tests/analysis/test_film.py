@@ -126,7 +126,7 @@ def test_the_largest_page_has_15_mb(tmp_path):
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_run_without_snapshots_is_refused(tmp_path, number):
     subject = replace(make_subject(NETWORKS[0]), snapshots=[Snapshot(0, lambda: NETWORKS[0])] * number)
-    with pytest.raises(ArgumentError, match=f"of which this one has {number}"):
+    with pytest.raises(ArgumentError, match=f"of which this run has {number}"):
         TrainingFilm()(subject, tmp_path)
     assert not list(tmp_path.iterdir())
 

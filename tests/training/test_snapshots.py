@@ -107,15 +107,16 @@ def test_too_many_are_refused_and_a_run_without_an_end_stops_at_the_bound(tmp_pa
     assert list(snapshots(tmp_path / "endless")) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("every_n_steps", "steps"), [(0, [0, 1, 2]), (2, [0, 1, 2, 4])])
-def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, every_n_steps, steps):
-    """It was killed after the checkpoint of step 2, from which the run resumes, perhaps without snapshots."""
+@pytest.mark.parametrize(("first", "every_n_steps", "steps"), [(0, 0, []), (2, 0, [0, 1, 2]), (2, 2, [0, 1, 2, 4])])
+def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, first, every_n_steps, steps):
+    """The next run starts, or resumes from the checkpoint of step 2, perhaps without snapshots."""
     folder, checkpoints, seen = tmp_path / "snapshots", Checkpoints(tmp_path, CONTENTS), []
     fit(tmp_path, Snapshots(1), checkpoints, max_steps=2)
     for name in ("step_000003.ckpt", "step_000005.ckpt", "step_000004.ckpt.partial"):
         (folder / name).write_bytes(b"what the kill left")
-    look = Do(2, lambda trainer: seen.extend(path.name for path in folder.iterdir()), "on_before_backward")
-    fit(tmp_path, look, Snapshots(every_n_steps), checkpoints, max_steps=4, checkpoint=str(checkpoints.last))
+    look = Do(first, lambda trainer: seen.extend(path.name for path in folder.iterdir()), "on_before_backward")
+    checkpoint = str(checkpoints.last) if first else None
+    fit(tmp_path, look, Snapshots(every_n_steps), checkpoints, max_steps=4, checkpoint=checkpoint)
     assert len(seen) == 6
     assert sorted(path.name for path in folder.iterdir()) == [f"step_00000{step}.ckpt" for step in steps]
 
