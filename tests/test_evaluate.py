@@ -122,7 +122,6 @@ MISTAKES = {
     "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
     "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
     "analysis=prune analysis.fraction=0.9": "analysis.fraction=0.9: is ",
-    "analysis=dynamics": "analysis=dynamics: compares snapshots, of which this run has 0; one that is trained with ",
     "analysis=importance attention.backend=flex": "attention.backend=",
 }
 
