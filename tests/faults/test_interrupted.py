@@ -105,7 +105,7 @@ def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
         patched.setattr(Path, "open", appended)
         assert program("train.py", command, "hydra.run.dir=run").code == 0
     first, last = max(map(written.index, begun)), len(written) - written[::-1].index("results.json")
-    assert kind != "classifier" or {"metrics.csv", "step_000004.ckpt", "step_000006.ckpt"} <= {*written[first:last]}
+    assert kind != "classifier" or {"metrics.csv", "step_000004.ckpt"} <= {*written[first:last]}
     for number in range(first, last, 3 if kind == "accumulated" else 1):  # whose writes repeat
         shutil.rmtree("run")
         Path(f"killed-{number}").rename("run")
