@@ -42,7 +42,7 @@ class TrainingFilm:
     target: str | None = None
     num_tokens: int | None = None
     num_windows: int = 16  # windows, examples or pairs of the sample
-    rows: int = 64  # queries of each window that are measured, as in training; in a pair, all are
+    rows: int = 256  # queries of each window that are measured; in a pair, all are
     gif: bool = False  # whether to write `film.gif`, too: the maps of up to 24 heads at each snapshot, and curves
     needs_gradient = False
     reads_snapshots = True
