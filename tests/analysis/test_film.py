@@ -32,9 +32,8 @@ from tinyformer.analysis.snapshots import film
 from tinyformer.analysis.subject import Snapshot
 from tinyformer.errors import ArgumentError
 
-STEPS = (0, 8, 400)
+STEPS = (0, 8, 400)  # at the second, all heads are uniform
 NETWORKS = [loud_transformer(seed=3), make_transformer().eval(), loud_transformer(seed=4)]
-"""The heads of the second one are uniform."""
 
 
 def with_snapshots(subject, networks=NETWORKS, steps=STEPS):
@@ -131,9 +130,6 @@ def test_a_run_without_snapshots_is_refused(tmp_path, number):
     assert not list(tmp_path.iterdir())
 
 
-# The page.
-
-
 @pytest.fixture
 def open_film(made, browser):
     """Open the film; the test fails if a page reports an error."""
@@ -149,24 +145,25 @@ def open_film(made, browser):
 
 def test_each_step_has_its_own_maps_and_numbers(made, open_film):
     data = stored(made[3])
-    at = [measure["name"] for measure in data["measures"]].index("distance")
+    at = next(at for at, measure in enumerate(data["measures"]) if measure["name"] == "distance")
     for frame, keys in enumerate([["Home"], ["Home", "ArrowRight"], []]):
         page, exact = open_film(), made[1][frame]
         page.get_by_label("Measure", exact=True).select_option("distance")
+        page.locator(".thumbnail").nth(5).click()
         page.locator("#frame").focus()
         press(page, *keys)
         expect(page.locator("#place")).to_have_text(f"step {STEPS[frame]}, loss {data['film']['loss'][frame]:.3f}")
         values = [f"{head['film']['values'][frame][at]:.3f}" for head in data["heads"]]
+        assert page.locator("#measures tr").nth(at).locator("td").first.inner_text().strip() == values[5]
+        assert_colours(page.locator("#map"), exact[5])
+        largest = exact[5][7].max() if frame == 2 else (exact[5][7].max().sqrt() * 255).round().div(255) ** 2
+        expect(page.locator("#weights tr").first.locator("td").first).to_have_text(f"{largest:.4f}")
+        press(page, "Escape")
         shown = "all => all.map((one) => one.lastChild.textContent)"
         assert page.locator(".thumbnail .value").evaluate_all(shown) == values
         assert ("uniform" in page.locator(".thumbnail").first.inner_text()) == (frame == 1)
         for index, weights in enumerate(exact):
             assert_colours(page.locator(".thumbnail canvas").nth(index), weights)
-        page.locator(".thumbnail").nth(5).click()
-        assert_colours(page.locator("#map"), exact[5])
-        largest = exact[5][7].max() if frame == 2 else (exact[5][7].max().sqrt() * 255).round().div(255) ** 2
-        expect(page.locator("#weights tr").first.locator("td").first).to_have_text(f"{largest:.4f}")
-        assert page.locator("#measures tr").nth(at).locator("td").first.inner_text().strip() == values[5]
 
 
 def test_every_control_works_by_keyboard(open_film):
@@ -176,10 +173,13 @@ def test_every_control_works_by_keyboard(open_film):
     assert focused(page) == "Play"
     press(page, "Tab")
     assert focused(page).startswith("Layer 0 head 0 became uniform at step 8; layer 0 head 1 became ")
-    expect(page.locator("#happened")).to_have_text(focused(page))
     press(page, "Enter")
     assert place() == "step 8"
     press(page, "Tab", "Home")
+    expect(page.locator("#happened")).to_have_text("")
+    press(page, "Shift+Tab")
+    expect(page.locator("#happened")).to_have_text(focused(page))
+    press(page, "Tab")
     for key, step in [("", 0), ("ArrowRight", 8), ("End", 400), (",", 8), (",", 0), (",", 0), (".", 8)]:
         press(page, *filter(None, [key]))
         assert place() == f"step {step}", key
