@@ -206,7 +206,12 @@ def test_module_command(line: str, place: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert main(arguments) == 0
     shows = {"convert": "ported", "batch=": "state of the optimizer"}
-    shows |= {"demo": "film.html", "findings cost": "cost: holds", "findings window": "window: ", "findings": "redundancy"}
+    shows |= {
+        "demo": "film.html",
+        "findings cost": "cost: holds",
+        "findings window": "window: ",
+        "findings": "redundancy",
+    }
     out = capsys.readouterr().out
     assert next((text for part, text in shows.items() if part in line), "mha") in out
     printed = [row.split() for row in out.splitlines()]

@@ -35,11 +35,7 @@ class ArgumentError(ValueError):
         """The path of the object whose argument is at fault; the names in `reason` and `works` start from there."""
         return self.path[:-1]
 
-    def describe(
-        self,
-        name_of: Callable[[tuple[str, ...]], str] = ".".join,
-        show: Callable[[Any], str] = repr,
-    ) -> str:
+    def describe(self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr) -> str:
         """The error as one sentence, with arguments named and values shown as the reader would write them."""
 
         def named(argument: str) -> str:

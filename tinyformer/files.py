@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all, YAML from strangers, and the folder where libraries find settings."""
+"""Files that are written whole or not at all, numbers for JSON, YAML from strangers, and libraries' settings."""
 
 import contextlib
 import importlib
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -53,6 +54,11 @@ def relative_path(path: Path) -> str:
     """A path relative to the working directory if it lies below, else the absolute path."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON and tables, which have no nan or infinity: None in place of these."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 MAX_DEPTH = 100

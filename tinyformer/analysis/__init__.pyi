@@ -5,27 +5,12 @@ from .circuit import HeadCircuit
 from .distance import AccuracyByDistance
 from .gradients import GradientFlow
 from .maps import HeadMaps
-from .measures.capture import (
-    CapturedMaps,
-    capture_attention,
-    capture_pair,
-    capture_weights,
-    head_label,
-    map_names,
-)
+from .measures.capture import CapturedMaps, capture_attention, capture_pair, capture_weights, head_label, map_names
 from .measures.events import TRAITS, Event, EventDetector, Trait, head_labels, head_roles, head_traits
 from .measures.inputs import Axes, TokenPair, axes_of, decoded_pair, of_one_length, pairs_of
 from .measures.measures import repeated_tokens
 from .measures.non_finite import first_non_finite
-from .measures.probe import (
-    HeadMeasures,
-    Probe,
-    Probes,
-    ablated_maps,
-    make_probes,
-    measure_heads,
-    measure_pairs,
-)
+from .measures.probe import HeadMeasures, Probe, Probes, ablated_maps, make_probes, measure_heads, measure_pairs
 from .measures.table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .mechanism.attribution import LogitAttribution
 from .mechanism.edges import EdgeAttribution

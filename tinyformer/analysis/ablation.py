@@ -64,9 +64,7 @@ def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement
 
 @contextmanager
 def gated(
-    network: Network,
-    heads: Sequence[Head],
-    replacement_of: Callable[[int], Replacement | None] = lambda layer: None,
+    network: Network, heads: Sequence[Head], replacement_of: Callable[[int], Replacement | None] = lambda layer: None
 ) -> Iterator[None]:
     """Ablate heads inside the block, with a replacement by the index of the layer; None for zero."""
     with ExitStack() as stack:

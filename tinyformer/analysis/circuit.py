@@ -80,9 +80,8 @@ class HeadCircuit:
             [name, draw, len(left), *_scores(subject, _without(heads, left), replacement_of)]
             for name, draw, left in kept
         ]
-        scores = {
-            name: torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64) for name, *_ in kept
-        }
+        by_name = {name: [row[3:] for row in rows if row[0] == name] for name, *_ in kept}
+        scores = {name: torch.tensor(of_sets, dtype=torch.float64) for name, of_sets in by_name.items()}
         means = {name: of_sets.mean(dim=0).tolist() for name, of_sets in scores.items()}
         relative = {
             head: max(values[name] / least for name, least in self.measures.items())

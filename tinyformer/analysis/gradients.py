@@ -26,6 +26,7 @@ from tinyformer.analysis.residual import (
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, changed, require_positive
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
+from tinyformer.files import finite
 from tinyformer.nn import AttentionMaps, Network
 
 NORM_TITLE = "Gradient of the loss by depth, as a multiple of that at the last layer (depth 0: the embeddings)"
@@ -84,9 +85,9 @@ class GradientFlow:
         ]
         return Findings(
             scalars={
-                **{f"analysis/{name}": _finite(mean) for name, mean in means.items()},
+                **{f"analysis/{name}": finite(mean) for name, mean in means.items()},
                 **{
-                    scalar_of(kind, name, "gradient_ratio"): _finite(ratio)
+                    scalar_of(kind, name, "gradient_ratio"): finite(ratio)
                     for kind, of_kind in relative.items()
                     for name, ((ratio,), *_) in of_kind.items()
                 },
@@ -157,7 +158,7 @@ def row_statistics(subject: Subject, saturated: float) -> dict[str, list[list[fl
 
 def _map_table(subject: Subject, columns: Mapping[str, Sequence[Sequence[float]]]) -> Table:
     return [*subject.address_columns, "head", *columns], [
-        [*address, name, *(_finite(of_layers[index][head]) for of_layers in columns.values())]
+        [*address, name, *(finite(of_layers[index][head]) for of_layers in columns.values())]
         for index, (address, layer) in enumerate(zip(subject.addresses, subject.layers, strict=True))
         for head, name in enumerate(map_names(layer))
     ]
@@ -264,7 +265,3 @@ def _ratio_in_words(ratio: float, num_layers: int) -> str:
         return "no ratio: it is 0 somewhere"
     word = "vanishes" if ratio < 1 / KEPT else "explodes" if ratio > KEPT else "is kept"
     return f"ratio {ratio:.3g} over {num_layers} layers, {ratio ** (1 / num_layers):.3g} for each: it {word}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

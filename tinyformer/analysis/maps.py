@@ -22,6 +22,7 @@ from tinyformer.analysis.pictures.atlas import write_atlas
 from tinyformer.analysis.pictures.plots import maps_by_kind
 from tinyformer.analysis.subject import Findings, Subject, Table, Trained, refuse_target, require_positive
 from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.files import finite
 from tinyformer.nn import EncoderDecoder
 from tinyformer.tasks import Seq2Seq
 
@@ -148,10 +149,8 @@ class HeadMaps:
             pair = subject.pair_of(text, target, num_tokens)
         else:
             fitting = [pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens]
-            source, predicted = (
-                tokens.without_bos(ids[0, :-1].tolist()) for ids in (pairs[0].source, pairs[0].predicted)
-            )
-            pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
+            ids = (of[0, :-1].tolist() for of in (pairs[0].source, pairs[0].predicted))
+            pair = fitting[0] if fitting else subject.pair_of(*map(tokens.without_bos, ids), num_tokens)
         measure = of_sample(subject) if text is None else _of_pairs(subject, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
@@ -222,10 +221,9 @@ def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> 
             supported[name] = trait
         if trait.measure in measures.values:
             met = [trait.is_met(value) for layer in measures.values[trait.measure] for value in layer]
-            values = [value if math.isfinite(value) else None for value in reached.values()]
-            rows.append(
-                [name.replace("_", " "), trait.measure, trait.threshold, *values, sum(met) * (name in supported)]
-            )
+            values = map(finite, reached.values())
+            threshold = trait.measure, trait.threshold
+            rows.append([name.replace("_", " "), *threshold, *values, sum(met) * (name in supported)])
     return supported, (["label", "measure", "threshold", *controls, "heads"], rows)
 
 

@@ -28,6 +28,7 @@ from tinyformer.analysis.subject import (
     changed,
     require_positive,
 )
+from tinyformer.files import finite
 from tinyformer.nn import Encoder, EncoderDecoder, Network, Residual
 from tinyformer.nn.heads import layer_title
 
@@ -210,7 +211,7 @@ class ResidualSurgery:
                 "analysis/loss": base.mean,
                 **{scalar_of(at[:-1], at[-1], "rank_distance"): distance for at, (distance, _) in last.items()},
                 **{
-                    scalar_of(kind, name, f"{what}_read"): share if math.isfinite(share) else None
+                    scalar_of(kind, name, f"{what}_read"): finite(share)
                     for kind, of_kind in read.items()
                     for name, values in of_kind.items()
                     for what, share in zip(("tokens", "positions"), values[-1], strict=True)

@@ -33,10 +33,8 @@ KEY, FORMAT = "tinyformer", 1
 PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
-FACTS = {
-    **{"precision": str | int, "data_fingerprint": str | None, "content": str | None},
-    "train/num_tokens": int | None,
-}
+FACTS = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
+FACTS |= {"train/num_tokens": int | None}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and

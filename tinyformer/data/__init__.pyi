@@ -5,12 +5,7 @@ from .cache import Recipe
 from .examples import ExampleFormat, Examples, LabelledSplit
 from .generated.agreement import SETS, AgreementDataModule, Line, make_lines
 from .generated.module import GeneratedDataModule
-from .generated.sequences import (
-    CopyDataModule,
-    InductionDataModule,
-    ModularAdditionDataModule,
-    RecallDataModule,
-)
+from .generated.sequences import CopyDataModule, InductionDataModule, ModularAdditionDataModule, RecallDataModule
 from .module import DataModule, SourceDataModule
 from .near_copies import near_copy_groups
 from .pairs import PairFormat, Pairs, PairSplit

@@ -36,6 +36,7 @@ from tinyformer.analysis.maps import PICTURE_TOKENS
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
+from tinyformer.files import finite
 from tinyformer.model.layer_maps import LayerMaps
 from tinyformer.model.showing import Panel, Table, chart_of_maps, framed
 from tinyformer.nn import AttentionMaps, EncoderDecoder, Network, Transformer
@@ -170,9 +171,8 @@ class TextMaps:
         rows: list[dict[str, Any]] = []
         for index, layer in enumerate(self.layers):
             for number, name in enumerate(layer.names):
-                values = {measure: by_layer[index][number] for measure, by_layer in self._measured.items()}
-                finite = {measure: value if math.isfinite(value) else None for measure, value in values.items()}
-                rows.append(_columns((*layer.address, int(name) if name.isdecimal() else name)) | finite)
+                values = {measure: finite(by_layer[index][number]) for measure, by_layer in self._measured.items()}
+                rows.append(_columns((*layer.address, int(name) if name.isdecimal() else name)) | values)
         return Table(rows, {name: measure.meaning for name, measure in ALL_MEASURES.items()})
 
     @cached_property

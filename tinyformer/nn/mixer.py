@@ -26,10 +26,7 @@ class TokenMixer(nn.Module):
     """The most tokens that the cache holds, as the window of an attention layer."""
 
     def forward(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        mask: AttentionMask | None = None,
-        cache: LayerCache | None = None,
+        self, x: Float[Tensor, "batch seq d_model"], mask: AttentionMask | None = None, cache: LayerCache | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
         """One vector for each token, from those that the mask allows; the cache holds the state before `x`.
 

@@ -156,12 +156,7 @@ def backend_refusal(
 
 
 def kernel_of_layer(
-    layer: BaseAttention,
-    device: str,
-    dtype: torch.dtype,
-    mask: AttentionMask,
-    seq: int = 8,
-    training: bool = True,
+    layer: BaseAttention, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8, training: bool = True
 ) -> str:
     """The kernel that the resolved backend runs on such input, observed in one call; see `resolve_backend`."""
     if layer.resolved is None or layer.resolved.name in ("eager", "flex"):

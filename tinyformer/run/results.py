@@ -172,13 +172,7 @@ def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) ->
 
 
 def summarise(
-    run: Run,
-    steps: int,
-    splits: list[str],
-    scores: Scores | None,
-    results: dict[str, Any],
-    first: Lines,
-    last: Lines,
+    run: Run, steps: int, splits: list[str], scores: Scores | None, results: dict[str, Any], first: Lines, last: Lines
 ) -> dict[str, Any]:
     """Write `results.json`, print the summary and, where a split was scored, what the model generates.
 

@@ -9,7 +9,7 @@ from typing import Any
 from tinyformer.analysis import Event, head_label, head_roles
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
-from tinyformer.files import atomic_write, relative_path
+from tinyformer.files import atomic_write, finite, relative_path
 from tinyformer.nn.heads import layer_title
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
@@ -27,11 +27,9 @@ MOST_EVENTS, MOST_ROLES = 3, 5  # that are printed
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write `results.json`, with null for numbers that JSON lacks, such as nan."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in results.items()
-    }
+    results = {key: finite(value) for key, value in results.items()}
     with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(finite, indent=2, ensure_ascii=False) + "\n")
+        temporary.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
 def split_results(metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, Any]:

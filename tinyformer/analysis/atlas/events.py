@@ -13,7 +13,8 @@ from torch import Tensor
 from tinyformer.analysis.atlas.places import Places
 from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
 from tinyformer.analysis.atlas.tally import Tally, of_queries, visible_by_offset, visible_keys
-from tinyformer.analysis.measures.capture import running_hooks
+from tinyformer.analysis.measures.capture import PassIsComplete, running_hooks
+from tinyformer.analysis.pictures.atlas import as_bytes
 from tinyformer.nn import AttentionCall, BaseAttention, DifferentialAttention, Network
 from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, Weights, is_own
 
@@ -42,21 +43,17 @@ def watched(
     def leave(index: int, module: Any, inputs: tuple[Tensor]) -> None:
         end(index, calls[index], inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2).float())
         if len(calls) == len(layers):
-            raise _AllWatched
+            raise PassIsComplete
 
     def run(forward: Callable[[], Any]) -> None:
         calls.clear()
-        with suppress(_AllWatched):
+        with suppress(PassIsComplete):
             forward()
 
     hooks = [layer.call_point.register_forward_hook(partial(enter, index)) for index, layer in enumerate(layers)]
     hooks += [layer.o_proj.register_forward_pre_hook(partial(leave, index)) for index, layer in enumerate(layers)]
     with running_hooks(network, hooks), torch.no_grad():
         yield run
-
-
-class _AllWatched(Exception):  # noqa: N818 -- no error
-    """Ends a forward pass whose remaining layers are not needed."""
 
 
 class LayerEvents:
@@ -149,10 +146,8 @@ class LayerEvents:
         """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""
         (q, k, v), mask = call.qkv, call.mask
         if (allowed := mask.allowed) is not None:
-            places = (
-                of if size > 1 else slice(None) for of, size in zip((queries, keys), allowed.shape[2:], strict=True)
-            )
-            allowed = allowed[:, :, *places]
+            parts = zip((queries, keys), allowed.shape[2:], strict=True)
+            allowed = allowed[:, :, *(part if size > 1 else slice(None) for part, size in parts)]
         documents = None if mask.documents is None else mask.documents[:, keys]
         mask = replace(mask, documents=documents, document_starts=None, allowed=allowed)
         qkv = call.qkv._replace(q=q[:, :, queries], k=k[:, :, keys], v=v[:, :, keys])
@@ -208,8 +203,3 @@ class LayerEvents:
                 grid = b.view(-1, 1, 1), m.view(-1, 1, 1), of_queries.unsqueeze(2), shown.unsqueeze(1)
                 entries["map"] = as_bytes(maps[grid])
             kept.offer(entries)
-
-
-def as_bytes(weights: Tensor) -> Tensor:
-    """Weights as 255 √w, in which small ones can be told apart."""
-    return (weights.clamp(0, 1).sqrt() * 255).round().to(torch.uint8)

@@ -28,6 +28,7 @@ from tinyformer.analysis.relation_lines import read_columns
 from tinyformer.analysis.subject import Findings, Subject, Trained
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.files import finite
 from tinyformer.nn import AttentionCall, Network
 
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
@@ -140,15 +141,13 @@ class HeadAtlas(HeadMaps):
             reason = f"the model has {number:,} heads, of which a page would have about {number // 10:,} MB"
             raise ArgumentError("max_heads", self.max_heads, reason, {"max_heads": number})
         further_measures = self._read_columns(subject)
-        split, strings = (
-            SplitEvents(subject, self.seed),
-            subject.tokenizer.token_strings(range(subject.network.vocab_size)),
-        )
+        split = SplitEvents(subject, self.seed)
+        strings = subject.tokenizer.token_strings(range(subject.network.vocab_size))
         snippets, points = Snippets(strings, subject.row), {kind: kept.kept() for kind, kept in split.points.items()}
         classes, events, of_heads = list[list[Any]](), list[list[Any]](), list[dict[str, Any]]()
         for number, (of, kind) in enumerate(zip(split.layers, subject.kinds, strict=True)):
             counted = F.pad(of.tally.histograms, (0, 0, 0, 0, 0, len(split.limits) - len(of.tally.histograms)))
-            shares = [[_or_none(pair) for pair in pairs] for pairs in of.tally.shares().transpose(0, 1).tolist()]
+            shares = [[[*map(finite, pair)] for pair in pairs] for pairs in of.tally.shares().transpose(0, 1).tolist()]
             for index, entries in enumerate(events_of(of)):
                 if of.layer.ablated_maps()[index]:
                     of_heads.append({})
@@ -165,10 +164,8 @@ class HeadAtlas(HeadMaps):
                 of_heads.append({"events": of_map | {"projection": projection | {"explained": explained}}})
         numbers = " and ".join(f"{of:,}" for of in dict.fromkeys(of.tally.num_queries for of in split.layers))
         read = f"{numbers} queries of {split.num_rows:,} {subject.row}s"
-        sampled = (
-            f"{read}; of each head, the {of_layers.NUM_STRONGEST} strongest events of all, and "
-            f"{of_layers.NUM_OF_DECILE} of each decile of strengths, drawn with seed {self.seed}"
-        )
+        sampled = f"{read}; of each head, the {of_layers.NUM_STRONGEST} strongest events of all, and "
+        sampled += f"{of_layers.NUM_OF_DECILE} of each decile of strengths, drawn with seed {self.seed}"
         further = {
             "points": {kind: snippets.points(entries) for kind, entries in points.items()},
             "tokens": snippets.shown,
@@ -217,10 +214,6 @@ class HeadAtlas(HeadMaps):
 def _padded(head: str) -> str:
     """The name of a head in a table as `map_names` has it: "03" for "3", "03a" for "3a"."""
     return head.zfill(2 + head[-1:].isalpha())
-
-
-def _or_none(pair: Sequence[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in pair]
 
 
 def measures_of(layers: Sequence[LayerEvents]) -> dict[str, list[list[float]]]:

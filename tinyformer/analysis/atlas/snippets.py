@@ -1,6 +1,5 @@
 """The events and vectors of heads as the page and the tables show them."""
 
-import base64
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from tinyformer.analysis.atlas.events import NUM_OF_DECILE, LayerEvents
 from tinyformer.analysis.atlas.reservoirs import Entries, Smallest
+from tinyformer.analysis.pictures.atlas import packed
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
 
 NUM_PROMOTED = 3  # tokens
@@ -112,20 +112,10 @@ class Snippets:
             if event["key"] is not None:
                 sides[-1][event["key"]] = f"({sides[-1][event['key']]})"
             promoted = [self.shown[index] for index in event.get("promotes", ())]
+            promoted += [None] * (NUM_PROMOTED - len(promoted))
             place = [event["decile"], event["row"], event["at"], query, position, self.strings[token]]
             numbers = [weight, strength / weight if weight else None, strength]
-            yield [
-                *place,
-                *numbers,
-                " / ".join(map(" ".join, sides)),
-                *promoted,
-                *[None] * (NUM_PROMOTED - len(promoted)),
-            ]
-
-
-def packed(numbers: Tensor) -> str:
-    """Numbers in base64."""
-    return base64.b64encode(numbers.cpu().contiguous().numpy().tobytes()).decode()
+            yield [*place, *numbers, " / ".join(map(" ".join, sides)), *promoted]
 
 
 def projected(vectors: Float[Tensor, "points dims"]) -> tuple[str, list[float]]:
@@ -137,6 +127,5 @@ def projected(vectors: Float[Tensor, "points dims"]) -> tuple[str, list[float]]:
     components, tiny = F.pad(left * sizes, (0, 2))[:, :2], torch.finfo(torch.float64).tiny
     signs = components.gather(0, components.abs().argmax(dim=0, keepdim=True)).sign()  # the same on any machine
     levels = (components * signs / components.abs().max().clamp(min=tiny) * 32767).round()
-    return packed(levels.to(torch.int16)), (F.pad(sizes.square(), (0, 2)) / sizes.square().sum().clamp(min=tiny))[
-        :2
-    ].tolist()
+    explained = F.pad(sizes.square(), (0, 2))[:2] / sizes.square().sum().clamp(min=tiny)
+    return packed(levels.to(torch.int16)), explained.tolist()

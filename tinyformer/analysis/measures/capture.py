@@ -140,13 +140,13 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     def record(layer: BaseAttention, _: Any, args: tuple[AttentionCall], call: AttentionCall) -> None:
         calls[layer] = call
         if layer is last:
-            raise _PassIsComplete
+            raise PassIsComplete
 
     hooks = [layer.call_point.register_forward_hook(functools.partial(record, layer)) for layer in layers]
     was_training = model.training
     model.eval()
     try:
-        with running_hooks(model, hooks), torch.no_grad(), suppress(_PassIsComplete):
+        with running_hooks(model, hooks), torch.no_grad(), suppress(PassIsComplete):
             functional_call(model, _autocast_weights(model), inputs, tie_weights=False)
     finally:
         model.train(was_training)
@@ -177,7 +177,7 @@ def _autocast_weights(model: Network) -> dict[str, Tensor]:
     return cast
 
 
-class _PassIsComplete(Exception):  # noqa: N818 -- no error
+class PassIsComplete(Exception):  # noqa: N818 -- no error
     """Ends a forward pass whose remaining layers are not needed."""
 
 

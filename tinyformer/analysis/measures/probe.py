@@ -27,6 +27,7 @@ from tinyformer.analysis.measures.table import (
 )
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import document_starts
+from tinyformer.files import finite
 from tinyformer.nn import QKV, AttentionCall, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import Address
 from tinyformer.tasks import Task
@@ -125,7 +126,7 @@ class HeadMeasures:
         for layer, heads in enumerate(self.names):
             for index, head in enumerate(heads):
                 values = (by_layer[layer][index] for by_layer in self.values.values())
-                numbers = [value if math.isfinite(value) else None for value in values]
+                numbers = map(finite, values)
                 label = "ablated" if self.ablated[layer][index] else labels[layer][index]
                 rows.append([*self.addresses[layer], head, *numbers, label])
         kinds = ["kind"] if len(self.addresses[0]) > 1 else []

@@ -59,10 +59,8 @@ def patch(subject: Subject, own: Prompts, other: Prompts, points: Sequence[str])
 
     def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
         """What each place alone adds to the scores; only those that differ need a pass."""
-        patched, differing = (
-            scores.unsqueeze(1).repeat(1, new.shape[1]),
-            (at_own != new).flatten(2).any(dim=2).nonzero(),
-        )
+        patched = scores.unsqueeze(1).repeat(1, new.shape[1])
+        differing = (at_own != new).flatten(2).any(dim=2).nonzero()
         for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
             rows, places = some.unbind(dim=1)
             value = at_own[rows]

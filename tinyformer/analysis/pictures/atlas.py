@@ -9,7 +9,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -18,13 +17,14 @@ from typing import Any
 
 import matplotlib as mpl
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from matplotlib.colors import to_hex
 from torch import Tensor
 
 from tinyformer.analysis.measures.inputs import Axes
 from tinyformer.analysis.measures.table import EXPLANATIONS
 from tinyformer.errors import ArgumentError
+from tinyformer.files import finite
 from tinyformer.nn.heads import Address
 
 SCRIPTS = ["data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js"]
@@ -101,8 +101,8 @@ def atlas_html(
             "name": name,
             "label": labels[layer][head],
             "ablated": ablated[layer][head],
-            "values": [_number(values[layer][head]) for values in measures.values()],
-            "weights": _packed(weights),
+            "values": [finite(values[layer][head]) for values in measures.values()],
+            "weights": packed((weights.detach().float().clamp(0, 1) * LEVELS).round().to(torch.uint16)),
         }
         for layer, address in enumerate(addresses)
         for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
@@ -148,14 +148,14 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _packed(weights: Float[Tensor, "queries keys"]) -> str:
-    """A map as base64 of 16-bit little-endian integers, row by row."""
-    levels = (weights.detach().float().clamp(0, 1) * LEVELS).round().to("cpu", torch.int32)
-    return base64.b64encode(levels.numpy().astype("<u2").tobytes()).decode()
+def as_bytes(weights: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    """Weights in 8 bits, round(255 √w), in which small ones can be told apart; w is at most √w / 255 away."""
+    return (weights.float().clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
 
 
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def packed(numbers: Tensor) -> str:
+    """Numbers in base64, row by row, each with its least significant byte first."""
+    return base64.b64encode(numbers.cpu().contiguous().numpy().tobytes()).decode()
 
 
 def _visible(token: str) -> str:

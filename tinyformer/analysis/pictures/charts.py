@@ -228,8 +228,7 @@ def curves_by_step(
     panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
 ) -> Figure:
     """Panels of curves by step of training, each with its layer, as its colour, and its values; events are dotted."""
-    across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *itertools.islice(events, MAX_TOLD)]
-    told += [f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)
+    across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *first_told([*events])]
     down, handles = -(-len(panels) // across), {}
     figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -255,6 +254,11 @@ def curves_by_step(
     figure.supxlabel("\n".join(told), fontsize=FONT_POINTS, x=0.01, ha="left")
     figure.legend(handles.values(), handles, fontsize=FONT_POINTS, frameon=False, loc="outside right center")
     return figure
+
+
+def first_told(events: Sequence[Any]) -> list[str]:
+    """The first events in words, and how many more there are."""
+    return [*map(str, events[:MAX_TOLD]), *[f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)]
 
 
 def scatter(points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str) -> Figure:

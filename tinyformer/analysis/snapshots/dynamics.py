@@ -1,6 +1,5 @@
 """The dynamics of training: when each part of a network settles, and how its weights and their gradients change."""
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,13 +15,14 @@ from torch import Tensor, nn
 from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.analysis.measures.events import Event
 from tinyformer.analysis.measures.inputs import queries_by_kind
-from tinyformer.analysis.pictures.charts import MAX_TOLD, curves_by_step
+from tinyformer.analysis.pictures.charts import curves_by_step, first_told
 from tinyformer.analysis.points import forward_pass, matching, points_of
 from tinyformer.analysis.redundancy import weights_by_head
 from tinyformer.analysis.snapshots import similarity
 from tinyformer.analysis.snapshots.events import events_of_snapshots, require_snapshots
 from tinyformer.analysis.subject import Findings, Subject, Trained, changed, require_positive
 from tinyformer.errors import require_choice
+from tinyformer.files import finite
 from tinyformer.nn import Attention, BaseAttention, Network
 from tinyformer.nn.heads import KINDS, Address, layer_title
 
@@ -89,7 +89,7 @@ class TrainingDynamics:
         events, measured = events_of_snapshots(subject).events, self._measured(subject)
         steps, num_parts = [step for step, _ in subject.snapshots], len(subject.address_columns)
         rows = [
-            [step, *address_of(name)[-num_parts:], head, name, measure, value if math.isfinite(value) else None]
+            [step, *address_of(name)[-num_parts:], head, name, measure, finite(value)]
             for measure, series in measured.items()
             for (name, head), values in series.items()
             for step, value in values.items()
@@ -97,10 +97,7 @@ class TrainingDynamics:
         found = Findings(lines={"dynamics": f"{len(steps)} snapshots, from step {steps[0]:,} to {steps[-1]:,}"})
         found.tables["dynamics"] = ["step", *subject.address_columns, "head", "name", "measure", "value"], rows
         found.tables["dynamics_events"] = [of.name for of in fields(Event)], [list(astuple(of)) for of in events]
-        told = "; ".join(map(str, events[:MAX_TOLD])) + f"; and {len(events) - MAX_TOLD} more" * (
-            len(events) > MAX_TOLD
-        )
-        found.lines["events"] = told or "none between these snapshots"
+        found.lines["events"] = "; ".join(first_told(events)) or "none between these snapshots"
         _tell_settled(found, measured.get("cka_to_last", {}))
         for name, series in measured.items():
             measure = name.removeprefix("gradient_").partition("_to_")[0]

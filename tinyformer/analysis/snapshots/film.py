@@ -1,7 +1,5 @@
 """The film of a training run: every head's map of the same text at each snapshot, its measures, events and the loss."""
 
-import base64
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +14,11 @@ from torch import Tensor
 from tinyformer.analysis.maps import HeadMaps, layers_of, of_sample, with_controls
 from tinyformer.analysis.measures.capture import head_label
 from tinyformer.analysis.measures.events import TRAITS, Event
+from tinyformer.analysis.pictures.atlas import as_bytes, packed
 from tinyformer.analysis.pictures.filmstrip import Filmstrip, Map
-from tinyformer.analysis.snapshots.events import events_of_snapshots, require_snapshots
+from tinyformer.analysis.snapshots.events import SnapshotMeasures, events_of_snapshots, require_snapshots
 from tinyformer.analysis.subject import Findings, Table, Trained
+from tinyformer.files import finite
 from tinyformer.nn.heads import layer_title
 
 LARGEST_PAGE = 15e6  # bytes
@@ -50,14 +50,14 @@ class TrainingFilm:
     def __post_init__(self) -> None:
         self.head_maps = HeadMaps(self.text, self.target, self.num_tokens, self.num_windows, False, self.rows)
 
-    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
+    def __call__(self, model: Trained, folder: Path = Path(), history: SnapshotMeasures | None = None) -> Findings:
         subject = model.sample(self.num_windows)
         require_snapshots(subject, "film")
         shown, snapshots = self.head_maps.shown(subject), subject.snapshots
         last = replace(subject, network=snapshots[-1].network())
         captured = shown.maps(last)
         chosen = evenly_chosen(len(snapshots), layers_of(captured))
-        history = events_of_snapshots(subject, self.rows)
+        history = history or events_of_snapshots(subject, self.rows)
         measures, traits, _ = with_controls(last, of_sample(subject, self.rows))
         losses, maps = [], []
         for index in chosen:
@@ -114,16 +114,15 @@ class Film:
             {"step": event.step, "head": head, "measure": event.measure, "text": str(event)}
             for head, event in self.of_events
         ]
-        losses = [loss if math.isfinite(loss) else None for loss in self.losses]
         of_heads = [
             {
                 "values": [row[self.first + 1 : -1] for row in rows],
                 "labels": [row[-1] for row in rows],
-                "maps": [base64.b64encode(maps[head].tobytes()).decode() for maps in self.maps],
+                "maps": [packed(torch.from_numpy(maps[head])) for maps in self.maps],
             }
             for head, rows in enumerate(zip(*self.rows, strict=True))
         ]
-        film = {"steps": self.steps, "loss": losses, "events": events}
+        film = {"steps": self.steps, "loss": [*map(finite, self.losses)], "events": events}
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
     def strip(self) -> Filmstrip:
@@ -152,6 +151,5 @@ def evenly_chosen(number: int, layers: Sequence[Float[Tensor, "_maps _queries _k
 
 
 def quantised(layers: Sequence[Float[Tensor, "_maps _queries _keys"]]) -> list[Map]:
-    """The maps of all layers in 8 bits: round(255 √w) for a weight w, from which w is at most √w / 255 away."""
-    roots = [(layer.float().clamp(0, 1).sqrt() * 255).round().to("cpu", torch.uint8).numpy() for layer in layers]
-    return [of_head for layer in roots for of_head in layer]
+    """The maps of all layers, see `as_bytes`."""
+    return [of_head for layer in layers for of_head in as_bytes(layer).cpu().numpy()]

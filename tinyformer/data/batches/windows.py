@@ -85,10 +85,7 @@ class Windows(Rows):
         if padding.any():
             inputs = np.where(padding, int(self._ids[0]), inputs)  # a stream begins with eos
             targets = np.where(padding, IGNORED, targets)
-        batch: Batch = {
-            "inputs": torch.from_numpy(inputs),
-            "targets": torch.from_numpy(targets),
-        }
+        batch: Batch = {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
         if self.may_be_padded:
             batch["lengths"] = torch.from_numpy(length)
         if self._offsets is not None:

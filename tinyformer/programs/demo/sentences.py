@@ -5,15 +5,14 @@ from collections.abc import Collection, Mapping, Sequence
 from tinyformer.analysis.ablation import losses_without
 from tinyformer.analysis.measures.events import TRAITS, head_roles
 from tinyformer.analysis.mechanism.weights import scores_of
-from tinyformer.analysis.snapshots.events import SnapshotMeasures, events_of_snapshots
+from tinyformer.analysis.snapshots.events import SnapshotMeasures
 from tinyformer.analysis.subject import Head, Subject
 
 ROLES = {"previous token": "a previous-token head", "induction": "an induction head"}  # see `head_roles`
 
 
-def describe(subject: Subject) -> list[str]:
+def describe(subject: Subject, measured: SnapshotMeasures) -> list[str]:
     """The heads of each role and when they formed, what the induction head reads, and the loss without them."""
-    measured = events_of_snapshots(subject)
     roles = head_roles(measured.measures[-1].values)
     heads = {role: roles.get(role, {}) for role in ROLES}
     sentences = [formed(role, heads[role], subject, measured) for role in ROLES]

@@ -9,7 +9,6 @@ Exit code: 0 if all backends do what the documented table says, 1 if one does no
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tinyformer.files import finite
 from tinyformer.programs.doctor.variants import BACKEND_NAMES, DTYPE_NAMES, MASK_NAMES, VARIANTS
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def main(arguments: Sequence[str]) -> int:
         )
         cells = [cell for row in tracked for cell in row]
     if options.json:
-        print(json.dumps({"machine": machine, "cells": [_plain(cell) for cell in cells]}, indent=1))
+        plain = [{key: finite(value) for key, value in asdict(cell).items()} for cell in cells]
+        print(json.dumps({"machine": machine, "cells": plain}, indent=1))
     else:
         _print_report(cells, machine, time.perf_counter() - started)
     return int(any(cell.failure for cell in cells))
@@ -95,12 +96,6 @@ def _names_in(known: Sequence[str]) -> Callable[[str], list[str]]:
         return names
 
     return parse
-
-
-def _plain(cell: "Cell") -> dict[str, Any]:
-    """A cell for JSON, which has no infinity."""
-    items = asdict(cell).items()
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in items}
 
 
 def _print_report(cells: Sequence["Cell"], machine: dict[str, Any], seconds: float) -> None:

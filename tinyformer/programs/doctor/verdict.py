@@ -116,12 +116,7 @@ def _called(problem: Problem, cell: Cell, dtype: torch.dtype, gradient: bool) ->
         reason = f"{type(error).__name__}: {error}"
         return replace(cell, status="crashed", reason=reason, failure=f"crashes: {reason.splitlines()[0]}")
     return replace(
-        cell,
-        status="ran",
-        kernel=kernel(),
-        output_error=errors.output,
-        gradient_error=errors.gradient,
-        failure=wrong,
+        cell, status="ran", kernel=kernel(), output_error=errors.output, gradient_error=errors.gradient, failure=wrong
     )
 
 

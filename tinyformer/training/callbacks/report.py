@@ -229,8 +229,7 @@ class TrainingScores(L.Callback):
             for batch in pl_module.data.sample("train", self.num_rows):
                 pl_module.add_scores(sums, trainer.strategy.batch_to_device(batch))
         metrics = pl_module.task.metrics(sums, pl_module.data.splits["train"])
-        self.metrics = {
-            f"train/{name}": value for name, value in metrics.items() if name != "loss" and value is not None
-        }
+        given = {name: value for name, value in metrics.items() if name != "loss" and value is not None}
+        self.metrics = {f"train/{name}": value for name, value in given.items()}
         for logger in trainer.loggers:
             logger.log_metrics(self.metrics, step=pl_module.step)
