@@ -154,7 +154,10 @@ RELATIONS = "analysis=relations analysis.text='cat sees 3 mice' analysis.pairs=[
 WRITTEN = {
     f"analysis=heads {ALL}": ({"ablation": 4, "kv_groups": 2}, ["ablation"]),
     f"analysis=importance {ALL}": ({"importance": 4}, ["importance"]),
-    f"analysis=gates {ALL} analysis.num_steps=5": ({"gates": 4, "gate_scores": 4}, ["gates", "gate_scores"]),
+    f"analysis=gates {ALL} analysis.num_steps=3 analysis.num_fits=2": (
+        {"gates": 4, "gate_scores": 4},
+        ["gates", "gate_scores"],
+    ),
     f"analysis=prune {ALL}": ({"prune": 3}, ["prune"]),
     f"analysis=residual {ALL}": ({"residual": 8, "rank": 12, "reading": 12}, ["residual", "rank", "tokens_read"]),
     f"analysis=gradients {ALL}": ({"gradients": 12, "saturation": 4, "logits": 4, "sublayers": 8}, ["saturation"]),

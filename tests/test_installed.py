@@ -36,7 +36,6 @@ def test_a_run_is_trained_evaluated_compared_and_exported(tmp_path: Path) -> Non
         "compare run": "Saved in run/",
         "convert export run/checkpoints/last.ckpt out": "GPT-NeoX, saved in out",
         "card attention=mha,gqa": "parameters",
-        "doctor --variants mha --masks causal --dtypes fp32 --backends eager,sdpa": "eager",
     }
     several = spawned([*shown], folder, env=outside, python=programs / "python")
     for part, ended in zip(shown.values(), several, strict=True):

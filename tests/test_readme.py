@@ -55,6 +55,8 @@ ADAPTED = {
     "analysis.measures.near=0.5": "analysis.measures.near=0.1",
     "analysis.file=subject_verb": "analysis.file=lines.csv",
     "analysis.file=pronoun_noun": "analysis.file=lines.csv",
+    "analysis=gates": "analysis=gates analysis.num_steps=9",
+    "analysis=patching": "analysis=patching analysis.num_pairs=9",
     "findings cost": "findings cost --files claims",
     "hydra/launcher=joblib": "hydra/launcher=joblib hydra.launcher.n_jobs=1",
     "--launcher joblib": "--launcher joblib n_jobs=1",

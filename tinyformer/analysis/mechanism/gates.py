@@ -21,6 +21,7 @@ from tinyformer.nn import BaseAttention
 
 LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # of Adam, for logits, and what it falls to, as a factor
 LARGEST_LOGIT = 6.0  # gates lie between 0.0025 and 0.9975, from where their gradient can still bring them back
+LEAST_KEPT, LEAST_NEEDED = 0.5, 0.1  # the values of g⁺ and g⁻ from which a head counts as kept
 
 ROLES = ("facilitating", "interfering", "irrelevant")
 SCORES = ("facilitation", "interference", "irrelevance")
@@ -76,12 +77,15 @@ class HeadGating:
     With frozen weights, gates g in (0, 1) on all heads at once minimise L(g) ∓ λ Σ_h σ⁻¹(g_h) (Nam et al. 2025, arXiv
     2505.13737). g⁺, with -λ, keeps every head that does no harm; g⁻, with +λ, keeps only what the model needs.
 
-    - A head's scores are facilitation g⁻, interference 1 - g⁺ and irrelevance g⁺ (1 - g⁻). The largest is its role.
+    - A head's scores are facilitation g⁻, interference 1 - g⁺ and irrelevance g⁺ (1 - g⁻). It is interfering if g⁺ is
+      below 1/2; otherwise facilitating if g⁻ is at least 0.1, else irrelevant. A head that the model needs does not
+      keep g⁻ = 1: the gate falls to where the loss grows by λ per unit of log-odds, below 1/2 where half of the
+      head's output is enough. The gate of one that it does not need falls to its lower bound.
     - Each fit starts from random gates, learns them with λ = 0 first, and has a bootstrap resample of its own of the
       first, third, … window. A head whose role is not the same in all fits is `varying`: it depends on which others are
       kept, or is close to the margin.
-    - The other windows give the loss with only the heads whose g⁺ is above 1/2 (`harmless`), or whose g⁻ is (`needed`),
-      and the ablation and importance of each head. The control is the untrained network.
+    - The other windows give the loss with only the heads that g⁺ keeps (`harmless`), or g⁻ (`needed`), by these
+      thresholds, and the ablation and importance of each head. The control is the untrained network.
 
     Args:
         margin: 4 λ, in nats per target. Where L is linear in a gate, a head with a smaller effect is irrelevant, since
@@ -146,8 +150,9 @@ class HeadGating:
             found.scalars |= {f"analysis/{verdict}": len(names), f"analysis/untrained_{verdict}": number}
             found.lines[f"  {verdict}"] = f"{len(names)} ({number}){': ' * bool(names)}{', '.join(names)}"
         found.lines["rounded"] = measured.describe_losses(base)
-        for kind, of_fits in zip(("harmless", "needed"), gates.unbind(dim=1), strict=True):
-            removed = [[head for head, own in zip(heads, fit, strict=True) if own < 0.5] for fit in of_fits.tolist()]
+        kinds = {"harmless": LEAST_KEPT, "needed": LEAST_NEEDED}
+        for (kind, least), of_fits in zip(kinds.items(), gates.unbind(dim=1), strict=True):
+            removed = [[head for head, own in zip(heads, fit, strict=True) if own < least] for fit in of_fits.tolist()]
             nats = torch.stack([losses.nats for losses in losses_without(measured, removed)]).mean(dim=0)
             change = replace(base, nats=nats).change_from(base, self.num_resamples)
             kept = len(heads) - statistics.fmean(map(len, removed))
@@ -175,8 +180,9 @@ class HeadGating:
 def judged(gates: Float[Tensor, "fits 2 heads"]) -> tuple[Float[Tensor, "3 fits heads"], list[str]]:
     """The `SCORES` of each head in each fit, from g⁺ and g⁻, and the verdict on each head."""
     kept, needed = gates.unbind(dim=1)
-    scores = torch.stack([needed, 1 - kept, kept * (1 - needed)])
-    roles = [{ROLES[role] for role in of_head} for of_head in scores.argmax(dim=0).T.tolist()]
+    scores, is_facilitating = torch.stack([needed, 1 - kept, kept * (1 - needed)]), needed >= LEAST_NEEDED
+    indices = torch.where(kept < LEAST_KEPT, 1, torch.where(is_facilitating, 0, 2))
+    roles = [{ROLES[role] for role in of_head} for of_head in indices.T.tolist()]
     return scores, [of_head.pop() if len(of_head) == 1 else "varying" for of_head in roles]
 
 
