@@ -1,4 +1,4 @@
-"""More than seventy one-line bugs, each of which a test must catch.
+"""More than ninety one-line bugs, each of which a test must catch.
 
     python benchmarks/breaks.py                         all of them, about half an hour on one core
     python benchmarks/breaks.py --only alibi_slopes     some of them, by name
@@ -639,6 +639,112 @@ BREAKS = (
         "[*special.suppressed, *range",
         "[*range",
         ("tests/generation/test_generation.py", "tests/interop/test_encoder_decoders.py"),
+    ),
+    # analysis: mechanism, atlas, snapshots
+    Break(
+        "gates_that_sink_to_the_bound_are_needed",
+        "analysis/mechanism/gates.py",
+        "needed >= LEAST_NEEDED",
+        "needed >= 0.0",
+        ("tests/analysis/mechanism/test_gates.py",),
+    ),
+    Break(
+        "lens_of_the_output_from_itself",
+        "analysis/mechanism/lens.py",
+        "F.kl_div(log_q, p,",
+        "F.kl_div(p, log_q,",
+        ("tests/analysis/mechanism/test_lens.py",),
+    ),
+    Break(
+        "copying_score_by_absolute_parts",
+        "analysis/mechanism/weights.py",
+        "eigenvalues.real.sum(dim=-1)",
+        "eigenvalues.real.abs().sum(dim=-1)",
+        ("tests/analysis/mechanism/test_weights.py",),
+    ),
+    Break(
+        "circuit_of_edges_that_lead_nowhere",
+        "analysis/mechanism/edges.py",
+        "return kept & reached.unsqueeze(1) & (self.ends & used).any(dim=1)",
+        "return kept & reached.unsqueeze(1)",
+        ("tests/analysis/mechanism/test_edges.py",),
+    ),
+    Break(
+        "events_by_weight_alone",
+        "analysis/atlas/events.py",
+        "(weights * norms[:, :, None, keys]).amax",
+        "weights.amax",
+        ("tests/analysis/test_events.py",),
+    ),
+    Break(
+        "deciles_off_by_one",
+        "analysis/atlas/snippets.py",
+        "(10 * middles).long() + 1 +",
+        "(10 * middles).long() +",
+        ("tests/analysis/test_events.py",),
+    ),
+    Break(
+        "reservoir_of_the_largest",
+        "analysis/atlas/reservoirs.py",
+        'entries["score"].argsort(stable=True)',
+        'entries["score"].argsort(stable=True, descending=True)',
+        ("tests/analysis/test_events.py",),
+    ),
+    Break(
+        "snippet_beyond_its_document",
+        "analysis/atlas/places.py",
+        "(first + STRETCH).minimum(ends)",
+        "(first + STRETCH)",
+        ("tests/analysis/test_events.py",),
+    ),
+    Break(
+        "previous_token_two_back",
+        "analysis/atlas/tally.py",
+        "[self.max_seq_len - 2] * 2",
+        "[self.max_seq_len - 3] * 2",
+        ("tests/analysis/test_events.py",),
+    ),
+    Break(
+        "snapshots_at_even_steps",
+        "training/callbacks/snapshots.py",
+        "step & (step - 1) == 0",
+        "step % 2 == 0",
+        ("tests/training/test_snapshots.py",),
+    ),
+    Break(
+        "snapshot_of_the_step_resumed_from_is_lost",
+        "training/callbacks/snapshots.py",
+        "if step > first or first == 0",
+        "if step >= first",
+        ("tests/training/test_snapshots.py", "tests/faults/test_interrupted.py", "-k", "snapshots"),
+    ),
+    Break(
+        "biased_kernel_alignment",
+        "analysis/snapshots/similarity.py",
+        "((n - 1) * (n - 2))",
+        "(n * n)",
+        ("tests/analysis/snapshots/test_similarity.py",),
+    ),
+    Break(
+        "gradient_of_a_circuit_without_its_second_factor",
+        "analysis/snapshots/dynamics.py",
+        "torch.cat([grad_a.mT, a.mT], dim=-1)",
+        "torch.cat([grad_a.mT, 0 * a.mT], dim=-1)",
+        ("tests/analysis/snapshots/test_dynamics.py",),
+    ),
+    Break(
+        "film_of_linear_weights",
+        "analysis/pictures/atlas.py",
+        "(weights.float().clamp(0, 1).sqrt() * 255)",
+        "(weights.float().clamp(0, 1) * 255)",
+        ("tests/analysis/test_film.py", "tests/analysis/test_events.py"),
+    ),
+    Break(
+        "nearest_step_is_the_farthest",
+        "checkpoint/snapshots.py",
+        "min(near, key=",
+        "max(near, key=",
+        ("tests/run/test_snapshots.py",),
     ),
 )
 

@@ -121,9 +121,8 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
             missing = {key: value for key, value in recorded_sources(checkpoint.overrides).items() if key not in given}
             if missing and "data" not in given:
                 words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
-                reason = (
-                    f"its run read {words}, and a checkpoint's paths are not followed; add {words}, or choose data="
-                )
+                reason = f"its run read {words}, and a checkpoint's paths are not followed; "
+                reason += f"add {words}, or choose data="
                 raise ArgumentError("path", str(checkpoint.path), reason)
         # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
         config = {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}

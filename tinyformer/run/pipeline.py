@@ -96,9 +96,8 @@ def evaluate(
     """
     if config.step == "all" and (config.score or config.analysis is None):
         reason = "analyses each snapshot, and scores none"
-        raise ArgumentError(
-            "step", "all", reason, {"analysis": "heads"} if config.analysis is None else {"score": False}
-        )
+        works = {"analysis": "heads"} if config.analysis is None else {"score": False}
+        raise ArgumentError("step", "all", reason, works)
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
     facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     print(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)

@@ -99,9 +99,8 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
     """The fields of a family that come closest to a config, the config that they describe, and their differences."""
     values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
-    plain = {
-        key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in values.items()
-    }
+    configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
+    plain = values | configs
     fields = family.describe(plain)
     config = compose_family(family, family.settings(fields))
     return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))

@@ -166,9 +166,7 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], folder: s
 def overview(findings: Sequence[Finding], outcomes: Mapping[str, Outcome], name: str = "{}") -> list[str]:
     """The table of all findings and verdicts, in lines of Markdown; `name` formats a name."""
     verdicts = {key: verdict_of(outcome) for key, outcome in outcomes.items()}
-    rows = [
-        [name.format(finding.name), finding.title, verdicts.get(finding.name, "unmeasured")] for finding in findings
-    ]
+    rows = [[name.format(of.name), of.title, verdicts.get(of.name, "unmeasured")] for of in findings]
     return _table(["finding", "claim", "verdict"], rows)
 
 
