@@ -150,7 +150,8 @@ class HeadMaps:
         else:
             fitting = [pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens]
             ids = (of[0, :-1].tolist() for of in (pairs[0].source, pairs[0].predicted))
-            pair = fitting[0] if fitting else subject.pair_of(*map(tokens.without_bos, ids), num_tokens)
+            source, predicted = map(tokens.without_bos, ids)
+            pair = fitting[0] if fitting else subject.pair_of(source, predicted, num_tokens)
         measure = of_sample(subject) if text is None else _of_pairs(subject, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))

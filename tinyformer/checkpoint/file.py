@@ -33,7 +33,7 @@ KEY, FORMAT = "tinyformer", 1
 PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
-FACTS = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
+FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
 FACTS |= {"train/num_tokens": int | None}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
