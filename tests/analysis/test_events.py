@@ -172,3 +172,10 @@ def test_findings_and_the_page(tmp_path):
     assert "20 strongest" in data["events"]["sampled"]
     with pytest.raises(ArgumentError, match="max_heads=4: the model has 8 heads"):
         HeadAtlas(max_heads=4)(subject, tmp_path)
+
+
+def test_in_mixed_precision_strengths_are_those_of_fp32_up_to_its_rounding():
+    exact = of_windows(causal())
+    mixed = replace(exact, precision=lambda: torch.autocast("cpu", torch.bfloat16))
+    for one, other in zip(SplitEvents(exact, 0).layers, SplitEvents(mixed, 0).layers, strict=True):
+        torch.testing.assert_close(other.strength, one.strength, rtol=0.01, atol=0)

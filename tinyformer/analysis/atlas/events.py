@@ -37,11 +37,13 @@ def watched(
     layers, calls = network.require_heads(), dict[int, AttentionCall]()
 
     def enter(index: int, module: Any, inputs: Any, call: AttentionCall) -> AttentionCall:
-        calls[index] = call._replace(weights=begin(index, call))
+        with torch.autocast(call.qkv.q.device.type, enabled=False):  # which would round what is measured
+            calls[index] = call._replace(weights=begin(index, call))
         return calls[index]
 
     def leave(index: int, module: Any, inputs: tuple[Tensor]) -> None:
-        end(index, calls[index], inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2).float())
+        with torch.autocast(inputs[0].device.type, enabled=False):
+            end(index, calls[index], inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2).float())
         if len(calls) == len(layers):
             raise PassIsComplete
 
@@ -125,7 +127,7 @@ class LayerEvents:
         """
         maps, norms, strengths, n = cast(Tensor, call.weights), self._norms, self._strengths, self.layer.num_softmaxes
         if self._is_scaled or not self._is_checked:
-            factors = self._factors(maps, self._values, outputs * places.is_query[:, None, :, None])
+            factors = self._factors(call, outputs * places.is_query[:, None, :, None])
             strengths = strengths * factors if self._is_scaled else strengths
         bins = ((strengths.log2() - LOWEST) * (NUM_BINS / OCTAVES)).clamp(0, NUM_BINS - 1).long()
         groups = bins + NUM_BINS * torch.arange(self.num_maps, device=bins.device).view(-1, 1)
@@ -151,16 +153,17 @@ class LayerEvents:
         documents = None if mask.documents is None else mask.documents[:, keys]
         mask = replace(mask, documents=documents, document_starts=None, allowed=allowed)
         qkv = call.qkv._replace(q=q[:, :, queries], k=k[:, :, keys], v=v[:, :, keys])
-        return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights
+        with torch.autocast(q.device.type, enabled=q.dtype.itemsize < 4):  # as in the forward pass
+            return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()
 
-    def _factors(self, maps: Tensor, values: Tensor, outputs: Tensor) -> Float[Tensor, "batch maps q_seq"]:
+    def _factors(self, call: AttentionCall, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
         """What the output of each head is a multiple of, beside its weighted values; an error if it is none of them."""
-        self._is_checked, signs, tiny = True, self._signs.view(-1, 1, 1), torch.finfo(maps.dtype).tiny
-        mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ values
-        factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=tiny)
+        self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), cast(Tensor, call.weights)
+        mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values
+        factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(maps.dtype).tiny)
         is_living = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
         error = ((factors.unsqueeze(-1) * mixed - outputs) * is_living).abs().max()
-        if error > TOLERANCES.get(self.layer.o_proj.weight.dtype, 0.03) * outputs.abs().max():
+        if error > TOLERANCES.get(call.qkv.v.dtype, 0.03) * outputs.abs().max():
             reason = "adds more to the output of a head than its weighted values, so that no key has a strength"
             raise NoMapsError(self.layer, reason)
         return (factors.unsqueeze(2) * self._signs.view(-1, 1)).flatten(1, 2).abs()

@@ -32,7 +32,7 @@ from tinyformer.files import finite
 from tinyformer.nn import AttentionCall, Network
 
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
-NUM_WEIGHTS = {"cpu": 2**21}  # of a layer that are computed at once; 2²⁸ on other devices
+NUM_WEIGHTS = {"cpu": 2**23}  # of a layer that are computed at once; 2²⁸ on other devices
 VECTORS = ("queries", "keys", "outputs")
 DESCRIPTIONS = {
     "strength": "Mean over the queries of the strongest key's weight times the norm of what its value writes.",

@@ -199,9 +199,7 @@ class LogitAttribution:
             what = f"the logit of {prompts.title(subject)}"
             passes = [direct_effects(subject, prompts.batch, prompts.score)]
         scores = torch.cat([effects.scores for effects in passes]).double().cpu()
-        parts = {
-            part: torch.cat([effects.parts[part] for effects in passes]).double().cpu() for part in passes[0].parts
-        }
+        parts = {part: torch.cat([of.parts[part] for of in passes]).double().cpu() for part in passes[0].parts}
         error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
         changes = {_name(subject, part): compare(values) for part, values in parts.items()}
         bounds = ["low", "high"] if self.text is None else []  # one prompt has no interval
