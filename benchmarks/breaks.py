@@ -744,7 +744,7 @@ BREAKS = (
         "checkpoint/snapshots.py",
         "min(near, key=",
         "max(near, key=",
-        ("tests/run/test_snapshots.py",),
+        ("tests/training/test_snapshots.py",),
     ),
 )
 

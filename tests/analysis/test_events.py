@@ -136,6 +136,13 @@ def test_events_distributions_and_shares_are_those_of_loops(name):
                 assert (share, expected) == pytest.approx((on[each] / len(best), by_offset / len(best)), abs=1e-5), each
 
 
+def test_a_short_document_is_shown_whole_and_nothing_of_others():
+    (entries, *_) = events_of(SplitEvents(of_windows(causal(), documents=True), seed=0).layers[0])
+    stretches, places = (entries[name].tolist() for name in ("stretches", "place"))
+    for (begin, end, *_), (_, _, query, *_) in zip(stretches, places, strict=True):
+        assert (begin, end) == ((0, 3) if query < 3 else (3, 8))
+
+
 def test_the_size_of_batches_changes_nothing_and_what_is_kept_is_bounded():
     kept = [events_of(SplitEvents(of_windows(causal(), batch_size=size), seed=3).layers[1]) for size in (1, 5)]
     for one, other in zip(*kept, strict=True):
