@@ -1,108 +1,124 @@
-"""How much of a GPU training uses, and what attention over T tokens takes there, by each backend.
+"""How much of a GPU training uses beside its peers, and what attention takes there, by each backend.
 
-    python benchmarks/gpu.py --output benchmarks/results/gpu/gpu.json
+    python benchmarks/gpu.py --output benchmarks/results/gpu/gpu.json data=text data.files=book.txt
     python benchmarks/gpu.py --table benchmarks/results/gpu
 
 The second command prints, as Markdown, what the first and `train.py` have written into a folder. `.ci/gpu` runs both.
-Neither has been run on a GPU yet.
+Ours is a real run with all its defaults, telemetry aside; a peer is compiled and trains in a loop of four lines.
 """
 
 import argparse
 import contextlib
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from here import commit, machine, versions, with_config
-from measure import Effort, InTurn, Terminal, alternate, settings, wall_clock
-from omegaconf import DictConfig
-from peers import GPT, Shape
+from here import commit, machine, versions
+from measure import Effort, alternate, settings, train_in_turn
+from peers import GPT, GPU_PEERS, Shape
 from torch import Tensor
 
-from tinyformer.analysis.costs import count_costs
-from tinyformer.config.compose import Invocation
 from tinyformer.hardware import Peak, matmul_peak, measured_flops
-from tinyformer.nn import BACKENDS, AttentionMask
+from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask
+from tinyformer.nn.kernels.observe import running_kernel
 from tinyformer.nn.score import Scoring
-from tinyformer.run.loggers import closing
-from tinyformer.run.pipeline import fit, set_up
 
 TRAINED = (
-    Shape("6 x 384", num_layers=6, d_model=384, num_heads=6, seq_len=256, batch_size=256),
-    Shape("GPT-2 124M", num_layers=12, d_model=768, num_heads=12, seq_len=1024, batch_size=32),
+    (Shape("6 x 384", num_layers=6, d_model=384, num_heads=6, seq_len=256, batch_size=64), Effort(20, 8)),
+    (Shape("6 x 384", num_layers=6, d_model=384, num_heads=6, seq_len=256, batch_size=256), Effort(10, 8)),
+    (Shape("GPT-2 124M", num_layers=12, d_model=768, num_heads=12, seq_len=1024, batch_size=32), Effort(10, 5)),
 )
 GPT2_VOCABULARY = ["model.vocab_size=50257"]
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+LENGTHS = (1024, 4096, 16384)
 TOKENS = 16384
 """Of the batch over whose attention backends are compared: sequences of length T, so many that they hold these."""
 
 
-def measure_gpu(quick: bool) -> dict[str, Any]:
-    """All of it.
+def _lengths(rows: int, seq_len: int) -> Tensor:
+    return torch.linspace(seq_len // 2, seq_len, rows, device="cuda").long()
+
+
+def _four_documents(rows: int, seq_len: int) -> AttentionMask:
+    size = seq_len // 4
+    documents = (torch.arange(seq_len, device="cuda") // size).expand(rows, seq_len)
+    starts = torch.arange(0, rows * seq_len + 1, size, device="cuda", dtype=torch.int32)
+    return AttentionMask(causal=True, documents=documents, document_starts=starts)
+
+
+MASKS = {
+    "causal": lambda rows, seq_len: AttentionMask(causal=True),
+    "padded": lambda rows, seq_len: AttentionMask(lengths=_lengths(rows, seq_len)),
+    "causal+padded": lambda rows, seq_len: AttentionMask(causal=True, lengths=_lengths(rows, seq_len)),
+    "documents": _four_documents,
+}
+
+
+def measure_gpu(quick: bool, overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Part after part.
 
     Args:
         quick: whether to try it out only.
+        overrides: of our runs, such as other data.
     """
     device = torch.device("cuda", 0)
     peak = matmul_peak(device, torch.bfloat16)  # the one that `throughput/mfu` of a run relates to, too
-    shapes, lengths = (TRAINED[:1], LENGTHS[:1]) if quick else (TRAINED, LENGTHS)
-    return {
-        "peak": str(peak),
-        "measured_flops_per_second": measured_flops(device, torch.bfloat16),
-        "training": [train(shape, peak) for shape in shapes],
-        "attention": [row for seq_len in lengths for row in attention(seq_len)],
-    }
+    yield {"peak": str(peak), "measured_flops_per_second": measured_flops(device, torch.bfloat16)}
+    shapes, lengths = (TRAINED[:1], (512,)) if quick else (TRAINED, LENGTHS)
+    rows: list[dict[str, Any]] = []
+    for shape, effort in shapes:
+        rows += train(shape, effort, peak, overrides)
+        yield {"training": rows}
+    cases = [(length, "causal") for length in lengths] + [(lengths[0], mask) for mask in MASKS if mask != "causal"]
+    yield {"attention": [row for seq_len, mask in cases for row in attention(seq_len, mask)]}
 
 
-def train(shape: Shape, peak: Peak) -> dict[str, Any]:
-    """Tokens a second by a real run at our defaults, bf16 and compiled, and how much of the peak that is."""
-    effort = Effort(steps_per_block=20, rounds=10)
+def train(shape: Shape, effort: Effort, peak: Peak, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Tokens a second by ours and by each peer in turn, in bf16 and compiled, and how much of the peak that is."""
     vocabulary = GPT2_VOCABULARY if shape.d_model == 768 else []
-    overrides = [*settings(shape, GPT, effort, "bf16-mixed"), "compile=true", *vocabulary]
-
-    def job(config: DictConfig, folder: Path, invocation: Invocation) -> dict[str, Any]:
-        torch.cuda.reset_peak_memory_stats()
-        with contextlib.redirect_stdout(Terminal()):
-            run = set_up(config, folder, invocation)
-            in_turn = InTurn([], effort.steps_per_block, wall_clock, lambda step: 1.0)
-            run.trainer.callbacks.append(in_turn)
-            with closing(run.loggers):
-                fit(run)
-        tokens = effort.steps_per_block * shape.batch_size * shape.seq_len
-        per_second = tokens / statistics.median(in_turn.times["ours"])
-        return {
-            "shape": f"{shape.name}: {shape}",
-            "tokens_per_second": per_second,
-            "mfu": per_second * count_costs(run.network).training_flops_per_token / peak.flops,
-            "peak_memory_bytes": torch.cuda.max_memory_allocated(),
+    own = [*settings(shape, GPT, effort, "bf16-mixed"), "compile=true", *vocabulary, *overrides]
+    trained = train_in_turn(GPU_PEERS, own, shape, effort, "bf16-mixed", plain=False, compiled=True)
+    tokens = effort.steps_per_block * shape.batch_size * shape.seq_len
+    first = trained[0]
+    rows = [("tinyformer", first.ours, first.our_loss), *((peer.peer, peer.theirs, peer.loss) for peer in trained)]
+    return [
+        {
+            "shape": f"{shape.name}, T {shape.seq_len}, B {shape.batch_size}",
+            "name": name,
+            "tokens_per_second": tokens / statistics.median(seconds),
+            "mfu": tokens / statistics.median(seconds) * first.our_flops_per_token / peak.flops,
+            "milliseconds": [1000 * each / effort.steps_per_block for each in seconds],
+            "loss": loss,
+            "peak_memory_bytes": first.our_peak_memory if name == "tinyformer" else None,
         }
+        for name, seconds, loss in rows
+    ]
 
-    return with_config(job, overrides)
 
-
-def attention(seq_len: int, num_heads: int = 12, head_dim: int = 64) -> list[dict[str, Any]]:
-    """Forward and backward pass of causal attention in bf16, by each backend; none where memory does not suffice."""
-    shape = (TOKENS // seq_len, num_heads, seq_len, head_dim)
+def attention(seq_len: int, mask: str, num_heads: int = 12, head_dim: int = 64) -> list[dict[str, Any]]:
+    """Forward and backward pass of attention in bf16 by each backend; no time where it refuses or lacks memory."""
+    rows = TOKENS // seq_len
+    shape, described = (rows, num_heads, seq_len, head_dim), MASKS[mask](rows, seq_len)
     q, k, v, upstream = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    rows = []
+    case = AttentionCase.of(q, k, v, described, Scoring(), dropout=0.0, gradient=True)
+    found = []
     for name in ("eager", "sdpa", "flash", "flex"):
 
         def run(compute: Any = BACKENDS[name].compute) -> None:
-            output: Tensor = compute(q, k, v, AttentionMask(causal=True), Scoring(head_dim**-0.5))
+            output: Tensor = compute(q, k, v, described, Scoring(head_dim**-0.5))
             torch.autograd.grad(output, inputs, upstream)
 
+        row: dict[str, Any] = {"backend": name, "seq_len": seq_len, "mask": mask, "milliseconds": None}
         torch.cuda.reset_peak_memory_stats()
-        row: dict[str, Any] = {"backend": name, "seq_len": seq_len}
-        try:
-            row["milliseconds"] = 1000 * statistics.median(alternate({name: run}, rounds=10)[name])
-        except torch.OutOfMemoryError:
-            row["milliseconds"] = None
-        rows.append(row | {"peak_memory_bytes": torch.cuda.max_memory_allocated()})
-    return rows
+        if BACKENDS[name].refusal(case) is None:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                row["milliseconds"] = 1000 * statistics.median(alternate({name: run}, rounds=10)[name])
+                row["kernel"] = "triton" if name == "flex" else running_kernel(run)
+        found.append(row | {"peak_memory_bytes": torch.cuda.max_memory_allocated()})
+    return found
 
 
 def table(folder: Path) -> Iterator[str]:
@@ -118,21 +134,24 @@ def table(folder: Path) -> Iterator[str]:
     if path.exists():
         found = json.loads(path.read_text())
         yield f"{found['machine']}, {found['peak']}, measured {found['measured_flops_per_second'] / 1e12:.0f} TFLOP/s\n"
-        yield "| training | tokens/s | MFU | peak memory, GB |\n|---|---|---|---|"
+        yield "| training, bf16, compiled | | tokens/s | MFU | peak memory, GB |\n|---|---|---|---|---|"
         for row in found["training"]:
-            speed, memory = row["tokens_per_second"], row["peak_memory_bytes"] / 1e9
-            yield f"| {row['shape']} | {speed:,.0f} | {row['mfu']:.1%} | {memory:.1f} |"
+            memory = f"{row['peak_memory_bytes'] / 1e9:.1f}" if row["peak_memory_bytes"] else ""
+            yield f"| {row['shape']} | {row['name']} | {row['tokens_per_second']:,.0f} | {row['mfu']:.1%} | {memory} |"
+    if path.exists() and "attention" in found:
         backends = list(dict.fromkeys(row["backend"] for row in found["attention"]))
-        yield "\n| attention over T, ms (GB) | " + " | ".join(backends) + " |\n" + "|---" * (1 + len(backends)) + "|"
-        for seq_len in dict.fromkeys(row["seq_len"] for row in found["attention"]):
-            cells = [cell(row) for row in found["attention"] if row["seq_len"] == seq_len]
-            yield f"| {seq_len} | " + " | ".join(cells) + " |"
+        yield "\n| attention, ms (GB) | " + " | ".join(backends) + " |\n" + "|---" * (1 + len(backends)) + "|"
+        cases: dict[str, list[dict[str, Any]]] = {}
+        for row in found["attention"]:
+            cases.setdefault(f"T {row['seq_len']}, {row['mask']}", []).append(row)
+        for name, cells in cases.items():
+            yield f"| {name} | " + " | ".join(cell(row) for row in cells) + " |"
 
 
 def cell(row: dict[str, Any]) -> str:
     """Time and memory of one backend."""
     if row["milliseconds"] is None:
-        return "out of memory"
+        return "–"
     return f"{row['milliseconds']:.2f} ({row['peak_memory_bytes'] / 1e9:.1f})"
 
 
@@ -142,12 +161,14 @@ def main() -> None:
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print what is in a folder")
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     parser.add_argument("--quick", action="store_true", help="try everything out, measuring nothing well")
-    given = parser.parse_args()
+    given, overrides = parser.parse_known_args()
     if given.table:
         print("\n".join(table(given.table)))
         return
-    record = {"machine": machine("cuda"), "versions": versions(), "commit": commit(), **measure_gpu(given.quick)}
-    given.output.write_text(json.dumps(record, indent=1) + "\n")
+    record = {"machine": machine("cuda"), "versions": versions(), "commit": commit()}
+    for part in measure_gpu(given.quick, overrides):
+        record |= part
+        given.output.write_text(json.dumps(record, indent=1) + "\n")  # now, so that an interruption loses one part
 
 
 if __name__ == "__main__":

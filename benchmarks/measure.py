@@ -25,6 +25,7 @@ from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 from torch.profiler import profile
 
+from tinyformer.analysis.costs import count_costs
 from tinyformer.batch import Batch
 from tinyformer.config.compose import Invocation
 from tinyformer.hardware import compute_dtype
@@ -141,6 +142,7 @@ class InTurn(L.Callback):
         times: the times of each side's blocks, ours under "ours"; the first block warms up and is left out.
         losses: the losses of our steps.
         kernels: the kernels that compute attention for each rival.
+        peak_memory: the most bytes of a GPU that our first block takes, without what was there before it.
     """
 
     def __init__(
@@ -150,12 +152,15 @@ class InTurn(L.Callback):
         self.times: dict[str, list[float]] = {"ours": [], **{rival.name: [] for rival in rivals}}
         self.losses: list[Tensor] = []
         self.kernels: dict[str, str] = {}
+        self.peak_memory = 0
         self._batches: list[Batch] = []
         self._since = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
-        self._since = self.clock()
+        self._since, self._before = self.clock(), torch.cuda.memory_allocated()  # 0 on a CPU
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -166,6 +171,9 @@ class InTurn(L.Callback):
         if len(self._batches) < self.steps_per_block:
             return
         self.times["ours"].append(self.clock() - self._since)
+        if not self.peak_memory and torch.cuda.is_available():
+            weights = sum(weight.nbytes for weight in pl_module.parameters())
+            self.peak_memory = torch.cuda.max_memory_allocated() - self._before + weights
         with _bar_stopped(trainer):
             first = trainer.global_step - self.steps_per_block
             for rival in self.rivals[:: 1 if len(self.times["ours"]) % 2 else -1]:
@@ -229,6 +237,8 @@ class Trained:
         our_parameters: number of parameters of our network.
         parameters: number of parameters of the peer.
         kernel: the kernel that computes the peer's attention.
+        our_peak_memory: the most bytes of a GPU that our steps take; 0 on a CPU.
+        our_flops_per_token: those of our forward and backward pass.
     """
 
     peer: str
@@ -240,6 +250,8 @@ class Trained:
     our_parameters: int
     parameters: int
     kernel: str
+    our_peak_memory: int
+    our_flops_per_token: float
 
 
 def settings(shape: Shape, like: Sequence[str], effort: Effort, precision: str) -> list[str]:
@@ -269,6 +281,7 @@ def train_in_turn(
     theirs: str,
     clock: Clock = wall_clock,
     plain: bool = True,
+    compiled: bool = False,
 ) -> list[Trained]:
     """Train our network by a real run, in turn with peers and with the same network in a plain loop.
 
@@ -280,13 +293,14 @@ def train_in_turn(
         theirs: the precision of the peers; ours is in the overrides.
         clock: returns the time in seconds.
         plain: whether to train our network in a plain loop, too.
+        compiled: whether to compile the peers, and the network in a plain loop.
     """
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> list[Trained]:
         with contextlib.redirect_stdout(Terminal()):
             run = set_up(config, folder, invocation)
             in_turn = InTurn(
-                list(_rivals(run, peers, shape, theirs, plain)),
+                list(_rivals(run, peers, shape, theirs, plain, compiled)),
                 effort.steps_per_block,
                 clock,
                 lambda step: run.module.schedule.factor(step, effort.steps),
@@ -306,6 +320,8 @@ def train_in_turn(
                 run.network.num_parameters(),
                 num_parameters(rival.model),
                 in_turn.kernels[rival.name],
+                in_turn.peak_memory,
+                count_costs(run.network).training_flops_per_token,
             )
             for rival in in_turn.rivals
         ]
@@ -313,7 +329,9 @@ def train_in_turn(
     return with_config(job, overrides)
 
 
-def _rivals(run: Run, peers: Sequence[Peer], shape: Shape, precision: str, plain: bool) -> Iterator[Rival]:
+def _rivals(
+    run: Run, peers: Sequence[Peer], shape: Shape, precision: str, plain: bool, compiled: bool
+) -> Iterator[Rival]:
     max_norm = run.trainer.gradient_clip_val
     # All are copied before the first step, and have the optimizer that our run makes for our network.
     loops: list[tuple[str, nn.Module, Callable[[nn.Module, Batch], Tensor]]] = []
@@ -325,6 +343,8 @@ def _rivals(run: Run, peers: Sequence[Peer], shape: Shape, precision: str, plain
     loops += [(peer.name, peer.build(shape, run.network), loss_of(peer)) for peer in peers]
     for name, model, loss in loops:
         model.to(run.trainer.strategy.root_device)
+        if compiled:
+            model.compile()
         yield Rival(name, model, run.module.make_optimizer(model), loss, precision, max_norm)
 
 

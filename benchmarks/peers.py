@@ -263,6 +263,52 @@ class TorchTransformer(nn.Module):
         return x @ self.tokens.weight.T
 
 
+class PlainGPT(nn.Module):
+    """GPT-2 as short training scripts write it: plain modules, one projection to queries, keys and values.
+
+    Args:
+        shape: its sizes.
+        vocab_size: number of tokens.
+    """
+
+    def __init__(self, shape: Shape, vocab_size: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, shape.d_model)
+        self.positions = nn.Embedding(shape.seq_len, shape.d_model)
+        self.blocks = nn.ModuleList(PlainBlock(shape.d_model, shape.num_heads) for _ in range(shape.num_layers))
+        self.norm = nn.LayerNorm(shape.d_model, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The logits of the next token."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(self.norm(x), self.tokens.weight)
+
+
+class PlainBlock(nn.Module):
+    """A block of `PlainGPT`.
+
+    Args:
+        d_model: width of the residual stream.
+        num_heads: number of attention heads.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1, self.norm2 = nn.LayerNorm(d_model, bias=False), nn.LayerNorm(d_model, bias=False)
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
+        self.up, self.down = nn.Linear(d_model, 4 * d_model, bias=False), nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention, then a feed-forward network."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(heads.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
 def called(model: nn.Module, tokens: Tensor) -> Tensor:
     """The logits of a model that returns them."""
     return model(tokens)
@@ -323,6 +369,18 @@ TORCH_WEIGHTS = {
     "encoder.norm.weight": "final_norm",
 }
 
+PLAIN_WEIGHTS = {
+    "tokens.weight": "tokens",
+    "positions.weight": "positions",
+    "blocks.{i}.norm1.weight": "attention_norm",
+    "blocks.{i}.qkv.weight": "qkv",
+    "blocks.{i}.out.weight": "output",
+    "blocks.{i}.norm2.weight": "feed_forward_norm",
+    "blocks.{i}.up.weight": "up",
+    "blocks.{i}.down.weight": "down",
+    "norm.weight": "final_norm",
+}
+
 PEERS = (
     Peer("transformers GPT-2", "transformers", GPT, gpt2, of_transformers, GPT2_WEIGHTS, generates=True, exact=False),
     Peer(
@@ -339,3 +397,6 @@ PEERS = (
     Peer("transformers Llama", "transformers", LLAMA, llama, of_transformers, LLAMA_WEIGHTS, generates=True),
 )
 """All of them but a plain PyTorch loop of our own network, which `measure` makes from the network itself."""
+
+GPU_PEERS = (Peer("plain GPT", "torch", GPT, PlainGPT, called, PLAIN_WEIGHTS), PEERS[1])
+"""What `gpu.py` trains beside ours, compiled: a plain script, and `transformers`."""

@@ -1,11 +1,12 @@
 """The exactness of the backends on CUDA, and the kernels that run there."""
 
-from itertools import product
+from itertools import cycle
 
 import pytest
 import torch
 
 from nn.variants import NAMES, able, documents, prepared, small
+from tinyformer.hardware import is_hopper
 from tinyformer.nn import AttentionCase, AttentionMask, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver
@@ -55,24 +56,28 @@ def assert_exact(name: str, make_mask, shape: Shape, dtype: str, cross: bool = F
     return ran
 
 
-SIZES = list(product((1, 63, 257, 1024), (32, 64, 128)))
+SEQS, HEAD_DIMS = (1, 63, 257, 1024), (32, 64, 128)
+# Each kernel is compiled for each size, so a size has one mask in three.
+CASES = [
+    (seq, HEAD_DIMS[(i + j) % len(HEAD_DIMS)], mask)
+    for i, seq in enumerate(SEQS)
+    for j, mask in enumerate(EVERY_MASK)
+    if not (seq == 1 and mask == "causal+padded")  # that of one token is padding alone, which flash computes
+]
 
 
-@pytest.mark.parametrize("mask", EVERY_MASK)
-@pytest.mark.parametrize(("seq", "head_dim"), SIZES)
-def test_every_size_is_exact_under_every_mask(seq, head_dim, mask):
+@pytest.mark.parametrize(("seq", "head_dim", "mask"), CASES)
+def test_every_length_is_exact_under_every_mask(seq, head_dim, mask):
     for dtype in ("bf16", "fp32"):
         assert assert_exact("gqa", EVERY_MASK[mask], Shape(seq, head_dim, 3), dtype) >= 1
 
 
-@pytest.mark.parametrize("mask", ["full", "padded"])
-@pytest.mark.parametrize(("seq", "head_dim"), SIZES)
+@pytest.mark.parametrize(("seq", "head_dim", "mask"), [case for case in CASES if case[2] in ("full", "padded")])
 def test_cross_attention_is_exact(seq, head_dim, mask):
     assert assert_exact("gqa", MASKS[mask], Shape(seq, head_dim, 2), "bf16", cross=True) >= 1
 
 
-@pytest.mark.parametrize("mask", ["causal", "padded", "documents"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "mask"), list(zip(NAMES, cycle(["causal", "padded", "documents"]))))
 def test_every_variant_is_exact(name, mask):
     ran = assert_exact(name, MASKS[mask], Shape(33, 64, 3), "bf16")  # heads of 64 dimensions, as kernels take them
     assert ran >= (able(name, training=False) != ())
@@ -80,7 +85,7 @@ def test_every_variant_is_exact(name, mask):
 
 @pytest.mark.parametrize("mask", [name for name in EVERY_MASK if name not in ("full", "causal+padded", "pattern")])
 @pytest.mark.parametrize("kv_heads", [4, 2], ids=["own", "shared"])
-def test_auto_runs_the_flash_kernel_or_that_for_packed_sequences(kv_heads, mask):
+def test_auto_runs_a_fused_kernel_or_that_for_packed_sequences(kv_heads, mask):
     described = EVERY_MASK[mask](3, 257, torch.device("cuda"))
     q, k, v = (
         torch.zeros(3, heads, 257, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -90,5 +95,5 @@ def test_auto_runs_the_flash_kernel_or_that_for_packed_sequences(kv_heads, mask)
     chosen = select_backend("auto", AttentionCase("cuda", torch.bfloat16, 64, features, 257))
     with KernelObserver() as kernels:
         chosen.compute(q, k, v, described, Scoring(0.125)).sum().backward()
-    assert chosen.name == "flash"
-    assert kernels.kernel == ("flash" if mask == "causal" else "varlen")
+    plain = ("sdpa", "cudnn") if is_hopper("cuda") else ("flash", "flash")
+    assert (chosen.name, kernels.kernel) == (plain if mask == "causal" else ("flash", "varlen"))

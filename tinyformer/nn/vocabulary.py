@@ -1,6 +1,7 @@
 """Logits over a vocabulary, and their cross-entropy without holding all of them in memory."""
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,11 @@ from tinyformer.batch import IGNORED
 CPU_LOGITS = 2**24
 """Logits held at a time on a CPU: 64 MB in fp32; larger chunks are slower."""
 
-GPU_FRACTION = 1 / 8
+GPU_FRACTION = 1 / 4
 """The fraction of a GPU's memory for logits and their gradients."""
 
-BYTES_PER_LOGIT = 12
-"""The bytes of a logit and its gradient, each in bf16 and in fp32."""
+BYTES_PER_LOGIT, COMPILED_BYTES_PER_LOGIT = 16, 8
+"""The bytes of a logit and its gradient. Compiled code holds each once, in fp32 at most; other code holds copies."""
 
 
 def vocabulary_scores(
@@ -25,12 +26,9 @@ def vocabulary_scores(
     weight: Float[Tensor, "vocab_size d_model"],
     bias: Float[Tensor, " vocab_size"] | None = None,
 ) -> Float[Tensor, "*batch vocab_size"]:
-    """The logits x Wᵀ + b.
-
-    Tensor cores are faster where 64 divides the sizes of a product, so on a GPU W is padded with zeros for the product
-    (GPT-2's 50,257 rows become 50,304). CPUs gain nothing from that.
-    """
-    return padded_scores(x, weight, bias) if x.is_cuda and len(weight) >= 1024 else F.linear(x, weight, bias)
+    """The logits x Wᵀ + b."""
+    scores = padded_scores(x, weight, bias) if x.is_cuda else F.linear(x, weight, bias)
+    return scores if scores.shape[-1] == len(weight) else scores[..., : len(weight)]
 
 
 def padded_scores(
@@ -38,12 +36,16 @@ def padded_scores(
     weight: Float[Tensor, "vocab_size d_model"],
     bias: Float[Tensor, " vocab_size"] | None = None,
     multiple: int = 64,
-) -> Float[Tensor, "*batch vocab_size"]:
-    """The logits x Wᵀ + b by a product whose width is padded to a multiple of `multiple`."""
+) -> Float[Tensor, "*batch width"]:
+    """The logits x Wᵀ + b, and columns of zeros up to a multiple of `multiple` (GPT-2's 50,257 become 50,304).
+
+    Tensor cores are faster where 64 divides the sizes of a product; CPUs gain nothing from that.
+    """
     padding = -len(weight) % multiple
-    if bias is not None:
-        bias = F.pad(bias, (0, padding))
-    return F.linear(x, F.pad(weight, (0, 0, 0, padding)), bias)[..., : len(weight)]
+    if padding:
+        weight = F.pad(weight, (0, 0, 0, padding))
+        bias = None if bias is None else F.pad(bias, (0, padding))
+    return F.linear(x, weight, bias)
 
 
 def vocabulary_cross_entropy(
@@ -66,7 +68,7 @@ def vocabulary_cross_entropy(
     # The number of scored rows would take a synchronisation on a GPU, and be a dynamic shape in a compiled graph.
     if not x.is_cuda and not torch.compiler.is_compiling() and not scored.all():
         x, targets = x[scored], targets[scored]
-    rows = max((max_logits or _most_logits(x.device)) // len(weight), 1)
+    rows = max((max_logits or _most_logits(x.device, torch.compiler.is_compiling())) // len(weight), 1)
     if len(x) <= rows:
         nats = _summed_nats(x, weight, targets, bias, label_smoothing)
     else:
@@ -79,14 +81,59 @@ def vocabulary_cross_entropy(
 
 
 @torch.compiler.assume_constant_result
-def _most_logits(device: torch.device) -> int:
+def _most_logits(device: torch.device, is_compiled: bool) -> int:
     """The number of logits that a device holds at a time."""
     if device.type != "cuda":
         return CPU_LOGITS
-    return int(GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory / BYTES_PER_LOGIT)
+    memory = GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory
+    return int(memory / (COMPILED_BYTES_PER_LOGIT if is_compiled else BYTES_PER_LOGIT))
 
 
 def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, label_smoothing: float) -> Tensor:
+    if torch.compiler.is_compiling() and not label_smoothing:
+        scores = padded_scores(x, weight, bias, 64 if x.is_cuda else 1)
+        nats, _ = TargetNats.apply(scores, targets, len(weight))
+        return nats.sum()
     scores = vocabulary_scores(x, weight, bias)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+
+
+class TargetNats(torch.autograd.Function):
+    """-log softmax(scores)[target] of each row in nats, 0 where the target is `IGNORED`, and its log-sum-exp.
+
+    The gradient, softmax(scores) - one-hot(target), is written out: compiled, it is one pass over the scores, in their
+    dtype. That of `F.cross_entropy` takes three on a GPU, one of them to sum a row in which only the target's entry is
+    not zero. Uncompiled, each operation here would be a pass of its own.
+    """
+
+    @staticmethod
+    def forward(
+        scores: Float[Tensor, "rows width"], targets: Int[Tensor, " rows"], vocab_size: int
+    ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+        wide = _unpadded(scores, vocab_size)
+        log_sums = wide.logsumexp(dim=-1)
+        of_targets = wide.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return torch.where(targets == IGNORED, 0.0, log_sums - of_targets), log_sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+        scores, targets, ctx.vocab_size = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(scores, targets, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        scores, targets, log_sums = ctx.saved_tensors
+        pull = torch.where(targets == IGNORED, 0.0, pull).unsqueeze(-1)
+        probabilities = (_unpadded(scores, ctx.vocab_size) - log_sums.unsqueeze(-1)).exp()
+        is_target = torch.arange(scores.shape[-1], device=scores.device) == targets.unsqueeze(-1)
+        return ((probabilities - is_target.to(pull.dtype)) * pull).to(scores.dtype), None, None
+
+
+def _unpadded(scores: Float[Tensor, "rows width"], vocab_size: int) -> Float[Tensor, "rows width"]:
+    """The scores in fp32 at least, with -inf in the columns beyond the vocabulary."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if scores.shape[-1] == vocab_size:
+        return scores
+    return scores.masked_fill(torch.arange(scores.shape[-1], device=scores.device) >= vocab_size, -torch.inf)

@@ -38,7 +38,7 @@ class Options:
     deterministic: bool | Literal["warn"] = False
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     compile: Literal["auto", True, False] = "auto"
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    compile_mode: Literal["auto", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "auto"
     resume: str | None = None
     init_from: str | None = None
     freeze_encoder: bool = False

@@ -52,6 +52,7 @@ from tinyformer.run.summary import describe_non_finite
 from tinyformer.run.trainer import (
     Settings,
     choose_kernels,
+    compile_arguments,
     make_settings,
     require_one_process,
     scoring_trainer,
@@ -140,9 +141,6 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         evaluation_mask(task, data, "test")  # refuses an empty split, which would end the run after its training
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data)
-    if settings.compiled is not None:
-        # Otherwise torch compiles each graph twice: for the length of the first batch, then, at the second, for any.
-        network.compile(**settings.compiled, dynamic=data.row_format.varying_length or None)
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
@@ -154,6 +152,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if settings.arguments["enable_progress_bar"]:
         callbacks.append(StepProgress(report))
     trainer = training_trainer(settings, folder, loggers, callbacks)
+    if settings.compile_mode is not None:
+        network.compile(**compile_arguments(settings, data, mask, trainer.world_size))
     if invocation.in_python:
         require_one_process(trainer)
     parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)

@@ -80,7 +80,7 @@ class Settings:
 
     arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
     device: str  # the device type
-    compiled: dict[str, Any] | None  # the arguments of `torch.compile`; None if the network is not compiled
+    compile_mode: str | None  # of `torch.compile`, or "auto", see `compile_arguments`; None if nothing is compiled
 
     @property
     def precision(self) -> Any:
@@ -167,7 +167,22 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
         # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
         reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
         raise ArgumentError("compile_mode", mode, reason, {"compile_mode": "default"})
-    return Settings(arguments, device, {"mode": mode} if is_compiled else None)
+    return Settings(arguments, device, mode if is_compiled else None)
+
+
+def compile_arguments(settings: Settings, data: DataModule, mask: AttentionMask, num_processes: int) -> dict[str, Any]:
+    """The arguments of `torch.compile` for the network of a run that is compiled.
+
+    The mode "auto" records the kernels of a step as CUDA graphs, which the host then launches as one, where all batches
+    have one shape: each shape would be recorded anew, and documents differ in number.
+    """
+    varies, mode = data.row_format.varying_length, settings.compile_mode
+    if mode == "auto":
+        repeats = not varies and mask.documents is None and num_processes == 1
+        is_one_batch = (settings.arguments.get("accumulate_grad_batches") or 1) == 1
+        mode = "reduce-overhead" if settings.device == "cuda" and repeats and is_one_batch else "default"
+    # Without `dynamic` torch compiles twice: for the length of the first batch, then, at the second, for any.
+    return {"mode": mode, "dynamic": varies or None}
 
 
 def _check_time(limit: Any) -> None:

@@ -45,9 +45,19 @@ cudaError_t cudaStreamQuery(cudaStream_t s){return OK;}
 int fake_syncs=0;
 cudaError_t cudaStreamSynchronize(cudaStream_t s){__atomic_add_fetch(&fake_syncs,1,__ATOMIC_RELAXED);return OK;}
 cudaError_t cudaStreamWaitEvent(cudaStream_t s,cudaEvent_t e,unsigned f){return OK;}
-cudaError_t cudaStreamIsCapturing(cudaStream_t s,enum cudaStreamCaptureStatus*c){*c=cudaStreamCaptureStatusNone;return OK;}
+static int captured=0; static cudaStream_t capturing=NULL;
+#define STATUS(s) (captured&&capturing==(s)?cudaStreamCaptureStatusActive:cudaStreamCaptureStatusNone)
+cudaError_t cudaStreamBeginCapture(cudaStream_t s,enum cudaStreamCaptureMode m){captured++;capturing=s;return OK;}
+cudaError_t cudaStreamEndCapture(cudaStream_t s,cudaGraph_t*g){capturing=(cudaStream_t)-1;*g=(cudaGraph_t)16;return OK;}
+cudaError_t cudaStreamIsCapturing(cudaStream_t s,enum cudaStreamCaptureStatus*c){*c=STATUS(s);return OK;}
 #undef cudaStreamGetCaptureInfo
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s,enum cudaStreamCaptureStatus*c,unsigned long long*id,cudaGraph_t*g,const cudaGraphNode_t**d,const cudaGraphEdgeData**e,size_t*n){*c=cudaStreamCaptureStatusNone;if(id)*id=0;if(n)*n=0;return OK;}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t s,enum cudaStreamCaptureStatus*c,unsigned long long*id,cudaGraph_t*g,const cudaGraphNode_t**d,const cudaGraphEdgeData**e,size_t*n){*c=STATUS(s);if(id)*id=captured;if(n)*n=0;return OK;}
+cudaError_t cudaGraphGetNodes(cudaGraph_t g,cudaGraphNode_t*n,size_t*k){*k=1;return OK;}
+#undef cudaGraphInstantiate
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t*e,cudaGraph_t g,unsigned long long f){*e=(cudaGraphExec_t)16;return OK;}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t*e,cudaGraph_t g,unsigned long long f){*e=(cudaGraphExec_t)16;return OK;}
+cudaError_t cudaGraphDestroy(cudaGraph_t g){return OK;}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e){return OK;}
 cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode*m){return OK;}
 cudaError_t cudaEventCreate(cudaEvent_t*e){static long k=16;*e=(cudaEvent_t)(k+=16);return OK;}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t*e,unsigned f){return cudaEventCreate(e);}
@@ -58,6 +68,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t e,cudaStream_t s,unsigned f){re
 cudaError_t cudaEventSynchronize(cudaEvent_t e){return OK;}
 cudaError_t cudaEventElapsedTime(float*t,cudaEvent_t a,cudaEvent_t b){*t=1;return OK;}
 int fake_launches=0;
+cudaError_t cudaGraphLaunch(cudaGraphExec_t e,cudaStream_t s){__atomic_add_fetch(&fake_launches,1,__ATOMIC_RELAXED);return OK;}
 cudaError_t cudaLaunchKernel(const void*f,dim3 g,dim3 b,void**a,size_t m,cudaStream_t s){__atomic_add_fetch(&fake_launches,1,__ATOMIC_RELAXED);return OK;}
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t*c,const void*f,void**a){__atomic_add_fetch(&fake_launches,1,__ATOMIC_RELAXED);return OK;}
 cudaError_t __cudaLaunchKernel(cudaKernel_t f,dim3 g,dim3 b,void**a,size_t m,cudaStream_t s){__atomic_add_fetch(&fake_launches,1,__ATOMIC_RELAXED);return OK;}

@@ -29,13 +29,15 @@ def flash(
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """FlashAttention (Dao et al. 2022, arXiv 2205.14135): torch's flash kernel, or an error."""
-    if q.device.type == "cuda" and not mask.is_plain(q.shape[2], k.shape[2]):
-        if mask.allowed is not None:
-            raise ArgumentError("backend", "flash", "cannot compute a mask of any pattern on CUDA", {"backend": "sdpa"})
-        if dropout or scoring.sink is not None or scoring.mods:
-            reason = "cannot compute sinks, biases or dropout together with a mask on CUDA"
+    if q.device.type == "cuda":
+        if mask.allowed is not None or scoring.mods:
+            reason = "cannot compute a mask of any pattern or a bias on CUDA"
             raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
-        return _flash_varlen(q, k, v, mask, scoring)
+        if not mask.is_plain(q.shape[2], k.shape[2]):
+            if dropout or scoring.sink is not None:
+                reason = "cannot compute sinks or dropout together with a mask on CUDA"
+                raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
+            return _flash_varlen(q, k, v, mask, scoring)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return sdpa(q, k, v, mask, scoring, dropout)
 
@@ -55,7 +57,8 @@ def _flash_varlen(
     segments = _segments if torch.compiler.is_compiling() else _known_segments
     starts_q, starts_k = segments(mask, batch, q_seq, k_seq, q.device)
     sharing: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_TAKES_ENABLE_GQA else {}
-    sizes = (starts_q, starts_k, q_seq, k_seq)
+    # For single queries of shared K/V heads the kernel expects one in each segment; with padding, every other has none.
+    sizes = (starts_q, starts_k, max(q_seq, 2), k_seq)
     out = varlen_attn(q, k, v, *sizes, scale=scoring.scale, window_size=mask.span, **sharing)
     assert isinstance(out, Tensor)
     out = out.unflatten(0, (batch, q_seq)).transpose(1, 2)[..., :v_head_dim]

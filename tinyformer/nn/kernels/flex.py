@@ -16,6 +16,10 @@ from tinyformer.nn.score import Scoring
 # The smallest head size of the CUDA kernel.
 FLEX_MIN_HEAD_DIM = 16
 
+# Rows of queries that torch's kernel for decoding holds. For fewer than as many tokens torch chooses that kernel, which
+# takes all heads of a group together, and then finds no choice if these are too many (torch 2.11 to 2.13).
+DECODING_ROWS = 128
+
 
 def flex(
     q: Float[Tensor, "batch num_heads q_seq head_dim"],
@@ -45,6 +49,7 @@ def flex(
         block_mask=block_mask(mask, q_seq, k_seq, q.device),
         scale=scoring.scale,
         enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options={"BACKEND": "TRITON"} if q_seq * q.shape[1] // k.shape[1] > DECODING_ROWS else None,
         return_aux=AuxRequest(lse=scoring.sink is not None),
     )
     if scoring.sink is not None:

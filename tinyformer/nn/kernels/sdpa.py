@@ -68,8 +68,12 @@ def sdpa(
 
 
 def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
-    """Exclude cuDNN's kernel from masked calls: its gradients are NaN at some lengths (pytorch/pytorch#196678)."""
-    return nullcontext() if q.device.type != "cuda" or attn_mask is None else sdpa_kernel(WITHOUT_CUDNN)
+    """Exclude cuDNN's kernel from masked calls, whose gradients are NaN at some lengths (pytorch/pytorch#196678).
+
+    And from single queries, as of cached generation, for which it would make a plan at each new number of keys.
+    """
+    is_right = attn_mask is None and (q.shape[2] > 1 or not torch.backends.cuda.cudnn_sdp_enabled())
+    return nullcontext() if q.device.type != "cuda" or is_right else sdpa_kernel(WITHOUT_CUDNN)
 
 
 def _rounded_bias(
