@@ -23,14 +23,13 @@ from here import with_config
 from omegaconf import DictConfig
 from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
-from torch.profiler import profile
 
 from tinyformer.analysis.costs import count_costs
 from tinyformer.batch import Batch
 from tinyformer.config.compose import Invocation
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
-from tinyformer.programs.doctor.exactness import kernel_among, profiled_events
+from tinyformer.nn.kernels.observe import running_kernel
 from tinyformer.run.loggers import closing
 from tinyformer.run.pipeline import fit, set_up
 from tinyformer.run.run import Run
@@ -123,10 +122,9 @@ class Rival:
         return torch.autocast(device, dtype, enabled="mixed" in self.precision)
 
     def kernel(self, batch: Batch) -> str:
-        """The attention kernel that a forward pass runs, as torch's profiler sees it."""
-        with torch.no_grad(), self.autocast(batch), profile() as watched:
-            self.loss(self.model, batch)
-        return kernel_among(event.name() for event in profiled_events(watched))
+        """The attention kernel that a forward pass runs."""
+        with torch.no_grad(), self.autocast(batch), torch.compiler.set_stance("force_eager"):
+            return running_kernel(lambda: self.loss(self.model, batch))
 
 
 class InTurn(L.Callback):
@@ -167,7 +165,7 @@ class InTurn(L.Callback):
     ) -> None:
         """At the end of our block, run those of the rivals."""
         self._batches.append(batch)
-        self.losses.append(outputs["loss"].detach())
+        self.losses.append(outputs["loss"].detach().clone())  # CUDA graphs write the next one into the same memory
         if len(self._batches) < self.steps_per_block:
             return
         self.times["ours"].append(self.clock() - self._since)

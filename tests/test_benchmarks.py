@@ -17,7 +17,7 @@ import torch
 from commands import ROOT, Program, ran
 from here import our_network
 from measure import PLAIN, Effort, Trained, settings, train_in_turn
-from peers import GPT, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
+from peers import GPT, GPU_PEERS, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
 
 import tinyformer
 from tinyformer.generation.beam_search import Beam
@@ -58,7 +58,7 @@ def test_our_run_and_the_plain_loop_have_the_same_losses(book: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [*SHAPES.values(), QUICK], ids=lambda shape: shape.name)
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", [*PEERS, GPU_PEERS[0]], ids=lambda peer: peer.name)
 def test_a_peer_computes_our_function_with_as_many_parameters(peer: Peer, shape: Shape) -> None:
     # Weights that are large enough for each layer to matter.
     network = our_network([*peer.like, *shape.overrides, "model.init_std=0.1"], 65)

@@ -59,11 +59,6 @@ def has_native_bf16(device: str) -> bool:
     return False
 
 
-def is_hopper(device: str) -> bool:
-    """Whether a device type is an NVIDIA GPU of the Hopper architecture, such as H100 and H200."""
-    return device == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-
-
 def resolve_device(accelerator: str) -> str:
     """The device type that Lightning's `accelerator` stands for on this machine.
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nn.variants import NAMES, able, documents, prepared, small
-from tinyformer.hardware import is_hopper
 from tinyformer.nn import AttentionCase, AttentionMask, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver
@@ -85,7 +84,7 @@ def test_every_variant_is_exact(name, mask):
 
 @pytest.mark.parametrize("mask", [name for name in EVERY_MASK if name not in ("full", "causal+padded", "pattern")])
 @pytest.mark.parametrize("kv_heads", [4, 2], ids=["own", "shared"])
-def test_auto_runs_a_fused_kernel_or_that_for_packed_sequences(kv_heads, mask):
+def test_auto_runs_the_flash_kernel_or_that_for_packed_sequences(kv_heads, mask):
     described = EVERY_MASK[mask](3, 257, torch.device("cuda"))
     q, k, v = (
         torch.zeros(3, heads, 257, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -95,5 +94,5 @@ def test_auto_runs_a_fused_kernel_or_that_for_packed_sequences(kv_heads, mask):
     chosen = select_backend("auto", AttentionCase("cuda", torch.bfloat16, 64, features, 257))
     with KernelObserver() as kernels:
         chosen.compute(q, k, v, described, Scoring(0.125)).sum().backward()
-    plain = ("sdpa", "cudnn") if is_hopper("cuda") else ("flash", "flash")
-    assert (chosen.name, kernels.kernel) == (plain if mask == "causal" else ("flash", "varlen"))
+    assert chosen.name == "flash"
+    assert kernels.kernel == ("flash" if mask == "causal" else "varlen")

@@ -20,7 +20,7 @@ from tinyformer.nn import (
     Residual,
     vocabulary_cross_entropy,
 )
-from tinyformer.nn.vocabulary import padded_scores
+from tinyformer.nn.vocabulary import TargetNats, padded_scores
 
 
 def randomised(module: nn.Module) -> nn.Module:
@@ -137,3 +137,16 @@ def test_rows_of_zeros_change_no_score(bias):
     with Largest() as made:
         padded_scores(x, weight, bias)
     assert made.elements == 30 * 128
+
+
+def test_nats_of_compiled_code_and_their_gradient_are_those_of_cross_entropy():
+    x, weight, targets, _ = case((0, 3, 14))
+    targets = targets.flatten()
+    scores = padded_scores(x, weight).flatten(0, 1)
+    reference = F.cross_entropy(scores[:, :VOCAB_SIZE], targets, reduction="none")
+    nats, _ = TargetNats.apply(scores, targets, VOCAB_SIZE)
+    torch.testing.assert_close(nats, reference)
+    pull = torch.randn_like(nats)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(each, [x, weight], pull, retain_graph=True) for each in (nats, reference))
+    )

@@ -1,10 +1,10 @@
-"""The kernels that torch chooses on the stand-in device, and what flex compiles: `run_kernels.py sdpa` or `flex`."""
+"""What torch runs on the stand-in device: the kernels of `sdpa` and `flash`, and how many graphs `flex` compiles."""
 
 import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 from tinyformer.nn.kernels.observe import KernelObserver
 from tinyformer.nn.score import ScoreMod, softcap
@@ -56,11 +57,27 @@ def flex_graphs() -> int:
     """The number of graphs compiled for each mask with and without modified scores, forward and backward."""
     distance = ScoreMod(lambda score, batch, head, q_idx, kv_idx: score - 0.1 * (q_idx - kv_idx), additive=True)
     for mask, mods in product(masks().values(), ((), (softcap(5.0),), (distance,))):
-        q, k, v = inputs(2, torch.bfloat16)
+        q, k, v = inputs(1, torch.bfloat16)  # so many queries of one head that torch's kernel for decoding takes none
         BACKENDS["flex"].compute(q, k, v, mask, Scoring(0.2, mods=mods)).sum().backward()
     return counters["stats"]["unique_graphs"]
 
 
+def flash_kernels() -> dict[str, str]:
+    """The kernel of single queries that share K/V heads, with padding; and of a bias, which flash does not compute."""
+    q, k, v = (x[:, :, :1] for x in inputs(2, torch.bfloat16))
+    chosen = {}
+    for name, mask, mods in (
+        ("padded", AttentionMask(lengths=torch.ones(BATCH, dtype=torch.long).to("cuda")), ()),
+        ("bias", AttentionMask(), (ScoreMod(lambda score, *indices: score - 0.1, additive=True),)),
+    ):
+        with KernelObserver() as observer, contextlib.suppress(ArgumentError):
+            BACKENDS["flash"].compute(q, k, v, mask, Scoring(0.2, mods=mods)).sum().backward()
+        chosen[name] = observer.kernel if observer.calls else "none"
+    return chosen
+
+
+REPORTS: dict[str, Callable[[], Any]] = {"sdpa": sdpa_kernels, "flex": flex_graphs, "flash": flash_kernels}
+
 if __name__ == "__main__":
-    report: dict[str, Any] = {"sdpa": sdpa_kernels} if sys.argv[1] == "sdpa" else {"flex": flex_graphs}
+    report = {sys.argv[1]: REPORTS[sys.argv[1]]}
     Path(os.environ["REPORT"]).write_text(json.dumps({name: compute() for name, compute in report.items()}))

@@ -123,7 +123,7 @@ class TargetNats(torch.autograd.Function):
         ctx.save_for_backward(scores, targets, output[1])
 
     @staticmethod
-    def backward(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:
         scores, targets, log_sums = ctx.saved_tensors
         pull = torch.where(targets == IGNORED, 0.0, pull).unsqueeze(-1)
         probabilities = (_unpadded(scores, ctx.vocab_size) - log_sums.unsqueeze(-1)).exp()

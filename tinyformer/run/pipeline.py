@@ -153,7 +153,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         callbacks.append(StepProgress(report))
     trainer = training_trainer(settings, folder, loggers, callbacks)
     if settings.compile_mode is not None:
-        network.compile(**compile_arguments(settings, data, mask, trainer.world_size))
+        network.compile(**compile_arguments(settings, data.row_format.varying_length, mask, trainer.world_size))
     if invocation.in_python:
         require_one_process(trainer)
     parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
