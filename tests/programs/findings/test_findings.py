@@ -238,6 +238,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "nope": {"fails": "accuracy at 1 to 20 symbols without", "alike": "rotary"},
     "relative": {"fails": "loss with sinusoidal positions minus that with relative", "alike": "sinusoidal"},
     "sinks": {"fails": "largest share", "alike": "none"},
+    "unscaled": {"fails": "loss at d = 128", "alike": "adamw_scaled_128"},
 }
 
 
