@@ -16,6 +16,7 @@ from nn.variants import documents, error
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 from tinyformer.nn.kernels import flash
 from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.score import ScoreMod
 
 
 def sequence_by_sequence(q, k, v, starts_q, starts_k, max_q, max_k, *, scale, window_size, enable_gqa=True):
@@ -99,11 +100,13 @@ def test_torchs_own_kernel_takes_what_it_is_given(kv_heads):
         assert outputs[0].shape == (2, 4, 9, 11)
 
 
-def test_dropout_beside_a_mask_and_a_mask_of_any_pattern_are_refused_and_never_left_out():
+def test_what_flash_lacks_on_cuda_is_refused_and_never_left_out():
     with FakeTensorMode():
         q, k, v = (torch.zeros(2, heads, 9, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2, 2))
         pattern = AttentionMask(allowed=torch.ones(1, 1, 9, 9, dtype=torch.bool, device="cuda"))
-        with pytest.raises(ValueError, match="cannot compute sinks, biases or dropout together with a mask on CUDA"):
+        with pytest.raises(ValueError, match="cannot compute sinks or dropout together with a mask on CUDA"):
             BACKENDS["flash"].compute(q, k, v, AttentionMask(window=3), Scoring(0.3), 0.1)
-        with pytest.raises(ValueError, match="cannot compute a mask of any pattern on CUDA"):
-            BACKENDS["flash"].compute(q, k, v, pattern, Scoring(0.3))
+        bias = Scoring(0.3, mods=(ScoreMod(lambda score, *indices: score - 0.1, additive=True),))
+        for mask, scoring in ((pattern, Scoring(0.3)), (AttentionMask(), bias)):
+            with pytest.raises(ValueError, match="cannot compute a mask of any pattern or a bias on CUDA"):
+                BACKENDS["flash"].compute(q, k, v, mask, scoring)
