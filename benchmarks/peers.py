@@ -229,8 +229,8 @@ def x_transformer(shape: Shape, vocab_size: int) -> nn.Module:
     return model
 
 
-class TorchTransformer(nn.Module):
-    """`torch.nn.TransformerEncoder` with embeddings of tokens and positions and a tied readout.
+class TiedTransformer(nn.Module):
+    """Embeddings of tokens and positions, and a readout tied to the former; a subclass encodes between them.
 
     Args:
         shape: its sizes.
@@ -241,6 +241,18 @@ class TorchTransformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, shape.d_model)
         self.positions = nn.Embedding(shape.seq_len, shape.d_model)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The logits of the next token."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return nn.functional.linear(self.encode(self.tokens(tokens) + self.positions(positions)), self.tokens.weight)
+
+
+class TorchTransformer(TiedTransformer):
+    """Around `torch.nn.TransformerEncoder`."""
+
+    def __init__(self, shape: Shape, vocab_size: int) -> None:
+        super().__init__(shape, vocab_size)
         layer = nn.TransformerEncoderLayer(
             shape.d_model,
             shape.num_heads,
@@ -256,34 +268,22 @@ class TorchTransformer(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(shape.seq_len)
         self.register_buffer("mask", mask)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of the next token."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.encoder(self.tokens(tokens) + self.positions(positions), mask=self.mask, is_causal=True)
-        return x @ self.tokens.weight.T
+    def encode(self, x: Tensor) -> Tensor:
+        """The encoder under a causal mask."""
+        return self.encoder(x, mask=self.mask, is_causal=True)
 
 
-class PlainGPT(nn.Module):
-    """GPT-2 as short training scripts write it: plain modules, one projection to queries, keys and values.
-
-    Args:
-        shape: its sizes.
-        vocab_size: number of tokens.
-    """
+class PlainGPT(TiedTransformer):
+    """GPT-2 as short training scripts write it: plain modules, one projection to queries, keys and values."""
 
     def __init__(self, shape: Shape, vocab_size: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocab_size, shape.d_model)
-        self.positions = nn.Embedding(shape.seq_len, shape.d_model)
-        self.blocks = nn.ModuleList(PlainBlock(shape.d_model, shape.num_heads) for _ in range(shape.num_layers))
+        super().__init__(shape, vocab_size)
+        self.blocks = nn.Sequential(*(PlainBlock(shape.d_model, shape.num_heads) for _ in range(shape.num_layers)))
         self.norm = nn.LayerNorm(shape.d_model, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of the next token."""
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            x = block(x)
-        return nn.functional.linear(self.norm(x), self.tokens.weight)
+    def encode(self, x: Tensor) -> Tensor:
+        """Block after block, then a norm."""
+        return self.norm(self.blocks(x))
 
 
 class PlainBlock(nn.Module):

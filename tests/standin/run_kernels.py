@@ -43,11 +43,13 @@ def inputs(kv_heads: int, dtype: torch.dtype) -> Iterator[Tensor]:
 def sdpa_kernels() -> dict[str, str]:
     """The kernel of each mask, sharing, dtype and dropout, forward and backward."""
     chosen = {}
-    names = product(("full", "causal", "padded"), (HEADS, 2), DTYPES, (0.0, 0.1))
+    names = product(("full", "single", "causal", "padded"), (HEADS, 2), DTYPES, (0.0, 0.1))
     for mask, kv_heads, dtype, dropout in names:
         q, k, v = inputs(kv_heads, DTYPES[dtype])
+        q = q[:, :, :1] if mask == "single" else q
+        described = masks().get(mask, AttentionMask())
         with KernelObserver() as observer, contextlib.suppress(RuntimeError):  # cuDNN's needs a library
-            BACKENDS["sdpa"].compute(q, k, v, masks()[mask], Scoring(0.2), dropout).sum().backward()
+            BACKENDS["sdpa"].compute(q, k, v, described, Scoring(0.2), dropout).sum().backward()
         sharing = "own" if kv_heads == HEADS else "shared"
         chosen[f"{mask} {sharing} {dtype} {dropout}"] = observer.kernel
     return chosen

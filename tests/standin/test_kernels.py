@@ -3,10 +3,12 @@
 from .conftest import Run
 
 # By mask and dtype, for own and shared K/V heads, with and without dropout. No call falls to plain matrix products, and
-# none with a mask runs cuDNN's kernel.
+# none with a mask or a single query runs cuDNN's kernel.
 KERNELS = {
     "full bf16": "cudnn",
     "full fp32": "efficient",
+    "single bf16": "flash",
+    "single fp32": "efficient",
     "causal bf16": "cudnn",
     "causal fp32": "efficient",
     "padded bf16": "efficient",
