@@ -21,6 +21,8 @@ Heads: TypeAlias = Float[Tensor, "*layers heads"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
+VERSION = 1  # of the measures, raised when the meaning of one changes
+
 REACH = 8  # the largest distance in tokens between a query and a near key
 
 MIN_BLOCK, MAX_BOUNDARIES = 4, 32

@@ -57,17 +57,22 @@ def _show(options: argparse.Namespace) -> int:
     from tinyformer.config.folder import refuse_foreign_files
     from tinyformer.programs.findings.files import finding_names, read_finding, trust
     from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
-    from tinyformer.programs.findings.pages import PAGE, page, read_outcomes, refuse_links
+    from tinyformer.programs.findings.outcomes import read_outcomes, refuse_links
+    from tinyformer.programs.findings.pages import PAGE, page
 
     names = finding_names(options.files)
-    refuse_links(options.results, names)
+    path = options.results.parent / PAGE
+    refuse_links(options.results, path, names)
     known = [read_finding(name, options.files) for name in names]
     if options.name is None:
         _list(known, options.results)
         return 0
+    from tinyformer.programs.findings.statements import state
+
     require_launcher(options.launcher)
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
+    state(chosen, options.runs)
     # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
     is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
     codes = []
@@ -76,7 +81,7 @@ def _show(options: argparse.Namespace) -> int:
         outcomes = read_outcomes(options.results, names)
         if not outcomes:  # all runs failed
             continue
-        path = options.results.parent / PAGE  # after each, so that a program that is stopped leaves it true
+        # After each, so that a program that is stopped leaves it true.
         path.write_text(page(known, outcomes, options.results.name), encoding="utf-8")
         print(f"Page: {path}")
     return max(codes)
@@ -84,17 +89,20 @@ def _show(options: argparse.Namespace) -> int:
 
 def _list(findings: Sequence["Finding"], results: Path) -> None:
     """Print each finding with its verdict, and below it the means of what decides."""
-    from tinyformer.programs.findings.pages import band, read_outcomes, shown, verdict_of
+    from tinyformer.programs.findings.outcomes import read_outcomes
+    from tinyformer.programs.findings.pages import rows_of
+    from tinyformer.programs.findings.verdicts import summary
 
     outcomes = read_outcomes(results, [finding.name for finding in findings])
     table = Table("finding", "measured last", "band", "claim and paper", box=box.SIMPLE_HEAD)
     for finding in findings:
-        outcome = outcomes.get(finding.name)
+        measurements = outcomes.get(finding.name)
+        told = summary(measurements[-1]["verdicts"]) if measurements else "unmeasured"
         claim = f"{finding.title} ({finding.paper.name}, arXiv {finding.paper.arxiv})"
-        table.add_row(finding.name, verdict_of(outcome) if outcome else "unmeasured", "", claim, style="bold")
-        for quantity in outcome["measured"] if outcome else []:
-            if quantity["holds"] is not None:
-                table.add_row("", shown(float(quantity["mean"])), band(quantity), quantity["name"])
+        table.add_row(finding.name, told, "", claim, style="bold")
+        for name, band, mean, verdict in rows_of(measurements[-1]) if measurements else []:
+            if band:
+                table.add_row("", mean, band, f"{verdict}: {name}")
         table.add_section()
     Console(markup=False, highlight=False).print(table)
 
@@ -120,15 +128,17 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
 
 
 def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path) -> None:
-    """Measure a finding whose runs have ended; write and print its table and its verdict."""
-    from tinyformer.programs.findings.pages import COLUMNS, rows_of, verdict_of, write_outcome
-    from tinyformer.programs.findings.running import facts_of, records_of
+    """Measure a finding whose runs have ended; print what was measured, and the verdict on each clause."""
+    from tinyformer.programs.findings.outcomes import conclude
+    from tinyformer.programs.findings.pages import rows_of
+    from tinyformer.programs.findings.verdicts import summary
 
-    outcome = write_outcome(finding, records_of(planned), facts_of(planned), results)
-    shown = [index for index, column in enumerate(COLUMNS) if column != "seeds"]  # for which a terminal is too narrow
-    table = Table(*(COLUMNS[index] for index in shown), box=box.SIMPLE_HEAD)
-    for row in rows_of(outcome):
-        table.add_row(*(row[index] for index in shown))
+    measurement = conclude(finding, planned, results)
+    table = Table("measured", "band", "mean [95 % interval]", "verdict", box=box.SIMPLE_HEAD)
+    for row in rows_of(measurement):
+        table.add_row(*row)
     Console(markup=False).print(table)
-    print(f"{finding.name}: {verdict_of(outcome)}")
-    print(f"Table, figure and JSON: {results / finding.name}.csv, .png, .json")
+    for clause, verdict in measurement["verdicts"].items():
+        print(f"{finding.name}: {verdict}: {finding.clauses[clause].strip()}")
+    print(f"{finding.name}: {summary(measurement['verdicts'])}")
+    print(f"Figure and measurements: {results / finding.name}.png, .json; what was measured of each run: .records.json")

@@ -2,25 +2,40 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from tinyformer.programs.findings.files import Curve
-from tinyformer.programs.findings.quantities import Records
+from tinyformer.programs.findings.records import Records
 from tinyformer.programs.findings.verdicts import Measured
 
 CAPTION = "band green, seeds as points and lines, mean and 95 % t-interval black"
 
+WIDTH = 8  # of the figure, in inches
 MANY_POINTS = 12  # lines with fewer points mark each
 WIDE = 1000  # a quantity whose values and band's ends have a larger ratio is shown on a logarithmic axis
 
 
-def draw(measured: Sequence[Measured], curves: Sequence[Curve] = (), records: Sequence[Records] = ()) -> Figure:
-    """The panels of the curves, given the records of each seed, above one for each quantity."""
+def draw(
+    measured: Sequence[Measured],
+    curves: Sequence[Curve] = (),
+    records: Sequence[Records] = (),
+    picture: tuple[str, Path] | None = None,
+) -> Figure:
+    """The picture, given its title and file, and the curves, given the records of each seed, above each quantity."""
     heights = [2.2] * len(curves) + [0.85] * len(measured)
-    figure = Figure(figsize=(8, 0.9 + sum(heights)), layout="constrained")
-    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    image = imread(picture[1]) if picture else None
+    if image is not None:
+        heights.insert(0, WIDTH * image.shape[0] / image.shape[1])
+    figure = Figure(figsize=(WIDTH, 0.9 + sum(heights)), layout="constrained")
+    panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    if picture and image is not None:
+        panels[0].imshow(image)
+        panels[0].set_axis_off()
+        panels.pop(0).set_title(picture[0], fontsize=8, loc="left")
     for panel, curve in zip(panels, curves, strict=False):
         _draw_curve(panel, curve, records)
     for panel, quantity in zip(panels[len(curves) :], measured, strict=True):

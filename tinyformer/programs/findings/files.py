@@ -15,10 +15,23 @@ from tinyformer.config.conf import config_dir
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import readable
 from tinyformer.files import load_plain_yaml
-from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, Records, function_of
+from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, function_of
+from tinyformer.programs.findings.records import Records
 
 CONFIG_NAMES = {"train": "train", "costs": "card"}  # the primary config of the programs whose words are overrides
 QUIET = ("trainer.enable_progress_bar=false",)  # overrides of every training run that change nothing about it
+
+
+QUESTIONS = {
+    "cost": "What do heads cost?",
+    "learn": "What do heads learn?",
+    "remove": "What can be removed?",
+    "positions": "What do positions do?",
+    "training": "What does training need?",
+    "identities": "What holds by construction?",
+    "own": "Findings of your own",
+}
+"""The questions by which findings are grouped, by the names that the files use."""
 
 
 class _Checked(pydantic.BaseModel):
@@ -38,12 +51,14 @@ class Check(_Checked):
     name: str  # what is measured, with its unit
     quantity: str  # a name in `QUANTITIES`
     of: dict[str, Any]  # the arguments of that function
+    clause: str | None = None  # the clause of the claim that it decides
     at_least: float | None = None  # the lower end of the band
     at_most: float | None = None  # the upper end. Without either, the quantity is reported and decides nothing
-    premise: bool = False  # whether the claim can be tested only where this holds
+    premise: bool = False  # whether the clause, or without one the whole claim, can be tested only where this holds
+    scale: Literal["linear", "log", "share"] = "linear"  # on which the mean and its interval are computed
 
     @property
-    def decides(self) -> bool:
+    def has_band(self) -> bool:
         return self.at_least is not None or self.at_most is not None
 
     def contains(self, value: float) -> bool:
@@ -51,6 +66,25 @@ class Check(_Checked):
         low = -float("inf") if self.at_least is None else self.at_least
         high = float("inf") if self.at_most is None else self.at_most
         return low <= value <= high
+
+
+class Takeaway(_Checked):
+    """What a reader should remember, written after the measurement."""
+
+    text: str  # in which {key} stands for the mean of a check
+    concluded: dict[str, str]  # the verdict on each clause for which the text was written
+
+    def told(self, means: dict[str, str], verdicts: dict[str, str]) -> str:
+        """The sentence with its numbers; without them, what the verdicts are, if they are no longer those."""
+        return self.text.format_map(means) if self.concluded == verdicts else ""
+
+
+class Picture(_Checked):
+    """A picture that a run or its analysis wrote, shown above the curves."""
+
+    run: str
+    file: str  # such as attention/step_001000.png
+    name: str
 
 
 class Curve(_Checked):
@@ -93,20 +127,27 @@ class Finding(_Checked):
 
     name: str
     title: str
+    question: str = "own"  # a key of `QUESTIONS`
+    is_headline: bool = False  # whether it answers its question in the README
     paper: Paper
-    claim: str
+    clauses: dict[str, str] = pydantic.Field(min_length=1)  # the sentences of the claim, each with its own verdict
     baseline: list[str]  # overrides of every run, which state each choice that matters
     runs: dict[str, list[str]] = pydantic.Field(min_length=1)  # the overrides of each run beside the baseline, by name
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
     program: Literal["train", "costs", "kernels"] = "train"  # what makes a run
     evaluate: list[str] | None = None  # overrides of the evaluation that analyses every trained run
-    checks: list[Check] = pydantic.Field(min_length=1)
+    checks: dict[str, Check] = pydantic.Field(min_length=1)
     curves: list[Curve] = []  # panels of the figure with lines, above those of the checks
+    picture: Picture | None = None  # above them, of the first seed
     why: str
-    refuted_by: str
     cost: str
     notes: str = ""  # what was tried and learnt, after the first run
+    takeaway: Takeaway | None = None
     trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
+
+    @property
+    def claim(self) -> str:
+        return " ".join(sentence.strip() for sentence in self.clauses.values())
 
     def words(self, run: str) -> list[str]:
         """The overrides of a run, but for its seed."""
@@ -114,28 +155,39 @@ class Finding(_Checked):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Finding":
-        if not any(check.decides and not check.premise for check in self.checks):
-            raise ValueError("checks: at least one that is no premise must have at_least or at_most")
-        named = [(check.name, run) for check in self.checks for run in _runs_named_by(check)]
+        if self.question not in QUESTIONS:
+            raise ValueError(f"question={self.question}: must be one of {', '.join(QUESTIONS)}")
+        for key, check in self.checks.items():
+            if check.clause not in (None, *self.clauses):
+                raise ValueError(f"checks.{key}.clause={check.clause}: must be one of {', '.join(self.clauses)}")
+            if (check.clause is not None or check.premise) and not check.has_band:
+                raise ValueError(f"checks.{key}: what decides a clause, and a premise, need at_least or at_most")
+        for clause in self.clauses:
+            if not any(check.clause == clause and not check.premise for check in self.checks.values()):
+                raise ValueError(f"clauses.{clause}: at least one of the checks that are no premises must name it")
+        named = [(key, run) for key, check in self.checks.items() for run in _runs_named_by(key, check)]
         named += [(curve.name, run) for curve in self.curves for run in curve.drawn_runs(self.runs)]
+        named += [("picture", self.picture.run)] if self.picture else []
         for name, run in named:
             if run not in self.runs:
                 raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(self.runs)}")
+        if self.takeaway:
+            self.takeaway.text.format_map(dict.fromkeys(self.checks, ""))  # a KeyError names what is no check
         return self
 
 
-def _runs_named_by(check: Check) -> list[str]:
+def _runs_named_by(key: str, check: Check) -> list[str]:
     """The runs of a check, once its quantity and its arguments are known to fit."""
     if check.quantity not in QUANTITIES:
         raise ValueError(f"quantity={check.quantity}: must be one of {', '.join(QUANTITIES)}")
     try:
         inspect.signature(QUANTITIES[check.quantity]).bind({}, **check.of)
-        for key in ("source", "other"):
-            if key in check.of:
-                function_of("a source", check.of[key], SOURCES)
+        for name in ("source", "other"):
+            if name in check.of:
+                function_of("a source", check.of[name], SOURCES)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{check.name}: quantity={check.quantity}: {error}") from error
-    runs = [check.of[key] for key in ("run", "than") if key in check.of]
+        raise ValueError(f"checks.{key}: quantity={check.quantity}: {error}") from error
+    runs = [check.of[name] for name in ("run", "than") if name in check.of]
     return [*runs, *check.of.get("points", {}), *check.of.get("to", [])]
 
 

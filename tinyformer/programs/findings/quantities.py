@@ -4,93 +4,34 @@ All are functions of the files that the runs wrote, and of plain values in the f
 `SOURCES` with its arguments, names a number of a run, or a series by step.
 """
 
-import csv
 import inspect
-import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tinyformer.config.errors import ConfigError
+from tinyformer.programs.findings.records import STATISTICS, Record, Records, Series, Source, reduced
 
-Source: TypeAlias = Mapping[str, Any]
-
-Series: TypeAlias = dict[int, float]  # a number by the step at which it was measured
 Line: TypeAlias = Mapping[float, float]  # y by x
 
-STATISTICS: dict[str, Callable[[list[float]], float]] = {
-    "largest": max,
-    "smallest": min,
-    "mean": statistics.fmean,
-    "median": statistics.median,
-    "last": lambda values: values[-1],
-}
-"""Reductions of several values to one, by name: over heads, or over the rows of a table."""
+QUANTITIES: dict[str, Callable[..., float]] = {}
+"""The measured quantities, by the names that the files use."""
 
-HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
-"""The columns of `metrics.csv` for the measures of heads."""
+VERSIONS: dict[str, int] = {}
+"""The version of each quantity, by its name."""
+
+Quantity: TypeAlias = Callable[..., float]
 
 
-@dataclass(frozen=True)
-class Record:
-    """What a run wrote: the numbers at its end and of its evaluation, the rows of `metrics.csv` and of other tables."""
+def quantity(version: int) -> Callable[[Quantity], Quantity]:
+    """Register a quantity, with a version that is raised when its meaning changes."""
 
-    results: Mapping[str, Any] = field(default_factory=dict)
-    evaluated: Mapping[str, Any] = field(default_factory=dict)
-    metrics: list[dict[str, str]] = field(default_factory=list)
-    tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
+    def register(function: Quantity) -> Quantity:
+        QUANTITIES[function.__name__], VERSIONS[function.__name__] = function, version
+        return function
 
-    def value(self, source: Source) -> float:
-        return function_of("a source", source, SOURCES)(self, **source)
-
-    def series(self, source: Source) -> Series:
-        """A metric or a measure of heads by step: `{metric: NAME}` or `{heads: MEASURE, over: STATISTIC}`."""
-        series = {}
-        for row in self.metrics:
-            if "metric" in source:
-                cells = [row.get(source["metric"])]
-            else:
-                measures = {name: found[1] for name in row if (found := HEAD.fullmatch(name))}
-                cells = [row[name] for name, measure in measures.items() if measure == source.get("heads")]
-            numbers = [float(cell) for cell in cells if cell]
-            if numbers:
-                series[int(row["step"])] = _reduced(numbers, source.get("over", "mean"))
-        if not series:
-            raise ConfigError(f"source={dict(source)}: metrics.csv has no such values.")
-        return dict(sorted(series.items()))
-
-    def rows(self, table: str, where: Source) -> list[dict[str, str]]:
-        """The rows of a table whose columns have some values, at least one."""
-        if table not in self.tables:
-            raise ConfigError(f"table={table}: the run left {', '.join(self.tables) or 'no tables'}.")
-        rows = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]
-        if not rows:
-            raise ConfigError(f"table={table}: no row has {dict(where)}.")
-        return rows
-
-
-Records: TypeAlias = Mapping[str, Record]  # the records of one seed, by the name of the run
-
-
-def read_record(folder: Path, analysed: Path | None = None) -> Record:
-    """Read the files that a run, and its analysis if there is one, wrote."""
-    tables: dict[str, list[dict[str, str]]] = {}
-    for place in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
-        for path in sorted(place.glob("*.csv")):
-            with path.open(newline="", encoding="utf-8") as file:
-                tables[path.stem] = list(csv.DictReader(file))
-    evaluated = read_results(analysed) if analysed else {}
-    return Record(read_results(folder), evaluated, tables.pop("metrics", []), tables)
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """The contents of `results.json`; empty without one."""
-    path = folder / "results.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return register
 
 
 def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -131,12 +72,7 @@ def _heads(record: Record, heads: str, over: str) -> float:
 
 def _cells(record: Record, table: str, column: str, over: str = "mean", where: Mapping[str, Any] = {}) -> float:
     """A column of the rows of a table, reduced to one number; nan where a cell is empty, as of what was refused."""
-    return _reduced([float(row[column] or "nan") for row in record.rows(table, where)], over)
-
-
-def _reduced(numbers: list[float], over: str) -> float:
-    """Several numbers reduced to one; nan if one of them is, which `max` and `median` may skip."""
-    return math.nan if any(map(math.isnan, numbers)) else STATISTICS[over](numbers)
+    return reduced([float(row[column] or "nan") for row in record.rows(table, where)], over)
 
 
 SOURCES: dict[str, Callable[..., float]] = {
@@ -148,58 +84,73 @@ SOURCES: dict[str, Callable[..., float]] = {
 """The numbers of a run, by the argument that names them."""
 
 
+def number_of(record: Record, source: Source) -> float:
+    """The number of a run that a source names."""
+    return function_of("a source", source, SOURCES)(record, **source)
+
+
+@quantity(version=1)
 def value(records: Records, run: str, source: Source) -> float:
     """A number of a run."""
-    return records[run].value(source)
+    return number_of(records[run], source)
 
 
+@quantity(version=1)
 def difference(records: Records, run: str, than: str, source: Source) -> float:
     """A number of a run, minus that of another."""
-    return records[run].value(source) - records[than].value(source)
+    return number_of(records[run], source) - number_of(records[than], source)
 
 
+@quantity(version=1)
 def difference_ratio(records: Records, run: str, than: str, to: Sequence[str], source: Source) -> float:
     """A number of a run minus that of another, divided by the difference of two further runs, `to`."""
     first, second = to
     return _divided(difference(records, run, than, source), difference(records, first, second, source))
 
 
+@quantity(version=1)
 def ratio(records: Records, run: str, than: str, source: Source) -> float:
     """A number of a run, divided by that of another."""
-    return _divided(records[run].value(source), records[than].value(source))
+    return _divided(number_of(records[run], source), number_of(records[than], source))
 
 
+@quantity(version=1)
 def ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """A number of a run, divided by another of the same run."""
-    return _divided(records[run].value(source), records[run].value(other))
+    return _divided(number_of(records[run], source), number_of(records[run], other))
 
 
+@quantity(version=1)
 def log_ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """The logarithm of a number of a run, divided by that of another of the same run; nan where either does not exist.
 
     Of two values of c^(a^n), with n one apart, it is a.
     """
-    numbers = records[run].value(source), records[run].value(other)
+    numbers = number_of(records[run], source), number_of(records[run], other)
     if min(numbers) <= 0 or numbers[1] == 1:
         return math.nan
     return math.log(numbers[0]) / math.log(numbers[1])
 
 
+@quantity(version=1)
 def difference_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """A number of a run, minus another of the same run."""
-    return records[run].value(source) - records[run].value(other)
+    return number_of(records[run], source) - number_of(records[run], other)
 
 
+@quantity(version=1)
 def exponent(records: Records, points: Mapping[str, float], source: Source) -> float:
     """The exponent of the power law of a number of runs against what is varied, such as {"depth_2": 2} by run."""
-    return _slope([(x, records[run].value(source)) for run, x in points.items()])
+    return _slope([(x, number_of(records[run], source)) for run, x in points.items()])
 
 
+@quantity(version=1)
 def exponent_in_table(records: Records, run: str, table: str, x: str, y: str, where: Mapping[str, Any] = {}) -> float:
     """The exponent of the power law between two columns of a table."""
     return _slope([(float(row[x]), float(row[y])) for row in records[run].rows(table, where) if row[y]])
 
 
+@quantity(version=1)
 def delay(records: Records, run: str, source: Source, level: float, other: Source, other_level: float) -> float:
     """The first step at which a series is at least a level, divided by that of another series and level.
 
@@ -210,6 +161,7 @@ def delay(records: Records, run: str, source: Source, level: float, other: Sourc
     return step / other_step if other_step < math.inf else math.nan
 
 
+@quantity(version=1)
 def rise(records: Records, run: str, source: Source, low: float, high: float) -> float:
     """The share of a run's steps from a series' first value of at least `low` to that of `high`.
 
@@ -220,12 +172,14 @@ def rise(records: Records, run: str, source: Source, low: float, high: float) ->
     return math.inf if end == math.inf else (end - _crossing(series, low)) / max(series)
 
 
+@quantity(version=1)
 def change(records: Records, run: str, source: Source) -> float:
     """The last value of a series, minus its first."""
     values = list(records[run].series(source).values())
     return values[-1] - values[0]
 
 
+@quantity(version=1)
 def correlation(records: Records, run: str, source: Source, other: Source) -> float:
     """Pearson's correlation of two series over the steps at which both were measured; nan if one is constant."""
     first, second = records[run].series(source), records[run].series(other)
@@ -249,18 +203,6 @@ def _slope(points: list[tuple[float, float]]) -> float:
     if len({x for x, _ in points}) < 2 or any(x <= 0 or y <= 0 for x, y in points):
         return math.nan
     return statistics.linear_regression([math.log(x) for x, _ in points], [math.log(y) for _, y in points]).slope
-
-
-QUANTITIES: dict[str, Callable[..., float]] = {
-    function.__name__: function
-    for function in (
-        *(value, difference, difference_ratio, ratio),
-        *(difference_within_run, ratio_within_run, log_ratio_within_run),
-        *(exponent, exponent_in_table),
-        *(delay, rise, change, correlation),
-    )
-}
-"""The measured quantities, by the names that the files use."""
 
 
 def by_step(records: Records, **source: Any) -> dict[str, Line]:
@@ -295,7 +237,9 @@ def by_column(
 
 def by_run(records: Records, points: Mapping[str, Mapping[str, float]], source: Source) -> dict[str, Line]:
     """A number against what is varied between runs: {"pre-norm": {"depth_2": 2, "depth_4": 4}} by line and run."""
-    return {label: {x: records[run].value(source) for run, x in of_line.items()} for label, of_line in points.items()}
+    return {
+        label: {x: number_of(records[run], source) for run, x in of_line.items()} for label, of_line in points.items()
+    }
 
 
 LINES: dict[str, Callable[..., dict[str, Line]]] = {

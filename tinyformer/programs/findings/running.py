@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import functools
-import hashlib
 import json
 import os
 import shutil
@@ -36,7 +35,8 @@ from tinyformer.programs.doctor.speed import median_seconds, peak_memory
 from tinyformer.programs.doctor.verdict import examine
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
-from tinyformer.programs.findings.quantities import Record, Records, read_record, read_results
+from tinyformer.programs.findings.records import Record, Records, read_record, read_results
+from tinyformer.programs.findings.statements import digest_of, in_force, now
 from tinyformer.run.pipeline import evaluate
 
 ENDED = "ended.json"  # written last: a folder with it is never made again
@@ -59,7 +59,7 @@ class PlannedRun:
 
     @property
     def analysed(self) -> Path | None:
-        return self.folder / f"evaluate-{_digest(self.evaluate)}" if self.evaluate else None
+        return self.folder / f"evaluate-{digest_of(self.evaluate)}" if self.evaluate else None
 
     @property
     def has_ended(self) -> bool:
@@ -83,7 +83,7 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
             words, description = finding.words(name), descriptions[name]
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
-            folder = kept / f"{finding.program}-{_digest(description)}"
+            folder = kept / f"{finding.program}-{digest_of(description)}"
             repeated = [word for word in words if word in finding.trusted]
             evaluate = finding.evaluate and [*repeated, *finding.evaluate]
             planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
@@ -118,13 +118,15 @@ def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
 
 
 def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """When, where and by which code each run was made, and how long it and its analysis took."""
+    """When, where and by which code each run was made, how long it took, and the hash of what was stated before it."""
     facts = []
     for run in planned:
         made = json.loads((run.folder / ENDED).read_text())
         if run.analysed:
             made["seconds"] += json.loads((run.analysed / ENDED).read_text())["seconds"]
-        facts.append({"run": run.name, "seed": run.seed, "folder": run.folder.name, **made})
+        made["statement"] = made.pop("statements").get(run.finding)
+        place = (run.analysed or run.folder).relative_to(run.folder.parent)
+        facts.append({"run": run.name, "seed": run.seed, "folder": str(place), **made})
     return facts
 
 
@@ -151,16 +153,24 @@ def _make(run: PlannedRun) -> None:
     problem = "another process is making this run; run the same command again when it has ended"
     with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
         if not (run.folder / ENDED).exists():
-            with _made(run.folder, run.words):
+            with _made(run.folder, run.words, _begun(run)):
                 PROGRAMS[run.program](run.words, run.folder)
         if run.analysed and not (run.analysed / ENDED).exists():
             shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
-            with _made(run.analysed, run.evaluate or []):
+            with _made(run.analysed, run.evaluate or [], {}):
                 _analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
 
 
+def _begun(run: PlannedRun) -> dict[str, Any]:
+    """When a run first started, and what was stated then; a run that was killed keeps both."""
+    path = run.folder.with_suffix(".json")
+    if not (path.exists() and run.folder.exists()):
+        path.write_text(json.dumps({"started": now(), "statements": in_force(run.folder.parent)}))
+    return json.loads(path.read_text())
+
+
 @contextlib.contextmanager
-def _made(folder: Path, words: list[str]) -> Iterator[None]:
+def _made(folder: Path, words: list[str], begun: dict[str, Any]) -> Iterator[None]:
     """Send what is printed in the block to a file beside the folder that it makes, and write `ENDED` there after it."""
     start = time.perf_counter()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +178,7 @@ def _made(folder: Path, words: list[str]) -> Iterator[None]:
         yield
     # The results of a resumed run include the time before its interruption.
     seconds = max(time.perf_counter() - start, read_results(folder).get("seconds", 0.0))
-    facts = {"overrides": words, "seconds": round(seconds, 1), **_surroundings()}
+    facts = {"overrides": words, "seconds": round(seconds, 1), **begun, **_surroundings()}
     unfinished = folder / f".{ENDED}"
     unfinished.write_text(json.dumps(facts, indent=1))
     unfinished.rename(folder / ENDED)
@@ -184,7 +194,7 @@ def _surroundings() -> dict[str, Any]:
             "torch": torch.__version__,
             "lightning": lightning.__version__,
         },
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": now(),
         "commit": _commit(),
     }
 
@@ -197,10 +207,6 @@ def _commit() -> str | None:
             words = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
             return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     return None
-
-
-def _digest(described: Any) -> str:
-    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _train(words: Sequence[str], folder: Path) -> None:

@@ -1,71 +1,130 @@
-"""Verdicts: the mean of a quantity over seeds, its interval, and whether it lies in the band."""
+"""Verdicts: the mean of a quantity over seeds, its interval, and what they say about the band and the claim."""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyformer.programs.findings.files import Check, Finding
-from tinyformer.programs.findings.quantities import QUANTITIES, Records
+from tinyformer.programs.findings.quantities import QUANTITIES
+from tinyformer.programs.findings.records import Records
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t distribution, for 1 to 9 degrees of freedom."""
 
-HOLDS, FAILS, NOT_TESTABLE = "holds", "fails", "not testable here"
+HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "not testable"
+
+
+def _identity(value: float) -> float:
+    return value
+
+
+def _arcsine(share: float) -> float:
+    return math.asin(math.sqrt(share))
+
+
+def _share(angle: float) -> float:
+    return math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2
+
+
+SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "linear": (_identity, _identity),
+    "log": (math.log, math.exp),
+    "share": (_arcsine, _share),
+}
+"""To a scale on which values are averaged, and back: ratios by their logarithm, and shares, which end at 0 and 1, by
+the arcsine of their root, whose variance depends little on the share (Anscombe 1948)."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A quantity that was measured, by its value for each seed."""
+    """A quantity that was measured, by its value for each seed.
+
+    Args:
+        is_exact: whether the same is measured for every seed, so that one suffices.
+    """
 
     check: Check
     values: tuple[float, ...]
+    is_exact: bool = False
 
     @property
     def mean(self) -> float:
-        """The mean over seeds; infinite where a seed's value is, as of a level that is never reached."""
-        return statistics.fmean(self.values)
+        """The mean over seeds on the check's scale; infinite where a seed's value is, nan where it has no mean."""
+        to, back = SCALES[self.check.scale]
+        try:
+            return back(statistics.fmean(map(to, self.values)))
+        except ValueError:  # of what the scale does not have, such as the logarithm of 0
+            return math.nan
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the mean by Student's t distribution, which takes 2 to 10 seeds to be normal.
 
-        None for one seed, and where a value is not finite.
+        None for one seed, and where a value or the mean is not finite.
         """
-        if len(self.values) < 2 or not all(map(math.isfinite, self.values)):
+        if not all(map(math.isfinite, (*self.values, self.mean))):
             return None
-        quantile = STUDENT[len(self.values) - 2]
-        half = quantile * statistics.stdev(self.values) / math.sqrt(len(self.values))
-        return self.mean - half, self.mean + half
+        if len(self.values) == 1:
+            return (self.mean, self.mean) if self.is_exact else None
+        to, back = SCALES[self.check.scale]
+        values = [to(value) for value in self.values]
+        centre = statistics.fmean(values)
+        half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+        return back(centre - half), back(centre + half)
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the mean lies in the band; None without a band."""
-        return self.check.contains(self.mean) if self.check.decides else None
+    def verdict(self) -> str | None:
+        """It holds if the whole interval lies in the band, fails if it lies beyond one end; None without a band.
 
-    @property
-    def is_clear(self) -> bool | None:
-        """Whether the whole interval lies on the mean's side of the band's ends; None without band or interval."""
-        if self.holds is None or self.interval is None:
+        A premise holds if each seed's value lies in the band, and fails otherwise.
+        """
+        if not self.check.has_band:
             return None
+        if self.check.premise:
+            return HOLDS if all(map(self.check.contains, self.values)) else FAILS
+        if self.interval is None:
+            return INCONCLUSIVE
         low, high = self.interval
-        if self.holds:
-            return self.check.contains(low) and self.check.contains(high)
+        if self.check.contains(low) and self.check.contains(high):
+            return HOLDS
         at_least, at_most = self.check.at_least, self.check.at_most
-        return (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
+        is_beyond = (at_least is not None and high < at_least) or (at_most is not None and low > at_most)
+        return FAILS if is_beyond else INCONCLUSIVE
 
 
-def measure(finding: Finding, records: Sequence[Records]) -> list[Measured]:
+def measure(finding: Finding, records: Sequence[Records]) -> dict[str, Measured]:
     """The quantities of a finding, given the records of each seed."""
-    return [
-        Measured(check, tuple(QUANTITIES[check.quantity](of_seed, **check.of) for of_seed in records))
-        for check in finding.checks
-    ]
+    return {
+        key: Measured(
+            check,
+            tuple(QUANTITIES[check.quantity](of_seed, **check.of) for of_seed in records),
+            finding.question == "identities",
+        )
+        for key, check in finding.checks.items()
+    }
 
 
-def verdict(measured: Sequence[Measured]) -> str:
-    """The verdict: it holds if the mean of every quantity lies in its band; without a premise it is not testable."""
-    failing = [quantity for quantity in measured if quantity.holds is False]
-    if any(quantity.check.premise for quantity in failing):
+def verdicts(finding: Finding, measured: Mapping[str, Measured]) -> dict[str, str]:
+    """The verdict on each clause of a claim."""
+    return {clause: _verdict(clause, list(measured.values())) for clause in finding.clauses}
+
+
+def _verdict(clause: str, measured: Sequence[Measured]) -> str:
+    """A clause fails if one of its checks does, holds if all do; without a premise it is not testable."""
+    premises = [one.verdict for one in measured if one.check.premise and one.check.clause in (None, clause)]
+    found = [one.verdict for one in measured if not one.check.premise and one.check.clause == clause]
+    if FAILS in premises:
         return NOT_TESTABLE
-    return FAILS if failing else HOLDS
+    if FAILS in found:
+        return FAILS
+    return HOLDS if {*found} == {HOLDS} else INCONCLUSIVE
+
+
+def summary(of_clauses: Mapping[str, str]) -> str:
+    """The verdicts in one: "holds", or "of 2 clauses 1 holds, 1 fails"."""
+    found = list(of_clauses.values())
+    if len({*found}) == 1:
+        return found[0]
+    told = [f"{found.count(one)} {one}" for one in (HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE) if one in found]
+    return f"of {len(found)} clauses {', '.join(told)}"

@@ -1,0 +1,154 @@
+"""What was measured of a finding: every measurement, what was stated before it, and what its runs wrote."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tinyformer.analysis import save_png
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import format_value
+from tinyformer.files import atomic_write
+from tinyformer.programs.findings.figure import CAPTION, draw
+from tinyformer.programs.findings.files import Finding
+from tinyformer.programs.findings.records import Record, Records, packed, unpacked
+from tinyformer.programs.findings.running import PlannedRun, facts_of, records_of
+from tinyformer.programs.findings.statements import digest_of, read_statements, statement_of
+from tinyformer.programs.findings.verdicts import Measured, measure, verdicts
+
+Measurement: TypeAlias = dict[str, Any]  # one of the list in `NAME.json`
+
+SURROUNDINGS = ("machine", "versions", "commit")  # which many runs share
+
+
+def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
+    """Measure a finding whose runs have ended; write `NAME.records.json`, `NAME.png` and, last, `NAME.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = facts_of(planned)
+    named = [check.of for check in finding.checks.values()] + [curve.of for curve in finding.curves]
+    # What is kept of the runs is what is measured, so that a reader computes the same.
+    records = [{run: record.only(named) for run, record in of_seed.items()} for of_seed in records_of(planned)]
+    measured = measure(finding, records)
+    figure = draw(list(measured.values()), finding.curves, records, _picture(finding, planned))
+    written = [packed(record) for of_seed in records for record in of_seed.values()]
+    kept = _kept_records(folder, finding.name) | dict(zip((fact["folder"] for fact in facts), written, strict=True))
+    _write(folder / f"{finding.name}.records.json", _lines(kept))
+    save_png(figure, folder / f"{finding.name}.png", f"{finding.name} · {CAPTION}")
+    last = measurement_of(finding, measured, facts, read_statements(planned[0].folder.parent).get(finding.name, {}))
+    before = read_outcomes(folder, [finding.name]).get(finding.name, [])
+    if before and all(before[-1].get(key) == last[key] for key in ("statement", "runs")):  # measured again
+        before = before[:-1]
+    _write(folder / f"{finding.name}.json", json.dumps([*before, last], indent=1, ensure_ascii=False))
+    return last
+
+
+def measurement_of(
+    finding: Finding, measured: Mapping[str, Measured], facts: list[dict[str, Any]], stated: Mapping[str, Any]
+) -> Measurement:
+    """A finding as it was stated, what was measured, and when, where and by which code each of its runs was made.
+
+    Args:
+        finding: the finding.
+        measured: its quantities.
+        facts: of its runs, see `facts_of`.
+        stated: all statements of the finding by their hash, see `read_statements`.
+    """
+    statement, now = statement_of(finding), digest_of(statement_of(finding))
+    found = {fact["statement"] for fact in facts} - {now, None}
+    made_by = [{key: fact[key] for key in SURROUNDINGS} for fact in facts]
+    distinct = [one for index, one in enumerate(made_by) if one not in made_by[:index]]
+    own = ("run", "seed", "folder", "started", "time", "seconds", "statement")
+    return {
+        "time": max(fact["time"] for fact in facts),
+        "verdicts": verdicts(finding, measured),
+        "checks": {
+            key: {
+                **one.check.model_dump(include={"name", "at_least", "at_most", "premise", "clause", "scale"}),
+                "values": [_plain(value) for value in one.values],
+                "mean": _plain(one.mean),
+                "interval": one.interval,
+                "verdict": one.verdict,
+            }
+            for key, one in measured.items()
+        },
+        "digest": now,
+        "stated": stated.get(now, {}).get("time"),
+        "statement": statement,
+        "earlier": {digest: of for digest, of in stated.items() if digest in found},
+        "made_by": distinct,
+        "runs": [
+            {key: fact[key] for key in own} | {"made_by": distinct.index(by)}
+            for fact, by in zip(facts, made_by, strict=True)
+        ],
+    }
+
+
+def seconds_of(measurement: Measurement) -> float:
+    """The time that its runs took, each once."""
+    return float(sum({run["folder"]: run["seconds"] for run in measurement["runs"]}.values()))
+
+
+def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurement]]:
+    """All measurements, the last one last, by the name of the finding; what `conclude` did not write is refused."""
+    outcomes: dict[str, list[Measurement]] = {}
+    for name in names:
+        if not (path := folder / f"{name}.json").exists():
+            continue
+        try:
+            outcomes[name] = json.loads(path.read_text(encoding="utf-8"))
+            last = outcomes[name][-1]
+            seconds_of(last), last["verdicts"].values(), last["checks"].values(), last["statement"].items()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            works = f"remove it, and `tinyformer findings {name}` measures it again"
+            problem = f"--results={format_value(folder)}: {path} is no result of a finding; {works}."
+            raise ConfigError(problem) from error
+    return outcomes
+
+
+def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:
+    """What the runs of a measurement wrote, as far as it was measured: for each seed, by the name of the run."""
+    kept, by_seed = _kept_records(folder, name), dict[int, dict[str, Record]]()
+    for run in measurement["runs"]:
+        by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(kept[run["folder"]])
+    return list(by_seed.values())
+
+
+def refuse_links(folder: Path, page: Path, names: Iterable[str]) -> None:
+    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger."""
+    files = [folder / f"{name}.{suffix}" for name in names for suffix in ("records.json", "png", "json")]
+    for path in (folder, page, *files):
+        if path.is_symlink():
+            raise ConfigError(f"--results={format_value(folder)}: {path} is a symbolic link; remove it.")
+
+
+def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path] | None:
+    """The title and the file of the picture of the first seed's run; of several files, the last."""
+    if finding.picture is None:
+        return None
+    run = next(run for run in planned if run.name == finding.picture.run)
+    files = [path for place in (run.analysed, run.folder) if place for path in sorted(place.glob(finding.picture.file))]
+    if not files:
+        raise ConfigError(
+            f"{finding.name}.yaml: picture.file={finding.picture.file}: {run.folder} has no such file."
+        )
+    return finding.picture.name, files[-1]
+
+
+def _kept_records(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / f"{name}.records.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _lines(kept: Mapping[str, Any]) -> str:
+    """JSON with a line for each run."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in kept.items()) + "\n}"
+
+
+def _plain(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_write(path) as whole:
+        whole.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,147 @@
+"""What a run wrote, as a finding reads it; and the part of it that a finding's measurements are computed from."""
+
+import csv
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tinyformer.config.errors import ConfigError
+
+Source: TypeAlias = Mapping[str, Any]
+
+Series: TypeAlias = dict[int, float]  # a number by the step at which it was measured
+
+STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "largest": max,
+    "smallest": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "last": lambda values: values[-1],
+}
+"""Reductions of several values to one, by name: over heads, or over the rows of a table."""
+
+HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
+"""The columns of `metrics.csv` for the measures of heads."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run wrote: the numbers at its end and of its evaluation, the rows of `metrics.csv` and of other tables."""
+
+    results: Mapping[str, Any] = field(default_factory=dict)
+    evaluated: Mapping[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, str]] = field(default_factory=list)
+    tables: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
+
+    def series(self, source: Source) -> Series:
+        """A metric or a measure of heads by step: `{metric: NAME}` or `{heads: MEASURE, over: STATISTIC}`."""
+        series = {}
+        for row in self.metrics:
+            cells = [row.get(name) for name in row if _is_named(name, source)]
+            numbers = [float(cell) for cell in cells if cell]
+            if numbers:
+                series[int(row["step"])] = reduced(numbers, source.get("over", "mean"))
+        if not series:
+            raise ConfigError(f"source={dict(source)}: metrics.csv has no such values.")
+        return dict(sorted(series.items()))
+
+    def rows(self, table: str, where: Source) -> list[dict[str, str]]:
+        """The rows of a table whose columns have some values, at least one."""
+        if table not in self.tables:
+            raise ConfigError(f"table={table}: the run left {', '.join(self.tables) or 'no tables'}.")
+        rows = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]
+        if not rows:
+            raise ConfigError(f"table={table}: no row has {dict(where)}.")
+        return rows
+
+    def only(self, named: Sequence[Source]) -> "Record":
+        """The part of it that some sources, quantities or lines name in their arguments."""
+        sources = [source for of in named for source in _sources(of)]
+        columns: dict[str, set[str]] = {}
+        for source in sources:
+            if "table" in source:
+                own = {source[key] for key in ("column", "x", "y", "groups") if source.get(key)}
+                columns.setdefault(source["table"], set()).update(own, source.get("where", {}))
+        kept = [
+            {name: cell for name, cell in row.items() if cell and any(_is_named(name, source) for source in sources)}
+            for row in self.metrics
+        ]
+        return Record(
+            {name: self.results[name] for source in sources if (name := source.get("metric")) in self.results},
+            {name: self.evaluated[name] for source in sources if (name := source.get("evaluated")) in self.evaluated},
+            [{"step": row["step"], **cells} for row, cells in zip(self.metrics, kept, strict=True) if cells],
+            {
+                table: [{name: row[name] for name in row if name in columns[table]} for row in rows]
+                for table, rows in self.tables.items()
+                if table in columns
+            },
+        )
+
+
+Records: TypeAlias = Mapping[str, Record]  # the records of one seed, by the name of the run
+
+
+def packed(record: Record) -> dict[str, Any]:
+    """A record as plain values, the columns of a table in place of its rows."""
+    plain = asdict(record)
+    plain["metrics"] = _columns(record.metrics)
+    plain["tables"] = {name: _columns(rows) for name, rows in record.tables.items()}
+    return {key: values for key, values in plain.items() if values}
+
+
+def unpacked(plain: Mapping[str, Any]) -> Record:
+    """The record of which `packed` made plain values."""
+    tables = {name: _rows(columns) for name, columns in plain.get("tables", {}).items()}
+    return Record(plain.get("results", {}), plain.get("evaluated", {}), _rows(plain.get("metrics", {})), tables)
+
+
+def read_record(folder: Path, analysed: Path | None = None) -> Record:
+    """Read the files that a run, and its analysis if there is one, wrote."""
+    tables: dict[str, list[dict[str, str]]] = {}
+    for place in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
+        for path in sorted(place.glob("*.csv")):
+            with path.open(newline="", encoding="utf-8") as file:
+                tables[path.stem] = list(csv.DictReader(file))
+    evaluated = read_results(analysed) if analysed else {}
+    return Record(read_results(folder), evaluated, tables.pop("metrics", []), tables)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """The contents of `results.json`; empty without one."""
+    path = folder / "results.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def reduced(numbers: list[float], over: str) -> float:
+    """Several numbers reduced to one; nan if one of them is, which `max` and `median` may skip."""
+    return math.nan if any(map(math.isnan, numbers)) else STATISTICS[over](numbers)
+
+
+def _is_named(column: str, source: Source) -> bool:
+    """Whether a column of `metrics.csv` belongs to a source."""
+    if "metric" in source:
+        return column == source["metric"]
+    found = HEAD.fullmatch(column)
+    return found is not None and found[1] == source.get("heads")
+
+
+def _sources(of: Source) -> Iterator[Source]:
+    """The arguments of a source, quantity or line, and those within them."""
+    yield of
+    for value in of.values():
+        if isinstance(value, Mapping):
+            yield from _sources(value)
+
+
+def _columns(rows: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "") for row in rows] for name in names}
+
+
+def _rows(columns: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
