@@ -19,8 +19,9 @@ import pytest
 from commands import ROOT, Ended, Program, ran, results_of
 
 from tinyformer.nn import LACKS, Feature
-from tinyformer.programs.findings.files import finding_names, read_finding
-from tinyformer.programs.findings.pages import BEFORE, is_before_split, is_current, overview, page, read_outcomes
+from tinyformer.programs.findings.files import QUESTIONS, finding_names, read_finding
+from tinyformer.programs.findings.outcomes import read_outcomes
+from tinyformer.programs.findings.pages import headlines, page
 
 DOCS = ROOT / "docs" / "pages"
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
@@ -212,7 +213,7 @@ def test_module_command(line: str, place: Path, capsys: pytest.CaptureFixture[st
         "demo": "film.html",
         "findings cost": "cost: holds",
         "findings window": "window: ",
-        "findings": "redundancy",
+        "findings": "redundancy: ",
     }
     out = capsys.readouterr().out
     assert next((text for part, text in shows.items() if part in line), "mha") in out
@@ -287,12 +288,9 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
 def test_findings_are_those_that_were_measured() -> None:
     findings = [read_finding(name) for name in finding_names()]
     outcomes = read_outcomes(ROOT / "docs/pages/findings", finding_names())
-    assert all(is_current(finding, outcomes[finding.name]) for finding in findings)
-    head, rule, *rows = overview(findings, outcomes)
-    shown = [row for row in rows if row in PAGES["README.md"]]
-    assert len(shown) == 5
-    assert "\n".join([head, rule, *shown]) + "\n\n" in PAGES["README.md"]
-    assert any(map(is_before_split, outcomes.values())) == (BEFORE in PAGES["README.md"])
+    lines = headlines(findings, outcomes, "docs/pages/findings.md")
+    assert [line.split("? ")[0][2:] + "?" for line in lines] == list(QUESTIONS.values())[:5]
+    assert "\n".join(lines) + "\n\n" in PAGES["README.md"]
     assert PAGES["docs/pages/findings.md"] == page(findings, outcomes, "findings")
 
 

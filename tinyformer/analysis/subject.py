@@ -285,7 +285,8 @@ class Analysis(Protocol):
     """An analysis of a trained model; each file of `conf/analysis` names one, and `Model.analyse` takes one.
 
     A run calls it with a `Subject`. The analyses of this package take any `Trained` model, of which a `Subject` is one
-    and `tinyformer.Model` another: `HeadAblation(mode="mean")(model)`.
+    and `tinyformer.Model` another: `HeadAblation(mode="mean")(model)`. A class attribute `version`, 1 without one, is
+    raised when the meaning of its tables changes: `tinyformer findings` says which one a measurement had.
     """
 
     num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split

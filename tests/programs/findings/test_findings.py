@@ -16,17 +16,20 @@ from typing import Any
 import pytest
 from commands import ROOT, Ended, Program
 
+from tinyformer.analysis import ResidualSurgery
 from tinyformer.config.folder import held
 from tinyformer.files import relative_path
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding
-from tinyformer.programs.findings.pages import CHANGED, page, read_outcomes
+from tinyformer.programs.findings.outcomes import read_outcomes
+from tinyformer.programs.findings.pages import is_current, page
+from tinyformer.programs.findings.quantities import VERSIONS
 from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
-from tinyformer.programs.findings.verdicts import FAILS, HOLDS, NOT_TESTABLE, measure, verdict
+from tinyformer.programs.findings.verdicts import FAILS, HOLDS, INCONCLUSIVE, measure
 
 MINE = """\
 title: Two layers have more parameters than one
 paper: {name: A 2020, arxiv: "2001.00001"}
-claim: They do.
+clauses: {more: They do.}
 baseline: [data=text, data.files=BOOK, tokenizer=char, data.validation_fraction=0.1, model.num_heads=2,
   model.d_model=16, model.max_seq_len=16, data.batch_size=4, trainer.max_steps=STEPS, trainer.val_check_interval=50,
   trainer.precision=32-true, generate.num_tokens=3, callbacks.attention.num_tokens=6]
@@ -34,12 +37,15 @@ runs: {one: [model.num_layers=1], two: [model.num_layers=2]}
 seeds: [0, 1]
 evaluate: [analysis=heads, analysis.num_windows=4, data.files=BOOK]
 checks:
-  - {name: ratio, quantity: ratio, of: {run: two, than: one, source: {metric: num_parameters}}, at_least: 1.1}
-  - {name: change, quantity: value, of: {run: two, source: {table: ablation, column: change, over: median}}}
+  ratio: {name: ratio, quantity: ratio, of: {run: two, than: one, source: {metric: num_parameters}}, clause: more,
+    at_least: 1.1, scale: log}
+  change: {name: change, quantity: value, of: {run: two, source: {table: ablation, column: change, over: median}}}
 curves: [{name: validation loss, of: {metric: val/loss}}]
+picture: {run: two, file: "attention/step_*.png", name: maps}
 why: W
-refuted_by: R
 cost: seconds
+takeaway: "{ratio} times as many."
+concluded: {more: holds}
 """
 
 
@@ -125,13 +131,17 @@ def test_a_stopped_finding_continues_and_repeats_no_run(
     assert not [*place.folder.glob("results/*"), *place.folder.glob("findings.md")]
     assert call(again).out.count("kept in") == len(before)
     assert before.items() <= place.kept().items()
-    outcome = json.loads((place.folder / "results" / "mine.json").read_text())
-    assert outcome["verdict"] == HOLDS
-    assert [len(one["values"]) for one in outcome["measured"]] == [2, 2]
+    (outcome,) = json.loads((place.folder / "results" / "mine.json").read_text())
+    assert outcome["verdicts"] == {"more": HOLDS}
+    assert [len(one["values"]) for one in outcome["checks"].values()] == [2, 2]
     assert (place.folder / "results" / "mine.png").stat().st_size > 5_000
-    assert "ratio,≥ 1.1" in (place.folder / "results" / "mine.csv").read_text()
     page = (place.folder / "findings.md").read_text()
-    assert "| [mine](#mine) | Two layers have more parameters than one | holds |" in page
+    for told in (
+        "1.9 times as many. ([A 2020](https://arxiv.org/abs/2001.00001))\n\n- **Holds**: They do.\n",
+        "    - ratio: 1.87 (≥ 1.1)\n",
+        ", unchanged since before the first run.",
+    ):
+        assert told in page
     if launcher:
         return
     ended = next(place.folder.glob("runs/train-*/ended.json"))
@@ -163,7 +173,9 @@ def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> 
     assert len(list(serial.glob("runs/train-*/ended.json"))) == 2
     assert len(list(serial.glob("runs/train-*/evaluate-*/ended.json"))) == 4
     for name in ("mine", "twin"):
-        assert (serial / "results" / f"{name}.csv").read_text() == (parallel / "results" / f"{name}.csv").read_text()
+        one, two = (json.loads((to / "results" / f"{name}.json").read_text())[0] for to in (serial, parallel))
+        assert one["checks"] == two["checks"]
+        assert {run["statement"] for run in (*one["runs"], *two["runs"])} == {one["digest"]}
     for path in parallel.glob("runs/**/ended.json"):
         assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
 
@@ -195,7 +207,7 @@ def test_a_finding_with_a_class_of_ones_own_continues_where_it_was_killed(
         path.unlink()  # as if each was killed after its last checkpoint
     shutil.rmtree(Path("findings"))
     assert mine(own, *change).code == 0
-    assert json.loads(Path("findings/mine.json").read_text())["verdict"] == HOLDS
+    assert json.loads(Path("findings/mine.json").read_text())[0]["verdicts"] == {"more": INCONCLUSIVE}  # of one seed
     assert Path("findings.md").read_text().startswith("# Findings")
 
 
@@ -204,7 +216,14 @@ def test_a_file_of_a_finding_is_data_and_no_link_is_followed(mine: Program) -> N
     for old, new in {"[model.num_layers=2]": f'["{called}"]', "analysis=heads": "analysis._target_=os.mkdir"}.items():
         ended = mine("", old, new)
         assert (ended.code, "os.mkdir" in ended.err, "add it to the command" in ended.err) == (2, True, True)
-    for name in ("findings", "findings.md", "findings/mine.json", "findings/mine.csv", "findings/mine.png", "runs/x"):
+    for name in (
+        "findings",
+        "findings.md",
+        "findings/mine.json",
+        "findings/mine.records.json",
+        "findings/mine.png",
+        "runs/x",
+    ):
         link = Path(name)
         link.parent.mkdir(exist_ok=True)
         link.symlink_to("elsewhere")
@@ -227,18 +246,34 @@ def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):
 
 IN_BF16 = ["variants=mha", "masks=full", "dtypes=bf16", "lengths=128,256"]
 
-# By finding: the beginning of the name of what is then outside of its band; what its runs are instead, or the one of
-# its runs that all of them are. A few steps show it, as they do not where the mechanism has to be learnt.
+# By finding: the check that is then outside of its band; what its runs are instead, or the one of its runs that all of
+# them are, or what all are changed by. A few steps show it, as they do not where the mechanism has to be learnt.
 BROKEN: dict[str, dict[str, Any]] = {
-    "cost": {"fails": "cache of 32 heads relative to 8 key/value heads, filled", "runs": {"kv_heads_8": []}},
-    "entropy": {"fails": "loss at a rate of 0.1", "alike": "normed_high"},
-    "exact": {"fails": "largest relative", "baseline": IN_BF16, "runs": {"kernels": ["backends=flash"]}},
-    "grokking": {"fails": "accuracy on validation sums with decay"},
-    "heads": {"fails": "loss of one head", "alike": "heads_8"},
-    "nope": {"fails": "accuracy at 1 to 20 symbols without", "alike": "rotary"},
-    "relative": {"fails": "loss with sinusoidal positions minus that with relative", "alike": "sinusoidal"},
-    "sinks": {"fails": "largest share", "alike": "none"},
-    "unscaled": {"fails": "loss at d = 128", "alike": "adamw_scaled_128"},
+    "alignment": {"fails": "additive"},
+    "circuit": {"fails": "alone"},
+    "cost": {"fails": "filled", "runs": {"kv_heads_8": []}},
+    "entropy": {"fails": "loss", "alike": "normed_high"},
+    "exact": {"fails": "error", "baseline": IN_BF16, "runs": {"kernels": ["backends=flash"]}},
+    "grokking": {"fails": "generalises"},
+    "grouped": {"fails": "mqa", "runs": {"mqa": ["attention=mha", "optimizer.lr=0"]}, "steps": 20},
+    "heads": {"fails": "one", "alike": "heads_8"},
+    "induction": {"fails": "two_layers"},
+    "longer": {"fails": "sinusoidal", "alike": "alibi"},
+    "nope": {"fails": "short_none"},
+    "rank": {"fails": "residual", "alike": "attention_with_skips"},
+    "recall": {"fails": "attention"},
+    "recurrence": {"fails": "lstm", "alike": "mha"},
+    "redundancy": {"fails": "trained"},
+    "relative": {"fails": "shaw", "alike": "sinusoidal"},
+    "robust": {"fails": "trained"},
+    "scale": {"fails": "unscaled", "alike": "scaled_64"},
+    "sinks": {"fails": "gate", "alike": "none"},
+    "skips": {"fails": "muon_8", "alike": "muon_skips_8"},
+    "unscaled": {"fails": "adamw_128", "alike": "adamw_scaled_128"},
+    "warmup": {
+        "fails": "post",
+        "runs": {f"post_{n}": ["block=pre_norm", f"model.num_layers={n}"] for n in (2, 4, 8, 16)},
+    },
 }
 
 
@@ -248,41 +283,85 @@ def broken(name: str) -> Finding:
     runs = finding.runs | changed.get("runs", {})
     if "alike" in changed:
         runs = dict.fromkeys(runs, runs[changed["alike"]])
-    short = ["trainer.max_steps=3", "trainer.val_check_interval=3"] if finding.program == "train" else []
-    baseline = [*changed.get("baseline", finding.baseline), *short]
-    checks = [check for check in finding.checks if check.name.startswith(changed["fails"])]
-    runs = {run: words for run, words in runs.items() if f"'{run}'" in str([check.of for check in checks])}
+    steps = changed.get("steps", 3)
+    short = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", "schedule.warmup_steps=1"]
+    baseline = [*changed.get("baseline", finding.baseline), *(short if finding.program == "train" else [])]
+    checks = {changed["fails"]: finding.checks[changed["fails"]]}
+    runs = {run: words for run, words in runs.items() if f"'{run}'" in str([check.of for check in checks.values()])}
     return finding.model_copy(update={"runs": runs, "baseline": baseline, "checks": checks, "seeds": [0]})
+
+
+def test_every_finding_is_broken() -> None:
+    assert sorted(BROKEN) == finding_names()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_finding_without_its_mechanism_does_not_hold(name: str, tmp_path: Path) -> None:
+def test_a_finding_without_its_mechanism_fails(name: str, tmp_path: Path) -> None:
     finding = broken(name)
     planned = plan(finding, tmp_path)
     assert run_all(planned) == 0
-    (measured,) = measure(finding, records_of(planned))
-    assert measured.holds is False, measured
-    assert verdict([measured]) in (FAILS, NOT_TESTABLE)
+    records = records_of(planned)
+    (measured,) = measure(finding, records * 2).values()  # as of two seeds
+    assert measured.verdict == FAILS, measured
 
 
-def test_a_page_says_what_was_changed_after_the_measurement() -> None:
-    heads, outcomes = read_finding("heads"), read_outcomes(ROOT / "docs/pages/findings", ["heads"])
-    assert CHANGED not in page([heads], outcomes, "findings")
-    changes: list[dict[str, Any]] = [
-        {"baseline": [*heads.baseline, "model.dropout=0.1"]},
-        {"baseline": heads.baseline[1:]},
-        {"runs": heads.runs | {"heads_2": ["model.num_heads=2"]}},
-        {"seeds": [0, 1, 2, 3]},
-        {"checks": [check.model_copy(update={"at_most": 0.07}) for check in heads.checks]},
-        {"checks": heads.checks[:1]},
-    ]
-    for change in changes:
-        assert CHANGED in page([heads.model_copy(update=change)], outcomes, "findings"), change
+@pytest.mark.slow
+def test_what_was_changed_after_the_first_run_is_printed(mine: Program) -> None:
+    """A band, a threshold within a quantity, and an evaluation; a title is not stated."""
+    unchanged, after = "unchanged since before the first run", "**After 2 of 2 runs had started, this was changed"
+    assert mine().code == 0
+    assert unchanged in Path("findings.md").read_text()
+    mine("", "title: Two", "title: Both")
+    assert unchanged in Path("findings.md").read_text()
+    assert len(json.loads(Path("findings/mine.json").read_text())) == 1  # the same again
+    for number, (old, new, told) in enumerate(
+        [
+            ("at_least: 1.1", "at_least: 1.2", "checks.ratio.at_least: 1.1, now 1.2"),
+            ("over: median", "over: largest", 'over": "median"}}, now {"run": "two"'),
+            ("num_windows=4", "num_windows=5", "evaluate: analysis.num_windows=4, now analysis.num_windows=5"),
+        ],
+        2,
+    ):
+        assert mine("", old, new).code == 0
+        text = Path("findings.md").read_text()
+        assert (after in text, told in text, unchanged in text) == (True, True, False)
+        assert len(json.loads(Path("findings/mine.json").read_text())) == number  # every measurement is kept
+        assert text.count(", other ") == number - 1
+        kept = json.loads(Path("findings/mine.records.json").read_text())
+        assert len(kept) == (4 if number == 4 else 2)
+
+
+def test_a_page_says_what_was_changed_after_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, outcomes = read_finding("rank"), read_outcomes(ROOT / "docs/pages/findings", ["rank"])
+    assert is_current(rank, outcomes["rank"][-1])
+    residual, others = rank.checks["residual"], {key: check for key, check in rank.checks.items() if key != "residual"}
+    changes: dict[str, dict[str, Any]] = {
+        "baseline: nothing, now model.dropout=0.1": {"baseline": [*rank.baseline, "model.dropout=0.1"]},
+        "baseline: experiment=gpt2, now nothing": {"baseline": rank.baseline[1:]},
+        "runs.one: nothing, now model.num_layers=1": {"runs": rank.runs | {"one": ["model.num_layers=1"]}},
+        "seeds: nothing, now 15": {"seeds": [*rank.seeds, 15]},
+        "checks.residual.at_most: 1e-06, now 0.9": {
+            "checks": rank.checks | {"residual": residual.model_copy(update={"at_most": 0.9})}
+        },
+        "checks.residual.quantity: value, now nothing": {"checks": others},
+        "clauses.skips: Skip connections prevent it., now So.": {"clauses": rank.clauses | {"skips": "So."}},
+        "version of value: 1, now 2": {},
+        "version of analysis=residual: 1, now 3": {},
+    }
+    for told, change in changes.items():
+        with monkeypatch.context() as patched:
+            if told.endswith("now 2"):
+                patched.setitem(VERSIONS, "value", 2)
+            if told.endswith("now 3"):
+                patched.setattr(ResidualSurgery, "version", 3, raising=False)
+            text = page([rank.model_copy(update=change)], outcomes, "findings")
+        assert "**Its file or code was changed after this measurement: " in text
+        assert told in text
 
 
 def test_a_result_that_is_none_is_refused_in_a_sentence(tmp_path: Path, call: Program) -> None:
-    whole = json.loads((ROOT / "docs/pages/findings/heads.json").read_text(encoding="utf-8"))
-    for text in ('{"name":', "[]", "{}", json.dumps(whole | {"runs": []}), json.dumps(whole | {"measured": [1]})):
+    (whole, *_) = json.loads((ROOT / "docs/pages/findings/heads.json").read_text(encoding="utf-8"))
+    for text in ("[{", "[]", "{}", json.dumps([whole | {"runs": [1]}]), json.dumps([whole | {"checks": [1]}])):
         (tmp_path / "heads.json").write_text(text)
         assert "heads.json is no result of a finding; remove it" in call("findings --results=.").err, text

@@ -1,4 +1,4 @@
-"""The quantities, verdicts and figures of findings by hand-computed values, and mistakes in their files."""
+"""The quantities and figures of findings by hand-computed values, and mistakes in their files."""
 
 import csv
 import json
@@ -8,10 +8,9 @@ import pytest
 
 from tinyformer.config.errors import ConfigError
 from tinyformer.programs.findings.figure import draw
-from tinyformer.programs.findings.files import Check, Curve, read_finding
-from tinyformer.programs.findings.pages import outcome_of, verdict_of
-from tinyformer.programs.findings.quantities import QUANTITIES, Record, read_record
-from tinyformer.programs.findings.verdicts import Measured
+from tinyformer.programs.findings.files import Curve, read_finding
+from tinyformer.programs.findings.quantities import QUANTITIES, number_of
+from tinyformer.programs.findings.records import Record, packed, read_record, unpacked
 
 RISING = [
     "step,val/accuracy,val/loss," + ",".join(f"attention/layer_00/head_0{head}/near" for head in range(3)),
@@ -40,8 +39,6 @@ A = {"run": "a", "source": LOSS}
         ("value", {"run": "one", "source": COLUMN | {"over": "last"}}, 5),
         ("value", {"run": "one", "source": {"table": "cells", "column": "none", "over": "largest"}}, math.nan),
         ("difference", {"run": "two", "than": "one", "source": LOSS}, 6),
-        ("difference_ratio", {"run": "two", "than": "one", "to": ["one", "none"], "source": LOSS}, 3),
-        ("difference_ratio", {"run": "two", "than": "one", "to": ["one", "one"], "source": LOSS}, math.inf),
         ("ratio", {"run": "two", "than": "one", "source": LOSS}, 4),
         ("ratio", {"run": "two", "than": "none", "source": LOSS}, math.inf),
         ("ratio_within_run", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
@@ -58,14 +55,14 @@ A = {"run": "a", "source": LOSS}
         ("delay", {"run": "one", "source": ACCURACY, "level": 1, "other": NEAR, "other_level": 2}, math.nan),
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 0.5}, 0.25),  # (40 - 20) / 80
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 1.1}, math.inf),
-        ("change", {"run": "one", "source": NEAR}, 0.6),
-        ("change", {"run": "one", "source": {"metric": "val/loss"}}, -1.5),
         # Without step 30: deviations (-.45 -.25 .15 .55) and (-.275 -.175 .125 .325) of the two.
         ("correlation", {"run": "one", "source": ACCURACY, "other": NEAR}, 0.365 / math.sqrt(0.59 * 0.2275)),
     ],
 )
 def test_quantities_by_hand(name, of, expected):
-    assert QUANTITIES[name](RECORDS, **of) == pytest.approx(expected, nan_ok=True)
+    kept = {run: unpacked(json.loads(json.dumps(packed(record.only([of]))))) for run, record in RECORDS.items()}
+    for records in (RECORDS, kept):  # what is kept of the runs is what is measured
+        assert QUANTITIES[name](records, **of) == pytest.approx(expected, nan_ok=True)
 
 
 def test_every_quantity_is_computed_by_hand():
@@ -87,7 +84,7 @@ def test_every_quantity_is_computed_by_hand():
 )
 def test_what_a_run_lacks_is_named(source, problem):
     with pytest.raises(ConfigError, match=problem):
-        RECORDS["one"].value(source)
+        number_of(RECORDS["one"], source)
 
 
 def test_a_record_has_the_numbers_of_run_and_evaluation(tmp_path):
@@ -97,52 +94,15 @@ def test_a_record_has_the_numbers_of_run_and_evaluation(tmp_path):
         (folder / "metrics.csv").write_text(f"step,loss\n1,{loss}\n")
     (tmp_path / "evaluated" / "ablation.csv").write_text("head,loss\n0,4\n")
     record = read_record(tmp_path, tmp_path / "evaluated")
-    assert [record.value({kind: "loss"}) for kind in ("metric", "evaluated")] == [2, 3]
+    assert [number_of(record, {kind: "loss"}) for kind in ("metric", "evaluated")] == [2, 3]
     assert record.series({"metric": "loss"}) == {1: 2}
-    assert record.value({"table": "ablation", "column": "loss"}) == 4
+    assert number_of(record, {"table": "ablation", "column": "loss"}) == 4
     assert not read_record(tmp_path).evaluated
-
-
-def measured(*values, premise=False, **band):
-    check = Check(name="x", quantity="value", of={}, premise=premise, **band)
-    return Measured(check, tuple(map(float, values)))
-
-
-@pytest.mark.parametrize(
-    ("several", "expected"),
-    [
-        ([measured(1, at_most=1), measured(9)], "holds"),
-        ([measured(1, at_most=1), measured(2, at_most=1)], "fails"),
-        ([measured(math.nan, at_most=1)], "fails"),
-        ([measured(1, math.inf, at_most=5)], "fails"),  # a seed that never got there
-        ([measured(1, at_least=2, premise=True), measured(9, at_most=1)], "not testable here"),
-        ([measured(3, at_least=2, premise=True), measured(9, at_most=1)], "fails"),
-        # The 95 % interval of 0 and 3 is 1.5 ± 19, that of 1 and 1.1 is 1.05 ± 0.64.
-        ([measured(0, 3, at_least=1, at_most=2)], "holds, not clearly"),
-        ([measured(1, 1.1, at_most=9), measured(0, 9)], "holds"),
-        ([measured(1, 1.1, at_most=9), measured(0, 1, at_most=2)], "holds, not clearly"),
-        ([measured(5, 5.1, at_most=2), measured(0, 1, at_most=2)], "fails"),
-        ([measured(1, 5, at_most=2), measured(1, 1.1, at_most=9)], "fails, not clearly"),
-        ([measured(1, 1.1, at_least=2, premise=True), measured(0, 1, at_most=2)], "not testable here"),
-    ],
-)
-def test_verdicts(several, expected):
-    assert verdict_of(outcome_of(read_finding("cost"), several, [])) == expected
-
-
-def test_the_interval_is_students():
-    # Mean 2, standard deviation 1: 4.303 / √3 on either side.
-    assert measured(1, 2, 3).interval == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
-    assert measured(1).interval is measured(1, math.inf).interval is None
-
-
-def test_a_run_that_two_names_share_is_counted_once():
-    runs = [{"run": name, "seed": 0, "folder": folder, "seconds": 2} for name, folder in zip("abc", "xxy", strict=True)]
-    assert outcome_of(read_finding("cost"), [measured(1, at_most=1)], runs)["seconds"] == 4
+    assert record.only([{"run": "x", "source": {"evaluated": "loss"}}]) == Record(evaluated={"loss": 3})
 
 
 def with_check(**change):
-    return {"checks": [{"name": "x", "quantity": "value", "of": A, "at_most": 1} | change]}
+    return {"checks": {"x": {"name": "x", "quantity": "value", "clause": "c", "of": A, "at_most": 1} | change}}
 
 
 def with_curve(**of):
@@ -155,12 +115,18 @@ def with_curve(**of):
         (with_check(quantity="values"), "must be one of value, difference"),
         (with_check(of={"run": "a"}), "missing a required argument"),
         (with_check(of=A | {"run": "b"}), "there is no run b; the runs are a"),
-        (with_check(quantity="difference_ratio", of=A | {"than": "a", "to": ["a", "c"]}), "there is no run c"),
-        (with_check(of=A | {"source": {}}), "x: quantity=value: a source needs one of metric, evaluated, heads"),
+        (with_check(quantity="exponent", of={"points": {"c": 1}, "source": LOSS}), "there is no run c"),
+        (with_check(of=A | {"source": {}}), "checks.x: quantity=value: a source needs one of metric, evaluated, heads"),
         (with_check(of=A | {"source": "loss"}), "a source needs one of metric"),
         (with_check(of=A | {"source": LOSS | {"over": "mean"}}), "unexpected keyword argument 'over'"),
         (with_check(of=A | {"source": {"heads": "entropy", "over": "great"}}), "over=great: must be one of largest"),
-        (with_check(at_most=None), "must have at_least or at_most"),
+        (with_check(at_most=None), "checks.x: what decides a clause, and a premise, need at_least or at_most"),
+        (with_check(clause="d"), "checks.x.clause=d: must be one of c"),
+        (with_check(premise=True), "clauses.c: at least one of the checks that are no premises must name it"),
+        (with_check(scale="root"), "Input should be 'linear', 'log' or 'share'"),
+        ({"question": "why"}, "question=why: must be one of cost, learn"),
+        ({"picture": {"run": "b", "file": "x.png", "name": "x"}}, "picture: there is no run b"),
+        ({"takeaway": "{y}"}, "takeaway: there is no check y"),
         (with_check(at_mots=1), "Extra inputs are not permitted"),
         (with_curve(metric="loss", table="cells"), "a curve needs one of metric, heads, series, table, points"),
         (with_curve(series=LOSS, against={}), "a source needs one of metric"),
@@ -169,7 +135,7 @@ def with_curve(**of):
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path, change, problem):
-    values = dict.fromkeys(("title", "claim", "why", "refuted_by", "cost"), "words") | with_check()
+    values = dict.fromkeys(("title", "why", "cost"), "words") | with_check() | {"clauses": {"c": "words"}}
     values |= {"paper": {"name": "A 2020", "arxiv": "2001.00001"}, "baseline": [], "runs": {"a": []}, "seeds": [0]}
     (tmp_path / "mine.yaml").write_text(json.dumps(values | change))
     with pytest.raises(ConfigError, match=problem):

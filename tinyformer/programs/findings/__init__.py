@@ -1,8 +1,10 @@
 """Claims of papers about attention, tested on this machine: `tinyformer findings`, `tinyformer findings NAME`.
 
-A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands. Its runs are made by the code of
-`train` and `evaluate` and kept by their config (`running`, `launching`); what is measured is computed from
-the files that they wrote (`quantities`); the verdict compares its mean over seeds with the band (`verdicts`, `pages`).
+A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands, of which the program keeps what they
+were before the first run (`statements`). Its runs are made by the code of `train` and `evaluate` and kept by their
+config (`running`, `launching`); what is measured is computed from the files that they wrote (`records`, `quantities`);
+a verdict compares the interval over seeds with the band (`verdicts`). All is kept (`outcomes`) and shown (`figure`,
+`pages`).
 """
 
 import argparse
@@ -10,11 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from tinyformer.config.errors import exit_code_of
 from tinyformer.config.process import ending_at_ctrl_c
@@ -22,7 +20,6 @@ from tinyformer.files import import_matplotlib
 
 if TYPE_CHECKING:
     from tinyformer.programs.findings.files import Finding
-    from tinyformer.programs.findings.running import PlannedRun
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -88,28 +85,31 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _list(findings: Sequence["Finding"], results: Path) -> None:
-    """Print each finding with its verdict, and below it the means of what decides."""
+    """Print each finding, with what was measured last."""
     from tinyformer.programs.findings.outcomes import read_outcomes
-    from tinyformer.programs.findings.pages import rows_of
-    from tinyformer.programs.findings.verdicts import summary
 
     outcomes = read_outcomes(results, [finding.name for finding in findings])
-    table = Table("finding", "measured last", "band", "claim and paper", box=box.SIMPLE_HEAD)
     for finding in findings:
-        measurements = outcomes.get(finding.name)
-        told = summary(measurements[-1]["verdicts"]) if measurements else "unmeasured"
-        claim = f"{finding.title} ({finding.paper.name}, arXiv {finding.paper.arxiv})"
-        table.add_row(finding.name, told, "", claim, style="bold")
-        for name, band, mean, verdict in rows_of(measurements[-1]) if measurements else []:
-            if band:
-                table.add_row("", mean, band, f"{verdict}: {name}")
-        table.add_section()
-    Console(markup=False, highlight=False).print(table)
+        paper = f"{finding.paper.name}, arXiv {finding.paper.arxiv}"
+        _tell(finding, f"{finding.title} ({paper})", outcomes.get(finding.name, [])[-1:])
+
+
+def _tell(finding: "Finding", title: str, measured: list[dict[str, Any]]) -> None:
+    """Print the verdict on a finding, and its clauses as on the page, if it was measured."""
+    from tinyformer.programs.findings.pages import lines_of
+    from tinyformer.programs.findings.verdicts import summary
+
+    for measurement in measured:
+        print(f"{finding.name}: {summary(measurement['verdicts'])}: {title}")
+        print(*(f"  {line.replace('**', '')}" for line in lines_of(finding, measurement)), sep="\n")
+    if not measured:
+        print(f"{finding.name}: unmeasured: {title}")
 
 
 def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
     """Make the runs of findings, and measure those whose runs have all ended; returns the exit code."""
     with ending_at_ctrl_c():
+        from tinyformer.programs.findings.outcomes import conclude
         from tinyformer.programs.findings.running import plan, run_all
 
     planned = {}
@@ -123,22 +123,6 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
         if num_lacking:
             print(f"{finding.name}: not measured; runs that have not ended: {num_lacking}.", file=sys.stderr)
         else:
-            _conclude(finding, planned[finding.name], options.results)
+            _tell(finding, finding.title, [conclude(finding, planned[finding.name], options.results)])
+            print(f"Figure: {options.results / finding.name}.png; all measurements: {finding.name}.json beside it")
     return code
-
-
-def _conclude(finding: "Finding", planned: Sequence["PlannedRun"], results: Path) -> None:
-    """Measure a finding whose runs have ended; print what was measured, and the verdict on each clause."""
-    from tinyformer.programs.findings.outcomes import conclude
-    from tinyformer.programs.findings.pages import rows_of
-    from tinyformer.programs.findings.verdicts import summary
-
-    measurement = conclude(finding, planned, results)
-    table = Table("measured", "band", "mean [95 % interval]", "verdict", box=box.SIMPLE_HEAD)
-    for row in rows_of(measurement):
-        table.add_row(*row)
-    Console(markup=False).print(table)
-    for clause, verdict in measurement["verdicts"].items():
-        print(f"{finding.name}: {verdict}: {finding.clauses[clause].strip()}")
-    print(f"{finding.name}: {summary(measurement['verdicts'])}")
-    print(f"Figure and measurements: {results / finding.name}.png, .json; what was measured of each run: .records.json")

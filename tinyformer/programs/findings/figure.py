@@ -16,7 +16,6 @@ CAPTION = "band green, seeds as points and lines, mean and 95 % t-interval black
 
 WIDTH = 8  # of the figure, in inches
 MANY_POINTS = 12  # lines with fewer points mark each
-WIDE = 1000  # a quantity whose values and band's ends have a larger ratio is shown on a logarithmic axis
 
 
 def draw(
@@ -74,10 +73,9 @@ def _draw_quantity(panel: Axes, quantity: Measured) -> None:
     finite = [value for value in quantity.values if math.isfinite(value)]
     points, interval = [*finite, *ends], list(quantity.interval or ())
     low, high = min([*points, *interval], default=0.0), max([*points, *interval], default=1.0)
-    if points and min(points) > 0 and max(points) / min(points) > WIDE:
+    if quantity.check.scale == "log" and low > 0:
         panel.set_xscale("log")
-        low, high = min(points) / 10, high * 10
-        interval = [max(at, low) for at in interval]
+        low, high = low / 1.5, high * 1.5
     else:
         room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0
         low, high = low - room, high + room

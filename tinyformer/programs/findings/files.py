@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import itertools
+import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -68,17 +69,6 @@ class Check(_Checked):
         return low <= value <= high
 
 
-class Takeaway(_Checked):
-    """What a reader should remember, written after the measurement."""
-
-    text: str  # in which {key} stands for the mean of a check
-    concluded: dict[str, str]  # the verdict on each clause for which the text was written
-
-    def told(self, means: dict[str, str], verdicts: dict[str, str]) -> str:
-        """The sentence with its numbers; without them, what the verdicts are, if they are no longer those."""
-        return self.text.format_map(means) if self.concluded == verdicts else ""
-
-
 class Picture(_Checked):
     """A picture that a run or its analysis wrote, shown above the curves."""
 
@@ -142,7 +132,8 @@ class Finding(_Checked):
     why: str
     cost: str
     notes: str = ""  # what was tried and learnt, after the first run
-    takeaway: Takeaway | None = None
+    takeaway: str = ""  # what a reader should remember, after a measurement; {key} stands for the mean of a check
+    concluded: dict[str, str] = {}  # the verdict on each clause for which the takeaway was written
     trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
 
     @property
@@ -171,8 +162,9 @@ class Finding(_Checked):
         for name, run in named:
             if run not in self.runs:
                 raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(self.runs)}")
-        if self.takeaway:
-            self.takeaway.text.format_map(dict.fromkeys(self.checks, ""))  # a KeyError names what is no check
+        for _, check_key, _, _ in string.Formatter().parse(self.takeaway):
+            if check_key is not None and check_key not in self.checks:
+                raise ValueError(f"takeaway: there is no check {check_key}; the checks are {', '.join(self.checks)}")
         return self
 
 
@@ -188,7 +180,7 @@ def _runs_named_by(key: str, check: Check) -> list[str]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"checks.{key}: quantity={check.quantity}: {error}") from error
     runs = [check.of[name] for name in ("run", "than") if name in check.of]
-    return [*runs, *check.of.get("points", {}), *check.of.get("to", [])]
+    return [*runs, *check.of.get("points", {})]
 
 
 def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:

@@ -19,8 +19,6 @@ from tinyformer.programs.findings.verdicts import Measured, measure, verdicts
 
 Measurement: TypeAlias = dict[str, Any]  # one of the list in `NAME.json`
 
-SURROUNDINGS = ("machine", "versions", "commit")  # which many runs share
-
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
     """Measure a finding whose runs have ended; write `NAME.records.json`, `NAME.png` and, last, `NAME.json`."""
@@ -35,7 +33,7 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
     kept = _kept_records(folder, finding.name) | dict(zip((fact["folder"] for fact in facts), written, strict=True))
     _write(folder / f"{finding.name}.records.json", _lines(kept))
     save_png(figure, folder / f"{finding.name}.png", f"{finding.name} · {CAPTION}")
-    last = measurement_of(finding, measured, facts, read_statements(planned[0].folder.parent).get(finding.name, {}))
+    last = _measurement(finding, measured, facts, planned[0].folder.parent)
     before = read_outcomes(folder, [finding.name]).get(finding.name, [])
     if before and all(before[-1].get(key) == last[key] for key in ("statement", "runs")):  # measured again
         before = before[:-1]
@@ -43,44 +41,32 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
     return last
 
 
-def measurement_of(
-    finding: Finding, measured: Mapping[str, Measured], facts: list[dict[str, Any]], stated: Mapping[str, Any]
+def _measurement(
+    finding: Finding, measured: Mapping[str, Measured], runs: list[dict[str, Any]], kept: Path
 ) -> Measurement:
-    """A finding as it was stated, what was measured, and when, where and by which code each of its runs was made.
-
-    Args:
-        finding: the finding.
-        measured: its quantities.
-        facts: of its runs, see `facts_of`.
-        stated: all statements of the finding by their hash, see `read_statements`.
-    """
-    statement, now = statement_of(finding), digest_of(statement_of(finding))
-    found = {fact["statement"] for fact in facts} - {now, None}
-    made_by = [{key: fact[key] for key in SURROUNDINGS} for fact in facts]
-    distinct = [one for index, one in enumerate(made_by) if one not in made_by[:index]]
-    own = ("run", "seed", "folder", "started", "time", "seconds", "statement")
+    """A finding as it was stated, what was measured, and when, where and by which code each of its runs was made."""
+    statement, stated = statement_of(finding), read_statements(kept).get(finding.name, {})
+    digest = digest_of(statement)
     return {
-        "time": max(fact["time"] for fact in facts),
+        "time": max(run["time"] for run in runs),
         "verdicts": verdicts(finding, measured),
         "checks": {
             key: {
                 **one.check.model_dump(include={"name", "at_least", "at_most", "premise", "clause", "scale"}),
-                "values": [_plain(value) for value in one.values],
+                "values": list(map(_plain, one.values)),
                 "mean": _plain(one.mean),
                 "interval": one.interval,
                 "verdict": one.verdict,
             }
             for key, one in measured.items()
         },
-        "digest": now,
-        "stated": stated.get(now, {}).get("time"),
+        "digest": digest,
+        "stated": stated.get(digest, {}).get("time"),
         "statement": statement,
-        "earlier": {digest: of for digest, of in stated.items() if digest in found},
-        "made_by": distinct,
-        "runs": [
-            {key: fact[key] for key in own} | {"made_by": distinct.index(by)}
-            for fact, by in zip(facts, made_by, strict=True)
-        ],
+        "earlier": {
+            of: stated[of] for of in dict.fromkeys(run["statement"] for run in runs) if of in {*stated} - {digest}
+        },
+        "runs": runs,
     }
 
 
@@ -129,9 +115,7 @@ def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path
     run = next(run for run in planned if run.name == finding.picture.run)
     files = [path for place in (run.analysed, run.folder) if place for path in sorted(place.glob(finding.picture.file))]
     if not files:
-        raise ConfigError(
-            f"{finding.name}.yaml: picture.file={finding.picture.file}: {run.folder} has no such file."
-        )
+        raise ConfigError(f"{finding.name}.yaml: picture.file={finding.picture.file}: {run.folder} has no such file.")
     return finding.picture.name, files[-1]
 
 

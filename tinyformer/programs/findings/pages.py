@@ -19,9 +19,10 @@ clauses of the claim, the protocol, the measured quantities, and the band in whi
 
 A clause **holds** if the whole 95 % t-interval of the mean over seeds lies in each of its bands, **fails** if one lies
 beyond the end of its band, and is **inconclusive** otherwise; it is **not testable** if a seed misses a premise.
-Ratios are averaged by their logarithms, shares by the arcsine of their root. The program keeps what a file states before the
-first run; whether that was changed later is said below each finding, from these records. What all runs wrote, as far
-as it was measured, is in `NAME.records.json`; every measurement, in `NAME.json`.
+Ratios are averaged by their logarithms, shares by the arcsine of their root. The program keeps what a
+file states before the first run; whether that was changed later is said below each finding, from these records. Every
+measurement, and what else was reported, is in `NAME.json`; what the runs wrote, as far as it was measured, in
+`NAME.records.json`.
 
 ```bash
 tinyformer findings
@@ -30,10 +31,10 @@ tinyformer findings cost --launcher joblib
 ```
 
 The first command lists them; the second makes the runs of one that were not made before, and prints its verdict.
-`tinyformer findings all` does so for every finding and writes this page; interrupted, it continues where it stopped. The
-third makes runs in parallel by Hydra's joblib launcher (`pip install 'tinyformer[sweep]'`), as many at a time as there
-are cores, or two with `n_jobs=2`. Runs are kept in `outputs/findings` by their config, not by the version of the code:
-after changing the model's code, delete that folder.
+`tinyformer findings all` does so for every finding and writes this page; interrupted, it continues where it stopped.
+The third makes runs in parallel by Hydra's joblib launcher (`pip install 'tinyformer[sweep]'`), as many at a time as
+there are cores, or two with `n_jobs=2`. Runs are kept in `outputs/findings` by their config, not by the version of the
+code: after changing the model's code, delete that folder.
 """
 
 
@@ -62,27 +63,14 @@ def headlines(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measu
 
 def takeaway_of(finding: Finding, last: Measurement) -> str:
     """The takeaway with the measured numbers; the title, if none was written for these verdicts."""
-    means = {key: shown(float(check["mean"]), 2) for key, check in last["checks"].items()}
-    told = finding.takeaway.told(means, last["verdicts"]) if finding.takeaway else ""
-    return told or f"{finding.title}."
+    if finding.concluded != last["verdicts"]:
+        return f"{finding.title}."
+    return finding.takeaway.format_map({key: shown(float(of["mean"]), 2) for key, of in last["checks"].items()})
 
 
 def is_current(finding: Finding, last: Measurement) -> bool:
     """Whether a measurement is that of the claim, bands, protocol and versions of now."""
     return bool(statement_of(finding) == last["statement"])
-
-
-def rows_of(measurement: Measurement) -> list[tuple[str, str, str, str]]:
-    """What was measured, its band, its mean with the interval, and the verdict."""
-    return [
-        (
-            check["name"] + (" (premise)" if check["premise"] else ""),
-            band(check),
-            _mean(check),
-            check["verdict"] or "reported",
-        )
-        for check in measurement["checks"].values()
-    ]
 
 
 def band(check: Mapping[str, Any]) -> str:
@@ -98,55 +86,42 @@ def shown(value: float, digits: int = 3) -> str:
     return "never" if value == math.inf else f"{value:.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-def _mean(check: Mapping[str, Any]) -> str:
-    interval = check["interval"]
-    mean = shown(float(check["mean"]))
-    return mean if interval is None or interval[0] == interval[1] else f"{mean} [{', '.join(map(shown, interval))}]"
-
-
 def _section(finding: Finding, measurements: Sequence[Measurement], folder: str) -> str:
     paper = f"[{finding.paper.name}](https://arxiv.org/abs/{finding.paper.arxiv})"
-    heading = f"### {finding.name}\n\n{finding.title} ({paper})."
+    heading = f"### {finding.name}\n\n"
     if not measurements:
-        clauses = "\n".join(f"- {text.strip()}" for text in finding.clauses.values())
-        return f"{heading} **Unmeasured.** It costs {finding.cost.strip()}.\n\n{clauses}\n"
+        return f"{heading}{finding.claim} ({paper}) **Unmeasured.** It costs {finding.cost.strip()}.\n"
     last = measurements[-1]
     parts = [
-        f"{heading} {takeaway_of(finding, last)}" if finding.takeaway else heading,
-        "\n".join(_clauses(finding, last)),
+        f"{heading}{takeaway_of(finding, last)} ({paper})",
+        "\n".join(lines_of(finding, last)),
         f"![{finding.title}]({folder}/{finding.name}.png)",
-        " ".join([*_made(last), *_order(last), *_now(finding, last), *_before(measurements)]),
+        " ".join([*_order(last), *_now(finding, last), *_before(measurements)]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _clauses(finding: Finding, last: Measurement) -> Iterator[str]:
-    """Each clause with its verdict, and what decides it; then the premises of all, and what is reported."""
+def lines_of(finding: Finding, last: Measurement) -> Iterator[str]:
+    """Each clause with its verdict and what decides it, then the premises of all clauses."""
     for clause, verdict in last["verdicts"].items():
         yield f"- **{verdict.capitalize()}**: {finding.clauses.get(clause, clause).strip()}"
-        for check in last["checks"].values():
-            if check["clause"] == clause:
-                yield f"    - {_told(check)}"
-    for check in last["checks"].values():
-        if check["clause"] is None:
-            yield f"- {_told(check)}"
+        yield from (f"    - {_told(check)}" for check in last["checks"].values() if check["clause"] == clause)
+    yield from (f"- {_told(check)}" for check in last["checks"].values() if check["clause"] is None and band(check))
 
 
 def _told(check: Mapping[str, Any]) -> str:
-    end = f" ({'premise ' * check['premise']}{band(check)})" if band(check) else ""
-    return f"{check['name']}: {_mean(check)}{end}"
-
-
-def _made(last: Measurement) -> Iterator[str]:
-    versions = sorted({by["versions"]["torch"] for by in last["made_by"]})
-    yield f"{len(last['runs'])} runs, {seconds_of(last):,.0f} s, {last['time'][:10]}, torch {', '.join(versions)}."
+    mean, interval = shown(float(check["mean"])), check["interval"]
+    if interval and interval[0] < interval[1]:
+        mean += f" [{', '.join(map(shown, interval))}]"
+    return f"{check['name']}: {mean} ({'premise ' * check['premise']}{band(check)})"
 
 
 def _order(last: Measurement) -> Iterator[str]:
-    """Whether what is stated was stated before the runs, as their records say."""
+    """When it was measured, and whether what is stated was stated before the runs, as their records say."""
     made_with, total = [run["statement"] for run in last["runs"]], len(last["runs"])
-    if {*made_with} == {last["digest"]}:
-        yield "Claim, protocol and bands are unchanged since before the first run."
+    is_unchanged = {*made_with} == {last["digest"]}
+    order = ", unchanged since before the first run" if is_unchanged else ""
+    yield f"{last['time'][:10]}, {total} runs, {seconds_of(last):,.0f} s{order}."
     for digest, earlier in last["earlier"].items():
         changed = "; ".join(changes(earlier["statement"], last["statement"]))
         yield (
@@ -154,7 +129,7 @@ def _order(last: Measurement) -> Iterator[str]:
             f"({(last['stated'] or 'date unknown')[:10]}): {changed}.**"
         )
     if unknown := made_with.count(None):
-        yield f"For {unknown} of {total} runs there is no record of what was stated before."
+        yield f"What was stated before {unknown} of them is not recorded."
 
 
 def _now(finding: Finding, last: Measurement) -> Iterator[str]:
@@ -167,6 +142,4 @@ def _before(measurements: Sequence[Measurement]) -> Iterator[str]:
     last = measurements[-1]
     for one in measurements[:-1]:
         differs = ", ".join(changed_parts(one["statement"], last["statement"]))
-        num_seeds = len({run["seed"] for run in one["runs"]})
-        told = summary(one["verdicts"])
-        yield f"Measured before, {one['time'][:10]}, with {num_seeds} seeds and other {differs}: {told}."
+        yield f"{one['time'][:10]}, other {differs}: {summary(one['verdicts'])}."

@@ -7,7 +7,7 @@ All are functions of the files that the runs wrote, and of plain values in the f
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from tinyformer.config.errors import ConfigError
@@ -102,13 +102,6 @@ def difference(records: Records, run: str, than: str, source: Source) -> float:
 
 
 @quantity(version=1)
-def difference_ratio(records: Records, run: str, than: str, to: Sequence[str], source: Source) -> float:
-    """A number of a run minus that of another, divided by the difference of two further runs, `to`."""
-    first, second = to
-    return _divided(difference(records, run, than, source), difference(records, first, second, source))
-
-
-@quantity(version=1)
 def ratio(records: Records, run: str, than: str, source: Source) -> float:
     """A number of a run, divided by that of another."""
     return _divided(number_of(records[run], source), number_of(records[than], source))
@@ -170,13 +163,6 @@ def rise(records: Records, run: str, source: Source, low: float, high: float) ->
     series = records[run].series(source)
     end = _crossing(series, high)
     return math.inf if end == math.inf else (end - _crossing(series, low)) / max(series)
-
-
-@quantity(version=1)
-def change(records: Records, run: str, source: Source) -> float:
-    """The last value of a series, minus its first."""
-    values = list(records[run].series(source).values())
-    return values[-1] - values[0]
 
 
 @quantity(version=1)

@@ -64,16 +64,19 @@ class Record:
         sources = [source for of in named for source in _sources(of)]
         columns: dict[str, set[str]] = {}
         for source in sources:
-            if "table" in source:
-                own = {source[key] for key in ("column", "x", "y", "groups") if source.get(key)}
-                columns.setdefault(source["table"], set()).update(own, source.get("where", {}))
+            own = {source[key] for key in ("column", "x", "y", "groups") if source.get(key)}
+            columns.setdefault(source.get("table", ""), set()).update(own, source.get("where", {}))
+
+        def chosen(numbers: Mapping[str, Any], kind: str) -> dict[str, Any]:
+            return {name: number for name, number in numbers.items() if name in {of.get(kind) for of in sources}}
+
         kept = [
             {name: cell for name, cell in row.items() if cell and any(_is_named(name, source) for source in sources)}
             for row in self.metrics
         ]
         return Record(
-            {name: self.results[name] for source in sources if (name := source.get("metric")) in self.results},
-            {name: self.evaluated[name] for source in sources if (name := source.get("evaluated")) in self.evaluated},
+            chosen(self.results, "metric"),
+            chosen(self.evaluated, "evaluated"),
             [{"step": row["step"], **cells} for row, cells in zip(self.metrics, kept, strict=True) if cells],
             {
                 table: [{name: row[name] for name in row if name in columns[table]} for row in rows]

@@ -6,33 +6,27 @@ import functools
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 import tinyformer
-from tinyformer.config.compose import compose_run, compose_sweep, offer_stored_run
+from tinyformer.config.compose import compose_run, offer_stored_run
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
 from tinyformer.config.process import keep_hydra, keep_process, named_lines
 from tinyformer.files import relative_path
 from tinyformer.model.trained_run import train
-from tinyformer.nn import AttentionMask, Cache
-from tinyformer.programs.card import make_card
-from tinyformer.programs.doctor.growth import measure_axis
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
-from tinyformer.programs.doctor.speed import median_seconds, peak_memory
-from tinyformer.programs.doctor.verdict import examine
+from tinyformer.programs.doctor.measured import Measured, measured_costs, measured_kernels
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.records import Record, Records, read_record, read_results
@@ -125,6 +119,7 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
         if run.analysed:
             made["seconds"] += json.loads((run.analysed / ENDED).read_text())["seconds"]
         made["statement"] = made.pop("statements").get(run.finding)
+        del made["overrides"]
         place = (run.analysed or run.folder).relative_to(run.folder.parent)
         facts.append({"run": run.name, "seed": run.seed, "folder": str(place), **made})
     return facts
@@ -230,59 +225,9 @@ def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
             evaluate(config, folder, invocation, loaded)
 
 
-def _count_costs(words: Sequence[str], folder: Path) -> None:
-    """The figures of `tinyformer card`, and the size of a real cache.
-
-    `results.json` has the card's fields, "filled_cache_bytes" of an fp32 cache that a network with random weights has
-    filled with T tokens, "score_flops_of_sequence", the operations of scores and weighted values of T tokens, and
-    "step_seconds" and "step_bytes", what a forward and a backward pass of T tokens in fp32 takes.
-    """
-    with keep_hydra():
-        ((overrides, config),) = compose_sweep("card", words)
-        card = make_card(overrides, config)
-        small = OmegaConf.merge(config, {"model": {"vocab_size": 64}})  # whose size the cache does not depend on
-        network = instantiate(small.network, _convert_="all")
-    cache, seq_len = Cache(config.model.num_layers), config.model.max_seq_len
-    tokens, mask = torch.zeros(1, seq_len, dtype=torch.long), AttentionMask(causal=True)
-    with torch.no_grad():
-        network.eval()(tokens, mask, cache)
-    network.train().resolve_backends("cpu", torch.float32, mask)
-
-    def step() -> None:
-        network(tokens, mask).sum().backward()
-        network.zero_grad()
-
-    with keep_process(), quiet(), one_thread():
-        seconds = statistics.median(median_seconds({"step": step}, "cpu")["step"] for _ in range(3))
-        measured = {"step_seconds": seconds, "step_bytes": peak_memory(step, "cpu")}
-    scores = seq_len * card["flops_per_token_by_part"]["attention_scores_and_values"]
-    own = {"filled_cache_bytes": cache.num_bytes, "score_flops_of_sequence": scores}
-    _write(folder, card | own | measured)
-
-
-def _examine_kernels(words: Sequence[str], folder: Path) -> None:
-    """The cells of `tinyformer doctor --full`, and memory and time by length, as the tables `cells` and `growth`.
-
-    The words are "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".
-    """
-    given = {key: values.split(",") for key, _, values in (word.partition("=") for word in words)}
-    lengths = list(map(int, given.pop("lengths")))
-    with keep_process(), quiet(), one_thread():
-        rows = examine(**given, device=torch.device("cpu"), full=True)
-        cells = [asdict(cell) for row in rows for cell in row]
-        growth = measure_axis("seq", lengths, given["backends"], "cpu", repeats=1)
-    _write(folder, {"cells": len(cells)}, cells=cells, growth=growth)
-
-
-PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {
-    "train": _train,
-    "costs": _count_costs,
-    "kernels": _examine_kernels,
-}
-"""What makes a run, by the name in a finding's file."""
-
-
-def _write(folder: Path, results: dict[str, Any], **tables: list[dict[str, Any]]) -> None:
+def _measure(measured: Callable[[Sequence[str]], Measured], words: Sequence[str], folder: Path) -> None:
+    with keep_hydra(), keep_process(), quiet(), one_thread():
+        results, tables = measured(words)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1))
@@ -291,3 +236,11 @@ def _write(folder: Path, results: dict[str, Any], **tables: list[dict[str, Any]]
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
             writer.writerows(rows)
+
+
+PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {
+    "train": _train,
+    "costs": functools.partial(_measure, measured_costs),
+    "kernels": functools.partial(_measure, measured_kernels),
+}
+"""What makes a run, by the name in a finding's file."""

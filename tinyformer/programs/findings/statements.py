@@ -19,9 +19,7 @@ from tinyformer.files import atomic_write, load_plain_yaml
 from tinyformer.programs.findings.files import Finding
 from tinyformer.programs.findings.quantities import VERSIONS
 
-Statement: TypeAlias = dict[
-    str, Any
-]  # plain values by a name that says what they are, such as "checks.one_head.at_least"
+Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
 
 
 def statement_of(finding: Finding) -> Statement:
@@ -32,8 +30,7 @@ def statement_of(finding: Finding) -> Statement:
         stated |= {f"checks.{key}.{name}": value for name, value in values.items()}
         stated[f"version of {check.quantity}"] = VERSIONS[check.quantity]
     stated |= {f"runs.{run}": words for run, words in finding.runs.items()}
-    protocol = ("baseline", "seeds", "program", "evaluate")
-    stated |= finding.model_dump(include={*protocol}, exclude_none=True)
+    stated |= finding.model_dump(include={"baseline", "seeds", "program", "evaluate"}, exclude_none=True)
     for word in finding.evaluate or []:
         if word.startswith("analysis="):
             stated[f"version of {word}"] = _version(word.removeprefix("analysis="))

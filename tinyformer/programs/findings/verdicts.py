@@ -15,22 +15,10 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "not testable"
 
 
-def _identity(value: float) -> float:
-    return value
-
-
-def _arcsine(share: float) -> float:
-    return math.asin(math.sqrt(share))
-
-
-def _share(angle: float) -> float:
-    return math.sin(min(max(angle, 0.0), math.pi / 2)) ** 2
-
-
 SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
-    "linear": (_identity, _identity),
+    "linear": (lambda value: value, lambda value: value),
     "log": (math.log, math.exp),
-    "share": (_arcsine, _share),
+    "share": (lambda share: math.asin(math.sqrt(share)), lambda angle: math.sin(min(max(angle, 0), math.pi / 2)) ** 2),
 }
 """To a scale on which values are averaged, and back: ratios by their logarithm, and shares, which end at 0 and 1, by
 the arcsine of their root, whose variance depends little on the share (Anscombe 1948)."""
