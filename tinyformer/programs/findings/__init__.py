@@ -101,7 +101,7 @@ def _tell(finding: "Finding", title: str, measured: list[dict[str, Any]]) -> Non
 
     for measurement in measured:
         print(f"{finding.name}: {summary(measurement['verdicts'])}: {title}")
-        print(*(f"  {line.replace('**', '')}" for line in lines_of(finding, measurement)), sep="\n")
+        print(*(f"  {line.replace('**', '')}" for line in lines_of(measurement)), sep="\n")
     if not measured:
         print(f"{finding.name}: unmeasured: {title}")
 

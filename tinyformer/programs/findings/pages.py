@@ -6,7 +6,7 @@ from typing import Any
 
 from tinyformer.programs.findings.files import QUESTIONS, Finding
 from tinyformer.programs.findings.outcomes import Measurement, seconds_of
-from tinyformer.programs.findings.statements import changed_parts, changes, statement_of
+from tinyformer.programs.findings.statements import difference, statement_of
 from tinyformer.programs.findings.verdicts import summary
 
 PAGE = "findings.md"  # the page of all findings, beside the folder of figures
@@ -94,17 +94,17 @@ def _section(finding: Finding, measurements: Sequence[Measurement], folder: str)
     last = measurements[-1]
     parts = [
         f"{heading}{takeaway_of(finding, last)} ({paper})",
-        "\n".join(lines_of(finding, last)),
+        "\n".join(lines_of(last)),
         f"![{finding.title}]({folder}/{finding.name}.png)",
         " ".join([*_order(last), *_now(finding, last), *_before(measurements)]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def lines_of(finding: Finding, last: Measurement) -> Iterator[str]:
+def lines_of(last: Measurement) -> Iterator[str]:
     """Each clause with its verdict and what decides it, then the premises of all clauses."""
     for clause, verdict in last["verdicts"].items():
-        yield f"- **{verdict.capitalize()}**: {finding.clauses.get(clause, clause).strip()}"
+        yield f"- **{verdict.capitalize()}**: {last['statement'][f'clauses.{clause}']}"
         yield from (f"    - {_told(check)}" for check in last["checks"].values() if check["clause"] == clause)
     yield from (f"- {_told(check)}" for check in last["checks"].values() if check["clause"] is None and band(check))
 
@@ -123,7 +123,7 @@ def _order(last: Measurement) -> Iterator[str]:
     order = ", unchanged since before the first run" if is_unchanged else ""
     yield f"{last['time'][:10]}, {total} runs, {seconds_of(last):,.0f} s{order}."
     for digest, earlier in last["earlier"].items():
-        changed = "; ".join(changes(earlier["statement"], last["statement"]))
+        changed = difference(earlier["statement"], last["statement"])
         yield (
             f"**After {made_with.count(digest)} of {total} runs had started, this was changed "
             f"({(last['stated'] or 'date unknown')[:10]}): {changed}.**"
@@ -133,13 +133,13 @@ def _order(last: Measurement) -> Iterator[str]:
 
 
 def _now(finding: Finding, last: Measurement) -> Iterator[str]:
-    if changed := changes(last["statement"], statement_of(finding)):
-        yield f"**Its file or code was changed after this measurement: {'; '.join(changed)}.**"
+    if changed := difference(last["statement"], statement_of(finding)):
+        yield f"**Its file or code was changed after this measurement: {changed}.**"
 
 
 def _before(measurements: Sequence[Measurement]) -> Iterator[str]:
     """The measurements before the last."""
     last = measurements[-1]
     for one in measurements[:-1]:
-        differs = ", ".join(changed_parts(one["statement"], last["statement"]))
-        yield f"{one['time'][:10]}, other {differs}: {summary(one['verdicts'])}."
+        changed = difference(one["statement"], last["statement"]) or "other runs"
+        yield f"{one['time'][:10]} ({changed}): {summary(one['verdicts'])}."

@@ -22,6 +22,9 @@ from tinyformer.programs.findings.quantities import VERSIONS
 Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
 
 
+MANY_CHANGES = 3  # more are not told one by one
+
+
 def statement_of(finding: Finding) -> Statement:
     """What must not change after the first run. Names of checks, reasons and notes may."""
     stated: Statement = {f"clauses.{key}": text.strip() for key, text in finding.clauses.items()}
@@ -44,19 +47,14 @@ def digest_of(stated: Any) -> str:
     return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def changes(old: Statement, new: Statement) -> list[str]:
-    """What differs between two statements: ["checks.one_head.at_least: 0.01, now 0.02"]."""
-    return [
-        f"{name}: {_shown(old.get(name), new.get(name))}, now {_shown(new.get(name), old.get(name))}"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    ]
-
-
-def changed_parts(old: Statement, new: Statement) -> list[str]:
-    """The parts in which two statements differ: ["baseline", "checks"]."""
-    different = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    return list(dict.fromkeys("versions" if " " in name else name.partition(".")[0] for name in different))
+def difference(old: Statement, new: Statement) -> str:
+    """What differs: "checks.one_head.at_least: 0.01, now 0.02"; of many changes the parts: "other baseline, checks"."""
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    if len(names) > MANY_CHANGES:
+        parts = dict.fromkeys("versions" if " " in name else name.partition(".")[0] for name in names)
+        return f"other {', '.join(parts)}"
+    pairs = [(name, old.get(name), new.get(name)) for name in names]
+    return "; ".join(f"{name}: {_shown(one, other)}, now {_shown(other, one)}" for name, one, other in pairs)
 
 
 def state(findings: Iterable[Finding], kept: Path) -> None:
