@@ -288,7 +288,7 @@ def test_the_table_of_backends_is_that_of_the_code() -> None:
 def test_findings_are_those_that_were_measured() -> None:
     findings = [read_finding(name) for name in finding_names()]
     outcomes = read_outcomes(ROOT / "docs/pages/findings", finding_names())
-    lines = headlines(findings, outcomes, "docs/pages/findings.md")
+    lines = headlines(findings, outcomes)
     assert [line.split("? ")[0][2:] + "?" for line in lines] == list(QUESTIONS.values())[:5]
     assert "\n".join(lines) + "\n\n" in PAGES["README.md"]
     assert PAGES["docs/pages/findings.md"] == page(findings, outcomes, "findings")

@@ -49,13 +49,13 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
     return "\n".join(parts)
 
 
-def headlines(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measurement]], page: str) -> list[str]:
+def headlines(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measurement]]) -> list[str]:
     """A line for each question, with the finding that answers it, in Markdown."""
     order = list(QUESTIONS)
     chosen = sorted((of for of in findings if of.is_headline), key=lambda finding: order.index(finding.question))
     return [
-        f"- {QUESTIONS[of.question]} {takeaway_of(of, outcomes[of.name][-1])} ([{of.name}]({page}#{of.name}): "
-        f"{summary(outcomes[of.name][-1]['verdicts'])})"
+        f"- {QUESTIONS[of.question]} {takeaway_of(of, outcomes[of.name][-1])} "
+        f"(`{of.name}`: {summary(outcomes[of.name][-1]['verdicts'])})"
         for of in chosen
         if of.name in outcomes
     ]
