@@ -118,7 +118,7 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
         made = json.loads((run.folder / ENDED).read_text())
         if run.analysed:
             made["seconds"] += json.loads((run.analysed / ENDED).read_text())["seconds"]
-        made["statement"] = made.pop("statements").get(run.finding)
+        made["statement"] = made.pop("statements", {}).get(run.finding)  # runs of an earlier version recorded none
         del made["overrides"]
         place = (run.analysed or run.folder).relative_to(run.folder.parent)
         facts.append({"run": run.name, "seed": run.seed, "folder": str(place), **made})
