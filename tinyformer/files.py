@@ -43,6 +43,12 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         _remove(temporary)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file by `atomic_write`."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

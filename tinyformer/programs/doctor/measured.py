@@ -16,15 +16,15 @@ from tinyformer.programs.doctor.growth import measure_axis
 from tinyformer.programs.doctor.speed import median_seconds, peak_memory
 from tinyformer.programs.doctor.verdict import examine
 
-Measured: TypeAlias = tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]  # numbers, and tables, by name
+Measurements: TypeAlias = tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]  # numbers, and tables, by name
 
 
-def measured_costs(words: Sequence[str]) -> Measured:
+def measured_costs(words: Sequence[str]) -> Measurements:
     """The figures of `tinyformer card`, and the size of a real cache.
 
-    Beside the card's fields, "filled_cache_bytes" of an fp32 cache that a network with random weights has filled with T
-    tokens, "score_flops_of_sequence", the operations of scores and weighted values of T tokens, and "step_seconds" and
-    "step_bytes", what a forward and a backward pass of T tokens in fp32 takes.
+    The numbers are those of the card, and of T tokens: "filled_cache_bytes", the size of an fp32 cache that a network
+    with random weights has filled; "score_flops_of_sequence", the operations of scores and weighted values;
+    "step_seconds" and "step_bytes", what a forward and a backward pass in fp32 takes.
     """
     ((overrides, config),) = compose_sweep("card", words)
     card = make_card(overrides, config)
@@ -46,7 +46,7 @@ def measured_costs(words: Sequence[str]) -> Measured:
     return card | own | {"step_seconds": seconds, "step_bytes": peak_memory(step, "cpu")}, {}
 
 
-def measured_kernels(words: Sequence[str]) -> Measured:
+def measured_kernels(words: Sequence[str]) -> Measurements:
     """The cells of `tinyformer doctor --full`, and memory and time by length, as the tables `cells` and `growth`.
 
     The words are "backends=A,B", "variants=A,B", "masks=A,B" and "dtypes=A,B" of the doctor, and "lengths=512,1024".

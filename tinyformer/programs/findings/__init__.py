@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyformer.config.errors import exit_code_of
 from tinyformer.config.process import ending_at_ctrl_c
-from tinyformer.files import import_matplotlib
+from tinyformer.files import import_matplotlib, write_whole
 
 if TYPE_CHECKING:
     from tinyformer.programs.findings.files import Finding
@@ -56,54 +56,41 @@ def _show(options: argparse.Namespace) -> int:
     from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
     from tinyformer.programs.findings.outcomes import read_outcomes, refuse_links
     from tinyformer.programs.findings.pages import PAGE, page
+    from tinyformer.programs.findings.statements import keep_statements
 
     names = finding_names(options.files)
     path = options.results.parent / PAGE
     refuse_links(options.results, path, names)
     known = [read_finding(name, options.files) for name in names]
+    outcomes = read_outcomes(options.results, names)
     if options.name is None:
-        _list(known, options.results)
+        for finding in known:
+            _tell(finding, f"{finding.title} ({finding.paper})", outcomes.get(finding.name, [None])[-1])
         return 0
-    from tinyformer.programs.findings.statements import state
-
     require_launcher(options.launcher)
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
-    state(chosen, options.runs)
+    keep_statements(chosen, options.runs)
     # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
     is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
     codes = []
     for findings in [[finding] for finding in chosen] if is_serial else [chosen]:
         codes.append(_measure(findings, options))
         outcomes = read_outcomes(options.results, names)
-        if not outcomes:  # all runs failed
-            continue
-        # After each, so that a program that is stopped leaves it true.
-        path.write_text(page(known, outcomes, options.results.name), encoding="utf-8")
-        print(f"Page: {path}")
+        if outcomes:  # after each, so that a program that is stopped leaves it true
+            write_whole(path, page(known, outcomes, options.results.name))
+            print(f"Page: {path}")
     return max(codes)
 
 
-def _list(findings: Sequence["Finding"], results: Path) -> None:
-    """Print each finding, with what was measured last."""
-    from tinyformer.programs.findings.outcomes import read_outcomes
-
-    outcomes = read_outcomes(results, [finding.name for finding in findings])
-    for finding in findings:
-        paper = f"{finding.paper.name}, arXiv {finding.paper.arxiv}"
-        _tell(finding, f"{finding.title} ({paper})", outcomes.get(finding.name, [])[-1:])
-
-
-def _tell(finding: "Finding", title: str, measured: list[dict[str, Any]]) -> None:
+def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
     """Print the verdict on a finding, and its clauses as on the page, if it was measured."""
     from tinyformer.programs.findings.pages import lines_of
     from tinyformer.programs.findings.verdicts import summary
 
-    for measurement in measured:
-        print(f"{finding.name}: {summary(measurement['verdicts'])}: {title}")
-        print(*(f"  {line.replace('**', '')}" for line in lines_of(measurement)), sep="\n")
-    if not measured:
-        print(f"{finding.name}: unmeasured: {title}")
+    print(f"{finding.name}: {summary(last['verdicts']) if last else 'unmeasured'}: {title}")
+    for line in lines_of(last) if last else []:
+        print(f"  {line.replace('**', '')}")
 
 
 def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
@@ -114,8 +101,7 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
 
     planned = {}
     for finding in findings:
-        paper = f"{finding.paper.name}, arXiv {finding.paper.arxiv}"
-        print(f"{finding.name}: {finding.claim.strip()} ({paper})", flush=True)
+        print(f"{finding.name}: {finding.claim} ({finding.paper})", flush=True)
         planned[finding.name] = plan(finding, options.runs.absolute())
     code = run_all([run for runs in planned.values() for run in runs], options.launcher)
     for finding in findings:
@@ -123,6 +109,6 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
         if num_lacking:
             print(f"{finding.name}: not measured; runs that have not ended: {num_lacking}.", file=sys.stderr)
         else:
-            _tell(finding, finding.title, [conclude(finding, planned[finding.name], options.results)])
+            _tell(finding, finding.title, conclude(finding, planned[finding.name], options.results))
             print(f"Figure: {options.results / finding.name}.png; all measurements: {finding.name}.json beside it")
     return code

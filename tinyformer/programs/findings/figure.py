@@ -88,7 +88,7 @@ def _draw_quantity(panel: Axes, quantity: Measured) -> None:
         panel.plot(interval, [0, 0], color="#1a1a1a", linewidth=1.2)
         panel.plot([quantity.mean], [0], "|", color="#1a1a1a", markersize=14)
     panel.plot(finite, [0] * len(finite), "o", markerfacecolor="none", color="#3f7fc1")
-    never = len(quantity.values) - len(finite)
+    never = quantity.values.count(math.inf)
     _finish(panel, quantity.check.name + (f" ({never} never)" if never else ""), ["top", "right", "left"])
 
 

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import itertools
+import math
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ class Paper(_Checked):
     name: str
     arxiv: str = pydantic.Field(pattern=r"^\d{4}\.\d{4,5}$")
 
+    def __str__(self) -> str:
+        return f"{self.name}, arXiv {self.arxiv}"
+
 
 class Check(_Checked):
     """A measured quantity and the band in which the claim expects it."""
@@ -63,17 +67,17 @@ class Check(_Checked):
         return self.at_least is not None or self.at_most is not None
 
     def contains(self, value: float) -> bool:
-        """Whether a value lies in the band; nan does not."""
+        """Whether a value lies in the band; neither nan nor infinity does."""
         low = -float("inf") if self.at_least is None else self.at_least
         high = float("inf") if self.at_most is None else self.at_most
-        return low <= value <= high
+        return math.isfinite(value) and low <= value <= high
 
 
 class Picture(_Checked):
     """A picture that a run or its analysis wrote, shown above the curves."""
 
     run: str
-    file: str  # such as attention/step_001000.png
+    file: str = pydantic.Field(pattern=r"^\w[\w*/]*\.png$")  # such as attention/step_*.png, the last one
     name: str
 
 
@@ -125,7 +129,7 @@ class Finding(_Checked):
     runs: dict[str, list[str]] = pydantic.Field(min_length=1)  # the overrides of each run beside the baseline, by name
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
     program: Literal["train", "costs", "kernels"] = "train"  # what makes a run
-    evaluate: list[str] | None = None  # overrides of the evaluation that analyses every trained run
+    evaluate: list[str] = []  # overrides of the evaluation that analyses every trained run
     checks: dict[str, Check] = pydantic.Field(min_length=1)
     curves: list[Curve] = []  # panels of the figure with lines, above those of the checks
     picture: Picture | None = None  # above them, of the first seed
@@ -137,6 +141,11 @@ class Finding(_Checked):
     trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
 
     @property
+    def is_exact(self) -> bool:
+        """Whether one seed suffices, since the same holds for every seed."""
+        return self.question == "identities" and len(self.seeds) == 1
+
+    @property
     def claim(self) -> str:
         return " ".join(sentence.strip() for sentence in self.clauses.values())
 
@@ -146,16 +155,18 @@ class Finding(_Checked):
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Finding":
+        if len({*self.seeds}) < len(self.seeds) or (self.program == "kernels" and len(self.seeds) > 1):
+            raise ValueError("seeds: each once, and one of program=kernels, whose runs have no seed")
         if self.question not in QUESTIONS:
             raise ValueError(f"question={self.question}: must be one of {', '.join(QUESTIONS)}")
         for key, check in self.checks.items():
             if check.clause not in (None, *self.clauses):
                 raise ValueError(f"checks.{key}.clause={check.clause}: must be one of {', '.join(self.clauses)}")
             if (check.clause is not None or check.premise) and not check.has_band:
-                raise ValueError(f"checks.{key}: what decides a clause, and a premise, need at_least or at_most")
+                raise ValueError(f"checks.{key}: decides a clause, or is a premise, and needs at_least or at_most")
         for clause in self.clauses:
             if not any(check.clause == clause and not check.premise for check in self.checks.values()):
-                raise ValueError(f"clauses.{clause}: at least one of the checks that are no premises must name it")
+                raise ValueError(f"clauses.{clause}: needs a check that names it and is no premise")
         named = [(key, run) for key, check in self.checks.items() for run in _runs_named_by(key, check)]
         named += [(curve.name, run) for curve in self.curves for run in curve.drawn_runs(self.runs)]
         named += [("picture", self.picture.run)] if self.picture else []
@@ -190,7 +201,7 @@ def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
     """
     known: set[str] = set()
     for finding in findings:
-        words = [*finding.baseline, *itertools.chain(*finding.runs.values()), *(finding.evaluate or [])]
+        words = [*finding.baseline, *itertools.chain(*finding.runs.values()), *finding.evaluate]
         known.update(words)
         for word in words if finding.program in CONFIG_NAMES else ():
             try:

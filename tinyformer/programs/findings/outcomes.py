@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from tinyformer.analysis import save_png
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value
-from tinyformer.files import atomic_write
+from tinyformer.files import write_whole
 from tinyformer.programs.findings.figure import CAPTION, draw
 from tinyformer.programs.findings.files import Finding
 from tinyformer.programs.findings.records import Record, Records, packed, unpacked
@@ -18,6 +18,8 @@ from tinyformer.programs.findings.statements import digest_of, read_statements, 
 from tinyformer.programs.findings.verdicts import Measured, measure, verdicts
 
 Measurement: TypeAlias = dict[str, Any]  # one of the list in `NAME.json`
+
+KEYS = {"time", "verdicts", "checks", "digest", "statement", "earlier", "runs"}  # of a measurement
 
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
@@ -29,26 +31,27 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
     records = [{run: record.only(named) for run, record in of_seed.items()} for of_seed in records_of(planned)]
     measured = measure(finding, records)
     figure = draw(list(measured.values()), finding.curves, records, _picture(finding, planned))
-    written = [packed(record) for of_seed in records for record in of_seed.values()]
-    kept = _kept_records(folder, finding.name) | dict(zip((fact["folder"] for fact in facts), written, strict=True))
-    _write(folder / f"{finding.name}.records.json", _lines(kept))
-    save_png(figure, folder / f"{finding.name}.png", f"{finding.name} · {CAPTION}")
     last = _measurement(finding, measured, facts, planned[0].folder.parent)
+    packed_runs = [packed(record) for of_seed in records for record in of_seed.values()]
+    kept = _all_records(folder, finding.name) | {_key(last): packed_runs}
+    lines = (f"{json.dumps(key)}: [\n" + ",\n".join(map(json.dumps, runs)) + "\n]" for key, runs in kept.items())
+    write_whole(_records_path(folder, finding.name), "{\n" + ",\n".join(lines) + "\n}\n")
+    save_png(figure, folder / f"{finding.name}.png", f"{finding.name} · {CAPTION}")
     before = read_outcomes(folder, [finding.name]).get(finding.name, [])
-    if before and all(before[-1].get(key) == last[key] for key in ("statement", "runs")):  # measured again
+    if before and all(before[-1].get(key) == last[key] for key in ("statement", "runs", "checks")):  # measured again
         before = before[:-1]
-    _write(folder / f"{finding.name}.json", json.dumps([*before, last], indent=1, ensure_ascii=False))
+    write_whole(folder / f"{finding.name}.json", json.dumps([*before, last], indent=1, ensure_ascii=False) + "\n")
     return last
 
 
 def _measurement(
-    finding: Finding, measured: Mapping[str, Measured], runs: list[dict[str, Any]], kept: Path
+    finding: Finding, measured: Mapping[str, Measured], runs: list[dict[str, Any]], runs_folder: Path
 ) -> Measurement:
     """A finding as it was stated, what was measured, and when, where and by which code each of its runs was made."""
-    statement, stated = statement_of(finding), read_statements(kept).get(finding.name, {})
+    statement, stated = statement_of(finding), read_statements(runs_folder).get(finding.name, {})
     digest = digest_of(statement)
     return {
-        "time": max(run["time"] for run in runs),
+        "time": max(run.get("analysis", run)["time"] for run in runs),
         "verdicts": verdicts(finding, measured),
         "checks": {
             key: {
@@ -61,18 +64,22 @@ def _measurement(
             for key, one in measured.items()
         },
         "digest": digest,
-        "stated": stated.get(digest, {}).get("time"),
         "statement": statement,
         "earlier": {
-            of: stated[of] for of in dict.fromkeys(run["statement"] for run in runs) if of in {*stated} - {digest}
+            old: stated[old]
+            for old in dict.fromkeys(run["statement"] for run in runs)
+            if old in stated and old != digest
         },
         "runs": runs,
     }
 
 
 def seconds_of(measurement: Measurement) -> float:
-    """The time that its runs took, each once."""
-    return float(sum({run["folder"]: run["seconds"] for run in measurement["runs"]}.values()))
+    """The time that its runs and their analyses took, each once."""
+    once = {
+        run["folder"]: run["seconds"] + run.get("analysis", {"seconds": 0})["seconds"] for run in measurement["runs"]
+    }
+    return float(sum(once.values()))
 
 
 def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurement]]:
@@ -83,20 +90,21 @@ def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurem
             continue
         try:
             outcomes[name] = json.loads(path.read_text(encoding="utf-8"))
-            last = outcomes[name][-1]
-            seconds_of(last), last["verdicts"].values(), last["checks"].values(), last["statement"].items()
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            parts = [(KEYS - {*one}, one["checks"].values(), seconds_of(one)) for one in outcomes[name]]
+            is_whole = bool(parts) and not any(missing for missing, *_ in parts)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            is_whole = False
+        if not is_whole:
             works = f"remove it, and `tinyformer findings {name}` measures it again"
-            problem = f"--results={format_value(folder)}: {path} is no result of a finding; {works}."
-            raise ConfigError(problem) from error
+            raise ConfigError(f"--results={format_value(folder)}: {path} is no result of a finding; {works}.")
     return outcomes
 
 
 def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:
     """What the runs of a measurement wrote, as far as it was measured: for each seed, by the name of the run."""
-    kept, by_seed = _kept_records(folder, name), dict[int, dict[str, Record]]()
-    for run in measurement["runs"]:
-        by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(kept[run["folder"]])
+    packed_runs, by_seed = _all_records(folder, name)[_key(measurement)], dict[int, dict[str, Record]]()
+    for run, plain in zip(measurement["runs"], packed_runs, strict=True):
+        by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(plain)
     return list(by_seed.values())
 
 
@@ -119,20 +127,19 @@ def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path
     return finding.picture.name, files[-1]
 
 
-def _kept_records(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / f"{name}.records.json"
+def _records_path(folder: Path, name: str) -> Path:
+    return folder / f"{name}.records.json"
+
+
+def _all_records(folder: Path, name: str) -> dict[str, list[Any]]:
+    """The packed records of the runs of each measurement, by its `_key`."""
+    path = _records_path(folder, name)
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def _lines(kept: Mapping[str, Any]) -> str:
-    """JSON with a line for each run."""
-    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in kept.items()) + "\n}"
+def _key(measurement: Measurement) -> str:
+    return f"{measurement['time']} {measurement['digest']}"
 
 
 def _plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as whole:
-        whole.write_text(text + "\n", encoding="utf-8")

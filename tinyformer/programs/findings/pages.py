@@ -7,7 +7,7 @@ from typing import Any
 from tinyformer.programs.findings.files import QUESTIONS, Finding
 from tinyformer.programs.findings.outcomes import Measurement, seconds_of
 from tinyformer.programs.findings.statements import difference, statement_of
-from tinyformer.programs.findings.verdicts import summary
+from tinyformer.programs.findings.verdicts import HOLDS, summary
 
 PAGE = "findings.md"  # the page of all findings, beside the folder of figures
 
@@ -17,12 +17,12 @@ HEAD = """\
 Claims of papers about attention, tested on small models. Each is a file of plain values, `conf/finding/NAME.yaml`: the
 clauses of the claim, the protocol, the measured quantities, and the band in which the claim expects each of them.
 
-A clause **holds** if the whole 95 % t-interval of the mean over seeds lies in each of its bands, **fails** if one lies
-beyond the end of its band, and is **inconclusive** otherwise; it is **not testable** if a seed misses a premise.
-Ratios are averaged by their logarithms, shares by the arcsine of their root. The program keeps what a
-file states before the first run; whether that was changed later is said below each finding, from these records. Every
-measurement, and what else was reported, is in `NAME.json`; what the runs wrote, as far as it was measured, in
-`NAME.records.json`.
+A clause **holds** if, for each of its quantities, the whole 95 % t-interval of the mean over seeds lies in the band;
+it **fails** if one interval lies beyond an end of its band; it is otherwise **inconclusive**, and **not testable** if a
+seed misses a premise. Ratios are averaged by their logarithms, shares by the arcsine of their root. Seeds differ in
+weights and order, not in what is held out. What a file states is kept in `outputs/findings/statements.json` before the
+first run, and below each finding stands what these records say. Every measurement, and what is reported without a band,
+is in `NAME.json`; what its runs wrote, as far as it was measured, in `NAME.records.json`.
 
 ```bash
 tinyformer findings
@@ -34,7 +34,7 @@ The first command lists them; the second makes the runs of one that were not mad
 `tinyformer findings all` does so for every finding and writes this page; interrupted, it continues where it stopped.
 The third makes runs in parallel by Hydra's joblib launcher (`pip install 'tinyformer[sweep]'`), as many at a time as
 there are cores, or two with `n_jobs=2`. Runs are kept in `outputs/findings` by their config, not by the version of the
-code: after changing the model's code, delete that folder.
+code: after changing the model's code, delete the folders of the runs there, and keep `statements.json`.
 """
 
 
@@ -51,21 +51,20 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
 
 def headlines(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measurement]]) -> list[str]:
     """A line for each question, with the finding that answers it, in Markdown."""
-    order = list(QUESTIONS)
-    chosen = sorted((of for of in findings if of.is_headline), key=lambda finding: order.index(finding.question))
     return [
-        f"- {QUESTIONS[of.question]} {takeaway_of(of, outcomes[of.name][-1])} "
-        f"(`{of.name}`: {summary(outcomes[of.name][-1]['verdicts'])})"
-        for of in chosen
-        if of.name in outcomes
+        f"- {asked} {takeaway_of(finding, last)} (`{finding.name}`: {summary(last['verdicts'])})"
+        for question, asked in QUESTIONS.items()
+        for finding in findings
+        for last in outcomes.get(finding.name, [])[-1:]
+        if finding.is_headline and finding.question == question
     ]
 
 
 def takeaway_of(finding: Finding, last: Measurement) -> str:
     """The takeaway with the measured numbers; the title, if none was written for these verdicts."""
-    if finding.concluded != last["verdicts"]:
+    if finding.concluded != last["verdicts"] or not is_current(finding, last):
         return f"{finding.title}."
-    return finding.takeaway.format_map({key: shown(float(of["mean"]), 2) for key, of in last["checks"].items()})
+    return finding.takeaway.format_map({key: shown(float(check["mean"]), 2) for key, check in last["checks"].items()})
 
 
 def is_current(finding: Finding, last: Measurement) -> bool:
@@ -96,7 +95,7 @@ def _section(finding: Finding, measurements: Sequence[Measurement], folder: str)
         f"{heading}{takeaway_of(finding, last)} ({paper})",
         "\n".join(lines_of(last)),
         f"![{finding.title}]({folder}/{finding.name}.png)",
-        " ".join([*_order(last), *_now(finding, last), *_before(measurements)]),
+        " ".join(_history(finding, measurements)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -113,33 +112,23 @@ def _told(check: Mapping[str, Any]) -> str:
     mean, interval = shown(float(check["mean"])), check["interval"]
     if interval and interval[0] < interval[1]:
         mean += f" [{', '.join(map(shown, interval))}]"
-    return f"{check['name']}: {mean} ({'premise ' * check['premise']}{band(check)})"
+    premise = f"premise, {'met' if check['verdict'] == HOLDS else 'missed by a seed'}: " if check["premise"] else ""
+    return f"{check['name']}: {mean} ({premise}{band(check)})"
 
 
-def _order(last: Measurement) -> Iterator[str]:
-    """When it was measured, and whether what is stated was stated before the runs, as their records say."""
-    made_with, total = [run["statement"] for run in last["runs"]], len(last["runs"])
-    is_unchanged = {*made_with} == {last["digest"]}
-    order = ", unchanged since before the first run" if is_unchanged else ""
-    yield f"{last['time'][:10]}, {total} runs, {seconds_of(last):,.0f} s{order}."
-    for digest, earlier in last["earlier"].items():
-        changed = difference(earlier["statement"], last["statement"])
-        yield (
-            f"**After {made_with.count(digest)} of {total} runs had started, this was changed "
-            f"({(last['stated'] or 'date unknown')[:10]}): {changed}.**"
-        )
-    if unknown := made_with.count(None):
-        yield f"What was stated before {unknown} of them is not recorded."
-
-
-def _now(finding: Finding, last: Measurement) -> Iterator[str]:
+def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[str]:
+    """When it was measured, whether it was stated before, as the records say, and what was measured before."""
+    *earlier, last = measurements
+    stated, total = [run["statement"] for run in last["runs"]], len(last["runs"])
+    order = ", as stated before the first run" if {*stated} == {last["digest"]} else ""
+    yield f"{last['time'][:10]}, {total} run{'s' * (total > 1)}, {seconds_of(last):,.0f} s{order}."
+    for digest, known in last["earlier"].items():
+        changed = difference(known["statement"], last["statement"])
+        yield f"**When {stated.count(digest)} of the runs started, the file said otherwise: {changed}.**"
+    if unknown := sum(digest not in (last["digest"], *last["earlier"]) for digest in stated):
+        yield f"What was stated before {unknown} of the runs is not recorded."
     if changed := difference(last["statement"], statement_of(finding)):
         yield f"**Its file or code was changed after this measurement: {changed}.**"
-
-
-def _before(measurements: Sequence[Measurement]) -> Iterator[str]:
-    """The measurements before the last."""
-    last = measurements[-1]
-    for one in measurements[:-1]:
+    for one in earlier:
         changed = difference(one["statement"], last["statement"]) or "other runs"
         yield f"{one['time'][:10]} ({changed}): {summary(one['verdicts'])}."

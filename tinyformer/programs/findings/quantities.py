@@ -51,14 +51,6 @@ def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any
     return functions[kinds[0]]
 
 
-def _result(record: Record, metric: str) -> float:
-    return _number(record.results, "metric", metric)
-
-
-def _evaluated(record: Record, evaluated: str) -> float:
-    return _number(record.evaluated, "evaluated", evaluated)
-
-
 def _number(results: Mapping[str, Any], kind: str, name: str) -> float:
     if not isinstance(results.get(name), int | float):
         raise ConfigError(f"{kind}={name}: results.json has no such number.")
@@ -76,8 +68,8 @@ def _cells(record: Record, table: str, column: str, over: str = "mean", where: M
 
 
 SOURCES: dict[str, Callable[..., float]] = {
-    "metric": _result,
-    "evaluated": _evaluated,
+    "metric": lambda record, metric: _number(record.results, "metric", metric),
+    "evaluated": lambda record, evaluated: _number(record.evaluated, "evaluated", evaluated),
     "heads": _heads,
     "table": _cells,
 }

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -42,8 +42,7 @@ class Record:
         """A metric or a measure of heads by step: `{metric: NAME}` or `{heads: MEASURE, over: STATISTIC}`."""
         series = {}
         for row in self.metrics:
-            cells = [row.get(name) for name in row if _is_named(name, source)]
-            numbers = [float(cell) for cell in cells if cell]
+            numbers = [float(cell) for name, cell in row.items() if cell and _is_named(name, source)]
             if numbers:
                 series[int(row["step"])] = reduced(numbers, source.get("over", "mean"))
         if not series:
@@ -61,28 +60,22 @@ class Record:
 
     def only(self, named: Sequence[Source]) -> "Record":
         """The part of it that some sources, quantities or lines name in their arguments."""
-        sources = [source for of in named for source in _sources(of)]
+        named_sources = [source for of in named for source in sources(of)]
         columns: dict[str, set[str]] = {}
-        for source in sources:
-            own = {source[key] for key in ("column", "x", "y", "groups") if source.get(key)}
-            columns.setdefault(source.get("table", ""), set()).update(own, source.get("where", {}))
+        for source in named_sources:
+            if "table" in source:
+                own = {source[key] for key in ("column", "x", "y", "groups") if source.get(key)}
+                columns.setdefault(source["table"], set()).update(own, source.get("where", {}))
 
         def chosen(numbers: Mapping[str, Any], kind: str) -> dict[str, Any]:
-            return {name: number for name, number in numbers.items() if name in {of.get(kind) for of in sources}}
+            return {name: number for name, number in numbers.items() if name in {of.get(kind) for of in named_sources}}
 
-        kept = [
-            {name: cell for name, cell in row.items() if cell and any(_is_named(name, source) for source in sources)}
-            for row in self.metrics
-        ]
+        measured = {name for row in self.metrics for name in row if any(_is_named(name, of) for of in named_sources)}
         return Record(
             chosen(self.results, "metric"),
             chosen(self.evaluated, "evaluated"),
-            [{"step": row["step"], **cells} for row, cells in zip(self.metrics, kept, strict=True) if cells],
-            {
-                table: [{name: row[name] for name in row if name in columns[table]} for row in rows]
-                for table, rows in self.tables.items()
-                if table in columns
-            },
+            [_part(row, {"step", *measured}) for row in self.metrics if any(row.get(name) for name in measured)],
+            {table: [_part(row, names) for row in self.tables.get(table, [])] for table, names in columns.items()},
         )
 
 
@@ -125,6 +118,10 @@ def reduced(numbers: list[float], over: str) -> float:
     return math.nan if any(map(math.isnan, numbers)) else STATISTICS[over](numbers)
 
 
+def _part(row: Mapping[str, str], columns: Collection[str]) -> dict[str, str]:
+    return {name: cell for name, cell in row.items() if name in columns}
+
+
 def _is_named(column: str, source: Source) -> bool:
     """Whether a column of `metrics.csv` belongs to a source."""
     if "metric" in source:
@@ -133,12 +130,12 @@ def _is_named(column: str, source: Source) -> bool:
     return found is not None and found[1] == source.get("heads")
 
 
-def _sources(of: Source) -> Iterator[Source]:
+def sources(of: Source) -> Iterator[Source]:
     """The arguments of a source, quantity or line, and those within them."""
     yield of
     for value in of.values():
         if isinstance(value, Mapping):
-            yield from _sources(value)
+            yield from sources(value)
 
 
 def _columns(rows: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

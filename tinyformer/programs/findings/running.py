@@ -23,14 +23,14 @@ from tinyformer.config.compose import compose_run, offer_stored_run
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
 from tinyformer.config.process import keep_hydra, keep_process, named_lines
-from tinyformer.files import relative_path
+from tinyformer.files import relative_path, write_whole
 from tinyformer.model.trained_run import train
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
-from tinyformer.programs.doctor.measured import Measured, measured_costs, measured_kernels
+from tinyformer.programs.doctor.measured import Measurements, measured_costs, measured_kernels
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.records import Record, Records, read_record, read_results
-from tinyformer.programs.findings.statements import digest_of, in_force, now
+from tinyformer.programs.findings.statements import digest_of, in_force, now, versions_of
 from tinyformer.run.pipeline import evaluate
 
 ENDED = "ended.json"  # written last: a folder with it is never made again
@@ -40,7 +40,7 @@ ENDED = "ended.json"  # written last: a folder with it is never made again
 class PlannedRun:
     """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
 
-    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run, or None.
+    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run if there are any.
     """
 
     finding: str
@@ -49,7 +49,7 @@ class PlannedRun:
     program: str
     words: list[str]
     folder: Path
-    evaluate: list[str] | None
+    evaluate: list[str]
 
     @property
     def analysed(self) -> Path | None:
@@ -60,10 +60,11 @@ class PlannedRun:
         return all((folder / ENDED).exists() for folder in (self.folder, self.analysed) if folder)
 
 
-def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
+def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
     """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once."""
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
+    versions = {name: version for name, version in versions_of(finding).items() if version > 1}
     descriptions: dict[str, Any] = {}
     for name in finding.runs:
         descriptions[name] = words = finding.words(name)
@@ -77,9 +78,10 @@ def plan(finding: Finding, kept: Path) -> list[PlannedRun]:
             words, description = finding.words(name), descriptions[name]
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
-            folder = kept / f"{finding.program}-{digest_of(description)}"
+            described = [description, versions] if versions else description  # so that nothing old is called new
+            folder = runs_folder / f"{finding.program}-{digest_of(described)}"
             repeated = [word for word in words if word in finding.trusted]
-            evaluate = finding.evaluate and [*repeated, *finding.evaluate]
+            evaluate = [*repeated, *finding.evaluate] if finding.evaluate else []
             planned.append(PlannedRun(finding.name, name, seed, finding.program, words, folder, evaluate))
     return planned
 
@@ -117,7 +119,8 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     for run in planned:
         made = json.loads((run.folder / ENDED).read_text())
         if run.analysed:
-            made["seconds"] += json.loads((run.analysed / ENDED).read_text())["seconds"]
+            made["analysis"] = json.loads((run.analysed / ENDED).read_text())
+            del made["analysis"]["overrides"], made["analysis"]["machine"]
         made["statement"] = made.pop("statements", {}).get(run.finding)  # runs of an earlier version recorded none
         del made["overrides"]
         place = (run.analysed or run.folder).relative_to(run.folder.parent)
@@ -148,35 +151,37 @@ def _make(run: PlannedRun) -> None:
     problem = "another process is making this run; run the same command again when it has ended"
     with held(run.folder.with_name(f".{run.folder.name}.ended.lock"), f"{relative_path(run.folder)}: {problem}."):
         if not (run.folder / ENDED).exists():
-            with _made(run.folder, run.words, _begun(run)):
+            with _recorded(run.folder, run.words, _recorded_start(run)):
                 PROGRAMS[run.program](run.words, run.folder)
         if run.analysed and not (run.analysed / ENDED).exists():
             shutil.rmtree(run.analysed, ignore_errors=True)  # an analysis that was killed takes seconds
-            with _made(run.analysed, run.evaluate or [], {}):
-                _analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate or [], run.analysed)
+            with _recorded(run.analysed, run.evaluate, {}):
+                _analyse(run.folder / "checkpoints" / "last.ckpt", run.evaluate, run.analysed)
 
 
-def _begun(run: PlannedRun) -> dict[str, Any]:
-    """When a run first started, and what was stated then; a run that was killed keeps both."""
+def _recorded_start(run: PlannedRun) -> dict[str, Any]:
+    """When a run first started, and the hashes of what was stated then; a run that is continued or repeated keeps both.
+
+    Of a run that an earlier version started, neither is known.
+    """
     path = run.folder.with_suffix(".json")
-    if not (path.exists() and run.folder.exists()):
-        path.write_text(json.dumps({"started": now(), "statements": in_force(run.folder.parent)}))
-    return json.loads(path.read_text())
+    if not path.exists():
+        is_new = not run.folder.exists()
+        start = {"started": now(), "statements": in_force(run.folder.parent)} if is_new else {}
+        write_whole(path, json.dumps(start))
+    return dict(json.loads(path.read_text()))
 
 
 @contextlib.contextmanager
-def _made(folder: Path, words: list[str], begun: dict[str, Any]) -> Iterator[None]:
+def _recorded(folder: Path, words: list[str], begun: dict[str, Any]) -> Iterator[None]:
     """Send what is printed in the block to a file beside the folder that it makes, and write `ENDED` there after it."""
     start = time.perf_counter()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".txt").open("a", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):
         yield
     # The results of a resumed run include the time before its interruption.
     seconds = max(time.perf_counter() - start, read_results(folder).get("seconds", 0.0))
     facts = {"overrides": words, "seconds": round(seconds, 1), **begun, **_surroundings()}
-    unfinished = folder / f".{ENDED}"
-    unfinished.write_text(json.dumps(facts, indent=1))
-    unfinished.rename(folder / ENDED)
+    write_whole(folder / ENDED, json.dumps(facts, indent=1))
 
 
 def _surroundings() -> dict[str, Any]:
@@ -225,7 +230,7 @@ def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
             evaluate(config, folder, invocation, loaded)
 
 
-def _measure(measured: Callable[[Sequence[str]], Measured], words: Sequence[str], folder: Path) -> None:
+def _write_measured(measured: Callable[[Sequence[str]], Measurements], words: Sequence[str], folder: Path) -> None:
     with keep_hydra(), keep_process(), quiet(), one_thread():
         results, tables = measured(words)
     shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +245,7 @@ def _measure(measured: Callable[[Sequence[str]], Measured], words: Sequence[str]
 
 PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {
     "train": _train,
-    "costs": functools.partial(_measure, measured_costs),
-    "kernels": functools.partial(_measure, measured_kernels),
+    "costs": functools.partial(_write_measured, measured_costs),
+    "kernels": functools.partial(_write_measured, measured_kernels),
 }
 """What makes a run, by the name in a finding's file."""

@@ -7,7 +7,7 @@ is kept when the program first sees it, and each run records the statements that
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,9 +15,12 @@ from hydra.utils import get_class
 
 from tinyformer.analysis.measures.measures import VERSION
 from tinyformer.config.conf import config_dir
-from tinyformer.files import atomic_write, load_plain_yaml
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import held
+from tinyformer.files import load_plain_yaml, write_whole
 from tinyformer.programs.findings.files import Finding
 from tinyformer.programs.findings.quantities import VERSIONS
+from tinyformer.programs.findings.records import sources
 
 Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
 
@@ -33,13 +36,18 @@ def statement_of(finding: Finding) -> Statement:
         stated |= {f"checks.{key}.{name}": value for name, value in values.items()}
         stated[f"version of {check.quantity}"] = VERSIONS[check.quantity]
     stated |= {f"runs.{run}": words for run, words in finding.runs.items()}
-    stated |= finding.model_dump(include={"baseline", "seeds", "program", "evaluate"}, exclude_none=True)
-    for word in finding.evaluate or []:
-        if word.startswith("analysis="):
-            stated[f"version of {word}"] = _version(word.removeprefix("analysis="))
-    if "'heads'" in str([check.of for check in finding.checks.values()]):
-        stated["version of the measures of heads"] = VERSION
-    return stated
+    stated |= finding.model_dump(include={"baseline", "seeds", "program"})
+    stated |= {"evaluate": finding.evaluate} if finding.evaluate else {}
+    stated |= {"is_exact": True} if finding.is_exact else {}
+    return stated | versions_of(finding)
+
+
+def versions_of(finding: Finding) -> dict[str, int]:
+    """The versions of the measures of heads and of the analysis whose tables a finding measures."""
+    versions = {f"version of {word}": _version(word) for word in finding.evaluate if word.startswith("analysis=")}
+    if any("heads" in source for check in finding.checks.values() for source in sources(check.of)):
+        versions["version of the measures of heads"] = VERSION
+    return versions
 
 
 def digest_of(stated: Any) -> str:
@@ -53,33 +61,35 @@ def difference(old: Statement, new: Statement) -> str:
     if len(names) > MANY_CHANGES:
         parts = dict.fromkeys("versions" if " " in name else name.partition(".")[0] for name in names)
         return f"other {', '.join(parts)}"
-    pairs = [(name, old.get(name), new.get(name)) for name in names]
-    return "; ".join(f"{name}: {_shown(one, other)}, now {_shown(other, one)}" for name, one, other in pairs)
+    return "; ".join(f"{name}: {', now '.join(_only_different(old.get(name), new.get(name)))}" for name in names)
 
 
-def state(findings: Iterable[Finding], kept: Path) -> None:
-    """Keep the statements of findings that are new, with the time, in the folder of the runs."""
-    stated, before = read_statements(kept), json.dumps(read_statements(kept))
-    for finding in findings:
-        of_finding, statement = stated.setdefault(finding.name, {}), statement_of(finding)
-        digest = digest_of(statement)
-        # The last is in force: one that comes back is stated anew.
-        of_finding[digest] = of_finding.pop(digest, {"time": now(), "statement": statement})
-    if json.dumps(stated) != before:
-        kept.mkdir(parents=True, exist_ok=True)
-        with atomic_write(kept / "statements.json") as path:
-            path.write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
+def keep_statements(findings: Iterable[Finding], runs: Path) -> None:
+    """Keep what findings state, with the time, in the folder of the runs, unless it is kept; the last is in force."""
+    runs.mkdir(parents=True, exist_ok=True)
+    problem = "another process keeps its statements there; run the same command again"
+    with held(runs / ".statements.lock", f"--runs={runs}: {problem}."):
+        stated = read_statements(runs)
+        for finding in findings:
+            of_finding, statement = stated.setdefault(finding.name, {}), statement_of(finding)
+            digest = digest_of(statement)
+            of_finding[digest] = of_finding.pop(digest, {"time": now(), "statement": statement})
+        write_whole(runs / "statements.json", json.dumps(stated, indent=1) + "\n")
 
 
-def read_statements(kept: Path) -> dict[str, dict[str, Any]]:
+def read_statements(runs: Path) -> dict[str, dict[str, Any]]:
     """The time and the statement, by the name of the finding and the hash; the last of a finding is in force."""
-    path = kept / "statements.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path = runs / "statements.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (TypeError, ValueError) as error:
+        problem = "is damaged; restore it, or remove it: what was stated before the runs is then unknown"
+        raise ConfigError(f"--runs={runs}: {path} {problem}.") from error
 
 
-def in_force(kept: Path) -> dict[str, str]:
+def in_force(runs: Path) -> dict[str, str]:
     """The hash of the statement that is in force, by the name of the finding."""
-    return {name: list(of_finding)[-1] for name, of_finding in read_statements(kept).items()}
+    return {name: list(of_finding)[-1] for name, of_finding in read_statements(runs).items()}
 
 
 def now() -> str:
@@ -87,16 +97,21 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _version(analysis: str) -> int:
-    path = config_dir() / "analysis" / f"{analysis}.yaml"
-    target = load_plain_yaml(path.read_text(encoding="utf-8"))["_target_"]
-    return getattr(get_class(target), "version", 1)
+def _version(word: str) -> int:
+    """The version of an analysis of `conf/analysis`; 1 of what has none."""
+    path = config_dir() / "analysis" / f"{word.removeprefix('analysis=')}.yaml"
+    if path.stem not in (known.stem for known in path.parent.glob("*.yaml")):
+        return 1
+    return getattr(get_class(load_plain_yaml(path.read_text(encoding="utf-8"))["_target_"]), "version", 1)
 
 
-def _shown(value: Any, other: Any) -> str:
-    """A value, or, of two lists, the elements that the other lacks."""
-    if isinstance(value, Sequence) and isinstance(other, Sequence) and not isinstance(value, str):
-        value = [one for one in value if one not in other]
-    if isinstance(value, Mapping):
-        return json.dumps(value)
-    return "nothing" if value in (None, []) else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _only_different(old: Any, new: Any) -> list[str]:
+    """Two values as text: of lists the elements that the other lacks, unless only their order differs."""
+    pairs = [(old, new), (new, old)]
+    if (
+        isinstance(old, list)
+        and isinstance(new, list)
+        and any(one not in new for one in old) | any(one not in old for one in new)
+    ):
+        pairs = [([one for one in value if one not in other] or None, other) for value, other in pairs]
+    return [" ".join(map(str, value)) if isinstance(value, list) else str(value or "nothing") for value, _ in pairs]

@@ -17,7 +17,7 @@ HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "no
 
 SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "linear": (lambda value: value, lambda value: value),
-    "log": (math.log, math.exp),
+    "log": (math.log, lambda value: math.exp(min(value, 700))),  # of what a float holds
     "share": (lambda share: math.asin(math.sqrt(share)), lambda angle: math.sin(min(max(angle, 0), math.pi / 2)) ** 2),
 }
 """To a scale on which values are averaged, and back: ratios by their logarithm, and shares, which end at 0 and 1, by
@@ -51,10 +51,11 @@ class Measured:
 
         None for one seed, and where a value or the mean is not finite.
         """
-        if not all(map(math.isfinite, (*self.values, self.mean))):
+        is_alone = len(self.values) == 1 and not self.is_exact
+        if is_alone or not all(map(math.isfinite, (*self.values, self.mean))):
             return None
-        if len(self.values) == 1:
-            return (self.mean, self.mean) if self.is_exact else None
+        if len({*self.values}) == 1:  # which would be rounded on the way to the scale and back
+            return self.values[0], self.values[0]
         to, back = SCALES[self.check.scale]
         values = [to(value) for value in self.values]
         centre = statistics.fmean(values)
@@ -87,7 +88,7 @@ def measure(finding: Finding, records: Sequence[Records]) -> dict[str, Measured]
         key: Measured(
             check,
             tuple(QUANTITIES[check.quantity](of_seed, **check.of) for of_seed in records),
-            finding.question == "identities",
+            finding.is_exact,
         )
         for key, check in finding.checks.items()
     }

@@ -1,0 +1,98 @@
+"""What is stated before runs, what their records say of it, and that a raised version makes them anew."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyformer.analysis import ResidualSurgery
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import held
+from tinyformer.programs.findings import statements
+from tinyformer.programs.findings.files import Finding, read_finding
+from tinyformer.programs.findings.pages import page
+from tinyformer.programs.findings.running import PlannedRun, _recorded_start, plan
+from tinyformer.programs.findings.statements import digest_of, in_force, keep_statements, read_statements, statement_of
+
+RANK = read_finding("rank")
+
+
+def changed(at_most: float) -> Finding:
+    residual = RANK.checks["residual"].model_copy(update={"at_most": at_most})
+    return RANK.model_copy(update={"checks": RANK.checks | {"residual": residual}})
+
+
+def started(folder: Path, name: str = "train-1") -> dict[str, Any]:
+    return _recorded_start(PlannedRun("rank", "a", 0, "train", [], folder / name, []))
+
+
+def test_a_run_keeps_what_was_stated_when_it_first_started(tmp_path: Path) -> None:
+    keep_statements([RANK], tmp_path)
+    first = started(tmp_path)
+    assert first["statements"] == {"rank": digest_of(statement_of(RANK))}
+    keep_statements([changed(0.9)], tmp_path)
+    (tmp_path / "train-1").mkdir()  # killed, and continued
+    assert started(tmp_path) == first
+    (tmp_path / "train-1").rmdir()  # removed by hand, and made again
+    assert started(tmp_path) == first
+    assert started(tmp_path, "train-2")["statements"] == {"rank": digest_of(statement_of(changed(0.9)))}
+    (tmp_path / "train-3").mkdir()  # of an earlier version
+    assert started(tmp_path, "train-3") == {}
+
+
+def test_statements_are_kept_once_and_the_last_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [digest_of(statement_of(changed(at_most))) for at_most in (0.1, 0.2)]
+    for second, at_most in enumerate((0.1, 0.2, 0.1)):
+        monkeypatch.setattr(statements, "now", lambda second=second: f"at {second}")
+        keep_statements([changed(at_most)], tmp_path)
+        assert in_force(tmp_path) == {"rank": digests[second % 2]}
+    kept = read_statements(tmp_path)["rank"]
+    assert {digest: one["time"] for digest, one in kept.items()} == dict(zip(digests, ("at 0", "at 1"), strict=True))
+    assert kept[digests[1]]["statement"] == statement_of(changed(0.2))
+    with held(tmp_path / ".statements.lock", ""), pytest.raises(ConfigError, match="another process keeps"):
+        keep_statements([RANK], tmp_path)
+    for damaged in ("", "{", "[1]"):
+        (tmp_path / "statements.json").write_text(damaged)
+        with pytest.raises(ConfigError, match=r"statements.json is damaged; restore it"):
+            keep_statements([RANK], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"),
+    [
+        (["now", "now"], "2 runs, 2 s, as stated before the first run."),
+        (["now", "old"], "2 s. **When 1 of the runs started, the file said otherwise: seeds: 7, now 20 21 22 23 24.**"),
+        (["old", "old"], "2 runs, 2 s. **When 2 of the runs started,"),
+        (["now", None], "2 runs, 2 s. What was stated before 1 of the runs is not recorded."),
+        (["now", "lost"], "2 runs, 2 s. What was stated before 1 of the runs is not recorded."),
+    ],
+)
+def test_the_page_says_what_the_records_say(recorded: list[str | None], told: str) -> None:
+    statement = statement_of(RANK)
+    one = {
+        "time": "2026-11-27",
+        "verdicts": {},
+        "checks": {},
+        "digest": "now",
+        "statement": statement,
+        "earlier": {"old": {"time": "", "statement": statement | {"seeds": [7]}}} if "old" in recorded else {},
+        "runs": [{"folder": str(at), "seconds": 1, "statement": digest} for at, digest in enumerate(recorded)],
+    }
+    text = page([RANK], {"rank": [one]}, "findings")
+    assert told in text
+    assert ("as stated before the first run." in text) == (recorded == ["now", "now"])
+
+
+def test_what_one_seed_decides_is_stated() -> None:
+    cost = read_finding("cost")
+    assert statement_of(cost)["is_exact"]
+    assert "is_exact" not in statement_of(cost.model_copy(update={"question": "cost"}))
+
+
+def test_a_raised_version_makes_the_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what was computed in the old way is not called new."""
+    finding = RANK.model_copy(update={"seeds": [0], "runs": {"with_skips": []}})
+    (before,) = plan(finding, tmp_path)
+    monkeypatch.setattr(ResidualSurgery, "version", 2, raising=False)
+    (after,) = plan(finding, tmp_path)
+    assert before.folder != after.folder
