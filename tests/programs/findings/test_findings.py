@@ -252,7 +252,7 @@ IN_BF16 = ["variants=mha", "masks=full", "dtypes=bf16", "lengths=128,256"]
 # them are, or what all are changed by. A few steps show it, as they do not where the mechanism has to be learnt.
 BROKEN: dict[str, dict[str, Any]] = {
     "alignment": {"fails": "additive"},
-    "circuit": {"fails": "alone"},
+    "circuit": {"fails": "all"},
     "cost": {"fails": "filled", "runs": {"kv_heads_8": []}},
     "entropy": {"fails": "loss", "alike": "normed_high"},
     "exact": {"fails": "error", "baseline": IN_BF16, "runs": {"kernels": ["backends=flash"]}},

@@ -75,6 +75,9 @@ def _draw_quantity(panel: Axes, quantity: Measured) -> None:
     low, high = min([*points, *interval], default=0.0), max([*points, *interval], default=1.0)
     if quantity.check.scale == "log" and low > 0:
         panel.set_xscale("log")
+        if high < 100 * low:  # where powers of ten alone would say little
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter("{x:g}")
         low, high = low / 1.5, high * 1.5
     else:
         room = 0.15 * (high - low) or 0.1 * abs(high) or 1.0

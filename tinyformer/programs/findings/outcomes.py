@@ -91,10 +91,9 @@ def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurem
         try:
             outcomes[name] = json.loads(path.read_text(encoding="utf-8"))
             parts = [(KEYS - {*one}, one["checks"].values(), seconds_of(one)) for one in outcomes[name]]
-            is_whole = bool(parts) and not any(missing for missing, *_ in parts)
         except (AttributeError, LookupError, TypeError, ValueError):
-            is_whole = False
-        if not is_whole:
+            parts = []
+        if not parts or any(missing for missing, *_ in parts):
             works = f"remove it, and `tinyformer findings {name}` measures it again"
             raise ConfigError(f"--results={format_value(folder)}: {path} is no result of a finding; {works}.")
     return outcomes

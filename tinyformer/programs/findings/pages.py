@@ -87,12 +87,11 @@ def shown(value: float, digits: int = 3) -> str:
 
 def _section(finding: Finding, measurements: Sequence[Measurement], folder: str) -> str:
     paper = f"[{finding.paper.name}](https://arxiv.org/abs/{finding.paper.arxiv})"
-    heading = f"### {finding.name}\n\n"
     if not measurements:
-        return f"{heading}{finding.claim} ({paper}) **Unmeasured.** It costs {finding.cost.strip()}.\n"
+        return f"### {finding.name}\n\n{finding.claim} ({paper}) **Unmeasured.** It costs {finding.cost.strip()}.\n"
     last = measurements[-1]
     parts = [
-        f"{heading}{takeaway_of(finding, last)} ({paper})",
+        f"### {finding.name}\n\n{takeaway_of(finding, last)} ({paper})",
         "\n".join(lines_of(last)),
         f"![{finding.title}]({folder}/{finding.name}.png)",
         " ".join(_history(finding, measurements)),

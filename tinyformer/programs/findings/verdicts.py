@@ -51,8 +51,7 @@ class Measured:
 
         None for one seed, and where a value or the mean is not finite.
         """
-        is_alone = len(self.values) == 1 and not self.is_exact
-        if is_alone or not all(map(math.isfinite, (*self.values, self.mean))):
+        if (len(self.values) == 1 and not self.is_exact) or not all(map(math.isfinite, (*self.values, self.mean))):
             return None
         if len({*self.values}) == 1:  # which would be rounded on the way to the scale and back
             return self.values[0], self.values[0]
