@@ -236,7 +236,7 @@ def test_a_file_of_a_finding_is_data_and_no_link_is_followed(mine: Program) -> N
 
 
 def test_a_run_that_another_process_makes_is_refused(tmp_path, capfd):
-    run = PlannedRun("cost", "heads_1", 0, "costs", [], tmp_path / "run", None)
+    run = PlannedRun("cost", "heads_1", 0, "costs", [], tmp_path / "run", [])
     with held(tmp_path / ".run.ended.lock", ""):
         assert run_all([run]) == 2
     sentence = "another process is making this run; run the same command again when it has ended."

@@ -84,7 +84,7 @@ A, B, C = measured(1, 1, at_most=2), measured(3, 3, at_most=2), measured(0, 3, a
 def test_a_clause_is_decided_by_its_checks(several, expected):
     clauses = dict.fromkeys(one.check.clause for one in several if one.check.clause and not one.check.premise)
     finding = FINDINGS["cost"].model_copy(update={"clauses": clauses})
-    assert summary(verdicts(finding, dict(enumerate(several)))) == expected
+    assert summary(verdicts(finding, {str(number): one for number, one in enumerate(several)})) == expected
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
