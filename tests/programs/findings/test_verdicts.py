@@ -77,7 +77,8 @@ A, B, C = measured(1, 1, at_most=2), measured(3, 3, at_most=2), measured(0, 3, a
         ([A, measured(0, 3, at_most=2, premise=True, clause=None)], "not testable"),
         ([B, measured(0, 3, at_most=2, premise=True)], "not testable"),
         ([A, measured(3, 3, clause=None)], "holds"),
-        ([A, measured(3, 3, at_most=2, clause="d"), C], "of 2 clauses 1 fails, 1 inconclusive"),
+        ([A, measured(3, 3, at_most=2, clause="d"), C], "1 fails, 1 inconclusive"),
+        ([A, measured(1, 1, at_most=2, clause="d"), measured(0, 3, at_most=2, clause="e")], "2 hold, 1 inconclusive"),
         ([A, measured(0, 3, at_most=2, premise=True, clause="d")], "holds"),
     ],
 )

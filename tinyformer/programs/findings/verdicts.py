@@ -110,9 +110,9 @@ def _verdict(clause: str, measured: Sequence[Measured]) -> str:
 
 
 def summary(of_clauses: Mapping[str, str]) -> str:
-    """The verdicts in one: "holds", or "of 2 clauses 1 holds, 1 fails"."""
+    """The verdicts in one: "holds", or "2 hold, 1 inconclusive"."""
     found = list(of_clauses.values())
     if len({*found}) == 1:
         return found[0]
-    told = [f"{found.count(one)} {one}" for one in (HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE) if one in found]
-    return f"of {len(found)} clauses {', '.join(told)}"
+    counts = {one: found.count(one) for one in (HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE) if one in found}
+    return ", ".join(f"{count} {one if count == 1 else one.removesuffix('s')}" for one, count in counts.items())
