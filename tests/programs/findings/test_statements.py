@@ -15,6 +15,7 @@ from tinyformer.programs.findings.running import PlannedRun, _recorded_start, pl
 from tinyformer.programs.findings.statements import digest_of, in_force, keep_statements, read_statements, statement_of
 
 RANK = read_finding("rank")
+SEEDS = " ".join(map(str, RANK.seeds))
 
 
 def changed(at_most: float) -> Finding:
@@ -61,7 +62,7 @@ def test_statements_are_kept_once_and_the_last_is_in_force(tmp_path: Path, monke
     ("recorded", "told"),
     [
         (["now", "now"], "2 runs, 2 s, as stated before the first run."),
-        (["now", "old"], "2 s. **When 1 of the runs started, the file said otherwise: seeds: 7, now 20 21 22 23 24.**"),
+        (["now", "old"], f"2 s. **When 1 of the runs started, the file said otherwise: seeds: 7, now {SEEDS}.**"),
         (["old", "old"], "2 runs, 2 s. **When 2 of the runs started,"),
         (["now", None], "2 runs, 2 s. What was stated before 1 of the runs is not recorded."),
         (["now", "lost"], "2 runs, 2 s. What was stated before 1 of the runs is not recorded."),
