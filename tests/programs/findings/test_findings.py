@@ -133,7 +133,8 @@ def test_a_stopped_finding_continues_and_repeats_no_run(
     assert not [*place.folder.glob("results/*"), *place.folder.glob("findings.md")]
     assert call(again).out.count("kept in") == len(before)
     assert before.items() <= place.kept().items()
-    (outcome,) = json.loads((place.folder / "results" / "mine.json").read_text())
+    assert call(again).out.count("kept in") == 4
+    (outcome,) = json.loads((place.folder / "results" / "mine.json").read_text())  # one, though measured twice
     assert outcome["verdicts"] == {"more": HOLDS}
     assert [len(one["values"]) for one in outcome["checks"].values()] == [2, 2]
     assert (place.folder / "results" / "mine.png").stat().st_size > 5_000
@@ -344,6 +345,10 @@ def test_a_page_says_what_was_changed_after_the_measurement(monkeypatch: pytest.
     changes: dict[str, dict[str, Any]] = {
         "baseline: nothing, now model.dropout=0.1": {"baseline": [*rank.baseline, "model.dropout=0.1"]},
         "baseline: experiment=gpt2, now nothing": {"baseline": rank.baseline[1:]},
+        f"{rank.baseline[1]} {rank.baseline[0]}": {"baseline": [*rank.baseline[1::-1], *rank.baseline[2:]]},
+        "checks.residual.at_least: nothing, now 0.": {
+            "checks": rank.checks | {"residual": residual.model_copy(update={"at_least": 0})}
+        },
         "runs.one: nothing, now model.num_layers=1": {"runs": rank.runs | {"one": ["model.num_layers=1"]}},
         "seeds: nothing, now 15": {"seeds": [*rank.seeds, 15]},
         "checks.residual.at_most: 1e-06, now 0.9": {

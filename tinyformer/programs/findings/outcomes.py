@@ -58,7 +58,7 @@ def _measurement(
                 **one.check.model_dump(include={"name", "at_least", "at_most", "premise", "clause", "scale"}),
                 "values": list(map(_plain, one.values)),
                 "mean": _plain(one.mean),
-                "interval": one.interval,
+                "interval": one.interval and list(one.interval),  # as JSON has it
                 "verdict": one.verdict,
             }
             for key, one in measured.items()

@@ -24,7 +24,6 @@ from tinyformer.programs.findings.records import sources
 
 Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
 
-
 MANY_CHANGES = 3  # more are not told one by one
 
 
@@ -107,11 +106,11 @@ def _version(word: str) -> int:
 
 def _only_different(old: Any, new: Any) -> list[str]:
     """Two values as text: of lists the elements that the other lacks, unless only their order differs."""
-    pairs = [(old, new), (new, old)]
-    if (
-        isinstance(old, list)
-        and isinstance(new, list)
-        and any(one not in new for one in old) | any(one not in old for one in new)
-    ):
-        pairs = [([one for one in value if one not in other] or None, other) for value, other in pairs]
-    return [" ".join(map(str, value)) if isinstance(value, list) else str(value or "nothing") for value, _ in pairs]
+    shown = []
+    for value, other in ((old, new), (new, old)):
+        text = "" if value is None else str(value)
+        if isinstance(value, list):
+            is_reordered = isinstance(other, list) and sorted(map(str, value)) == sorted(map(str, other))
+            text = " ".join(str(one) for one in value if is_reordered or one not in (other or []))
+        shown.append(text or "nothing")
+    return shown
