@@ -55,8 +55,6 @@ A = {"run": "a", "source": LOSS}
         ("delay", {"run": "one", "source": ACCURACY, "level": 1, "other": NEAR, "other_level": 2}, math.nan),
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 0.5}, 0.25),  # (40 - 20) / 80
         ("rise", {"run": "one", "source": ACCURACY, "low": 0.1, "high": 1.1}, math.inf),
-        # Without step 30: deviations (-.45 -.25 .15 .55) and (-.275 -.175 .125 .325) of the two.
-        ("correlation", {"run": "one", "source": ACCURACY, "other": NEAR}, 0.365 / math.sqrt(0.59 * 0.2275)),
     ],
 )
 def test_quantities_by_hand(name, of, expected):

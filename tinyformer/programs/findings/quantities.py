@@ -157,15 +157,6 @@ def rise(records: Records, run: str, source: Source, low: float, high: float) ->
     return math.inf if end == math.inf else (end - _crossing(series, low)) / max(series)
 
 
-@quantity(version=1)
-def correlation(records: Records, run: str, source: Source, other: Source) -> float:
-    """Pearson's correlation of two series over the steps at which both were measured; nan if one is constant."""
-    first, second = records[run].series(source), records[run].series(other)
-    steps = [step for step in first if step in second]
-    a, b = [first[step] for step in steps], [second[step] for step in steps]
-    return statistics.correlation(a, b) if len(set(a)) > 1 and len(set(b)) > 1 else math.nan
-
-
 def _divided(number: float, divisor: float) -> float:
     """A ratio; infinite where the divisor is 0."""
     return number / divisor if divisor else math.inf
