@@ -81,6 +81,7 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
     assert sets["change"][:4] == pytest.approx([0, alone - whole, none - whole, none - whole + second], abs=1e-6)
     assert sets["change"][4:8] == pytest.approx([0, second, second + alone - whole, second + none - whole], abs=1e-6)
     assert found.scalars["analysis/sum_of_each_alone"] == pytest.approx(second + 2 * (alone - whole), abs=1e-6)
+    assert columns_of(found.tables["alone"])["change"] == pytest.approx([*[alone - whole] * 2, second], abs=1e-6)
     overlap = columns_of(found.tables["overlap"])
     assert overlap["part"] == ("W_Q", "W_K", "W_V", "W_O", "outputs") * 3
     assert overlap["trained"] == pytest.approx([1] * 5 + [0] * 10, abs=1e-6)
@@ -89,6 +90,10 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
     against = HeadRedundancy()(made_by_hand(writes=(4.0, -3.0, 3.0)), Path())
     assert "lose less together: without both" in against.lines["  layer 0 head 0 and layer 0 head 1"]
     assert sum(line.startswith("do not clearly back each other up: ") for line in against.lines.values()) == 1
+    # Without the second the loss falls, so that it goes first; its gradient is larger than that of the third.
+    for order, change in {"oracle": softplus(-4) - softplus(-1), "importance": second}.items():
+        found = HeadRedundancy(order=order)(made_by_hand(writes=(4.0, -3.0, 3.0)), Path())
+        assert columns_of(found.tables["sets"])["change"][1] == pytest.approx(change, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))

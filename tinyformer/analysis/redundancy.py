@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.analysis.ablation import MODES, Outputs, losses_without, outputs_by_head
+from tinyformer.analysis.ablation import MODES, Outputs, head_importance, losses_without, outputs_by_head
 from tinyformer.analysis.pictures.charts import change_grid, lines
 from tinyformer.analysis.pruning import MAX_POINTS
 from tinyformer.analysis.subject import (
@@ -22,6 +22,7 @@ from tinyformer.analysis.subject import (
     Losses,
     Subject,
     Trained,
+    every_second,
     require_positive,
 )
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
@@ -39,6 +40,15 @@ Without: TypeAlias = Mapping[tuple[Head, ...], Losses]
 """The losses without some heads; without `()`, those of the whole model."""
 
 
+ORDERS: dict[str, Callable[[Subject, Without], dict[Head, float]]] = {
+    "oracle": lambda subject, trained: {head: _half(trained[head,], 0).mean for head in subject.living_heads},
+    "importance": lambda subject, trained: dict(
+        zip(subject.heads, head_importance(every_second(subject, 0)), strict=True)
+    ),
+}
+"""By name, the importance of each head on the first, third, … window; sets of heads grow from the lowest."""
+
+
 @dataclass(eq=False)
 class HeadRedundancy:
     """Whether heads back each other up: the loss without pairs and growing sets of heads, and the overlap of heads.
@@ -47,8 +57,8 @@ class HeadRedundancy:
       0, each supplies what is lost without the other, as backup heads do (Wang et al. 2022, arXiv 2211.00593). Below 0,
       what is lost without one is lost already without the other. A pair counts if its whole `simultaneous` interval
       lies beyond `margin`. The control is the untrained network.
-    - Sets grow by the importance of heads, Δ(a) on one half of the windows, and at random; they are measured on the
-      other half, beside the sum of Δ of each head alone.
+    - Sets grow by the importance of heads on one half of the windows, and at random; they are measured on the other
+      half, beside the sum of Δ of each head alone.
     - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`, beside
       that of the untrained network and of chance. Heads that share a K/V head are not compared by it.
 
@@ -56,6 +66,8 @@ class HeadRedundancy:
         mode: what replaces the outputs of ablated heads, see `HeadAblation`.
         num_pairs: at most so many pairs, drawn at random if there are more; each costs two evaluations of the windows.
         margin: the smallest interaction that counts, in nats per target.
+        order: the importance by which sets grow: `oracle`, Δ(a), or `importance`, its estimate by gradients, see
+            `head_importance`; as in `HeadPruning`.
     """
 
     mode: str = "zero"
@@ -63,12 +75,14 @@ class HeadRedundancy:
     num_resamples: int = 1000  # bootstrap resamples of the windows
     num_pairs: int = 300
     margin: float = 0.01
+    order: str = "oracle"
     random_orders: int = 3
     seed: int = 0  # of the random pairs and orders
-    needs_gradient = False
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
+        require_choice("order", self.order, ORDERS)
+        self.needs_gradient = self.order == "importance"
         require_at_least(2, {"num_resamples": 1000}, num_resamples=self.num_resamples)
         require_at_least(0, {"margin": 0.01}, margin=self.margin)
         require_positive(self, "num_windows", "num_pairs", "random_orders")
@@ -86,14 +100,15 @@ class HeadRedundancy:
             dict(zip(sets, losses_without(replace(subject, network=network), sets, self.mode), strict=True))
             for network in subject.networks().values()
         )
-        orders = self._orders(trained, generator)
+        orders, base = self._orders(subject, trained, generator), trained[()]
         found = [self._pairs(subject, trained, untrained), self._sets(subject, trained, orders), overlaps(subject)]
-        base = trained[()]
+        alone = {head: trained[head,].change_from(base, self.num_resamples).row(base) for head in heads}
         scalars, own_lines, tables, figures = (
             {name: value for part in found for name, value in getattr(part, kind).items()}
             for kind in ("scalars", "lines", "tables", "figures")
         )
         heading = f"{self.mode}; {subject.describe_losses(base)}"
+        tables["alone"] = subject.head_table(CHANGE_COLUMNS, alone)
         return Findings({"analysis/loss": base.mean} | scalars, {"redundancy": heading} | own_lines, tables, figures)
 
     def _pairs(self, subject: Subject, trained: Without, untrained: Without) -> Findings:
@@ -156,10 +171,9 @@ class HeadRedundancy:
         above = [pair for pair, change in changes.items() if change.low > self.margin]
         return above, [pair for pair, change in changes.items() if change.high < -self.margin]
 
-    def _orders(self, trained: Without, generator: torch.Generator) -> dict[str, list[Head]]:
+    def _orders(self, subject: Subject, trained: Without, generator: torch.Generator) -> dict[str, list[Head]]:
         """The heads in the orders in which sets grow, by importance on the first, third, … window and at random."""
-        alone = [heads[0] for heads in trained if len(heads) == 1]
-        least = sorted(alone, key=lambda head: _half(trained[head,], 0).mean)
+        least = sorted(subject.living_heads, key=ORDERS[self.order](subject, trained).__getitem__)
         draws = [torch.randperm(len(least), generator=generator).tolist() for _ in range(self.random_orders)]
         random = {f"random {number}": [least[at] for at in draw] for number, draw in enumerate(draws, 1)}
         return {"least important first": least, "most important first": least[::-1], **random}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
@@ -18,7 +18,7 @@ from tinyformer.analysis.measures.capture import attention_calls
 from tinyformer.analysis.measures.inputs import TokenPair, decoded_pair
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.pictures.picture import Picture
-from tinyformer.batch import Batch
+from tinyformer.batch import Batch, tensors
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network
@@ -185,6 +185,17 @@ class Subject:
             f"{len(losses.nats)} {self.row}s with a loss of {losses.mean:.4f} nats per {self.task.unit}; change of the "
             "loss [95 % interval]:"
         )
+
+
+def every_second(subject: Subject, first: int) -> Subject:
+    """The subject with every second window, from the window `first` of all batches on."""
+    parts, before = [], 0
+    for batch in subject.batches:
+        # `document_starts` has no row for each window, and only repeats what `documents` says.
+        rows = {name: rows for name, rows in tensors(batch).items() if name != "document_starts"}
+        parts.append({name: of_all[(first + before) % 2 :: 2] for name, of_all in rows.items()})
+        before += len(batch["inputs"])
+    return replace(subject, batches=[cast(Batch, part) for part in parts if len(part["inputs"])])
 
 
 def require_positive(analysis: Any, *names: str) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -14,8 +13,16 @@ from torch.optim.lr_scheduler import LinearLR
 
 from tinyformer.analysis.ablation import head_importance, losses_without, rank_correlation
 from tinyformer.analysis.pictures.charts import change_grid
-from tinyformer.analysis.subject import CHANGE_COLUMNS, Findings, Head, Subject, Trained, changed, require_positive
-from tinyformer.batch import Batch, tensors
+from tinyformer.analysis.subject import (
+    CHANGE_COLUMNS,
+    Findings,
+    Head,
+    Subject,
+    Trained,
+    changed,
+    every_second,
+    require_positive,
+)
 from tinyformer.errors import require_at_least
 from tinyformer.nn import BaseAttention
 
@@ -184,14 +191,3 @@ def judged(gates: Float[Tensor, "fits 2 heads"]) -> tuple[Float[Tensor, "3 fits 
     indices = torch.where(kept < LEAST_KEPT, 1, torch.where(is_facilitating, 0, 2))
     roles = [{ROLES[role] for role in of_head} for of_head in indices.T.tolist()]
     return scores, [of_head.pop() if len(of_head) == 1 else "varying" for of_head in roles]
-
-
-def every_second(subject: Subject, first: int) -> Subject:
-    """The subject with every second window, from the window `first` of all batches on."""
-    parts, before = [], 0
-    for batch in subject.batches:
-        # `document_starts` has no row for each window, and only repeats what `documents` says.
-        rows = {name: rows for name, rows in tensors(batch).items() if name != "document_starts"}
-        parts.append({name: of_all[(first + before) % 2 :: 2] for name, of_all in rows.items()})
-        before += len(batch["inputs"])
-    return replace(subject, batches=[cast(Batch, part) for part in parts if len(part["inputs"])])
