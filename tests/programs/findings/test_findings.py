@@ -312,11 +312,11 @@ def test_a_finding_without_its_mechanism_fails(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_what_was_changed_after_the_first_run_is_printed(mine: Program) -> None:
-    """A band, a threshold within a quantity, and an evaluation; a title is not stated."""
+    """A band, a threshold within a quantity, and an evaluation; a name is not stated."""
     unchanged, after = "as stated before the first run", "**When 2 of the runs started, the file said otherwise: "
     assert mine().code == 0
     assert unchanged in Path("findings.md").read_text()
-    mine("", "title: Two", "title: Both")
+    mine("", "name: ratio", "name: quotient")
     assert unchanged in Path("findings.md").read_text()
     assert len(json.loads(Path("findings/mine.json").read_text())) == 1  # the same again
     for number, (old, new, told) in enumerate(
