@@ -93,7 +93,7 @@ def _section(finding: Finding, measurements: Sequence[Measurement], folder: str)
     parts = [
         f"### {finding.name}\n\n{takeaway_of(finding, last)} ({paper})",
         "\n".join(lines_of(last)),
-        f"![{finding.title}]({folder}/{finding.name}.png)",
+        f"![{finding.name}: measurements and bands]({folder}/{finding.name}.png)",
         " ".join(_history(finding, measurements)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -129,5 +129,5 @@ def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[
     if changed := difference(last["statement"], statement_of(finding)):
         yield f"**Its file or code was changed after this measurement: {changed}.**"
     for one in earlier:
-        changed = difference(one["statement"], last["statement"]) or "other runs"
-        yield f"{one['time'][:10]} ({changed}): {summary(one['verdicts'])}."
+        differs = "other runs" if one["statement"] == last["statement"] else "stated otherwise"
+        yield f"{one['time'][:10]} ({differs}): {summary(one['verdicts'])}."
