@@ -103,7 +103,8 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         if node.lineno == node.end_lineno:
             line = lines[node.lineno - 1].encode()
             old = line[node.col_offset : node.end_col_offset].decode()
-            yield Mutant(file, node.lineno, len(line[: node.col_offset].decode()), old, new.replace("OLD", old))
+            if old != new:
+                yield Mutant(file, node.lineno, len(line[: node.col_offset].decode()), old, new.replace("OLD", old))
 
     def of_operator(node: ast.AST) -> Iterator[Mutant]:
         match node:
