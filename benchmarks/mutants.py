@@ -84,66 +84,76 @@ class Mutant:
         return "".join(lines)
 
 
-def mutants_of(path: Path) -> Iterator[Mutant]:
-    """All mutants of a file, in the order of its nodes; none in annotations, where nothing is computed."""
-    text = path.read_text(encoding="utf-8")
-    lines, tree = text.splitlines(), ast.parse(text)
-    file = path.relative_to(ROOT).as_posix()
+@dataclass(frozen=True)
+class Source:
+    """A file, and the places of its nodes."""
 
-    def between(left: ast.expr, right: ast.expr, operator: ast.AST) -> Iterator[Mutant]:
+    file: str
+    lines: list[str]
+
+    def between(self, left: ast.expr, right: ast.expr, operator: ast.AST) -> Iterator[Mutant]:
+        """The operator between two operands on one line, replaced."""
         old, new = OPERATORS.get(type(operator), ("", ""))
         if old and left.end_lineno == right.lineno:
-            line = lines[right.lineno - 1].encode()
+            line = self.lines[right.lineno - 1].encode()
             gap = line[left.end_col_offset : right.col_offset].decode()
             before = len(line[: left.end_col_offset].decode())
             if found := re.search(rf"(?<![\w<>=]){re.escape(old)}(?![\w<>=])", gap):
-                yield Mutant(file, right.lineno, before + found.start(), old, new)
+                yield Mutant(self.file, right.lineno, before + found.start(), old, new)
 
-    def whole(node: ast.expr | ast.stmt, new: str) -> Iterator[Mutant]:
+    def whole(self, node: ast.expr | ast.stmt, new: str) -> Iterator[Mutant]:
+        """A node on one line, replaced; OLD stands for its own text."""
         if node.lineno == node.end_lineno:
-            line = lines[node.lineno - 1].encode()
+            line = self.lines[node.lineno - 1].encode()
             old = line[node.col_offset : node.end_col_offset].decode()
             if old != new:
-                yield Mutant(file, node.lineno, len(line[: node.col_offset].decode()), old, new.replace("OLD", old))
+                yield Mutant(self.file, node.lineno, len(line[: node.col_offset].decode()), old, new.replace("OLD", old))
 
-    def of_operator(node: ast.AST) -> Iterator[Mutant]:
+    def of_operator(self, node: ast.AST) -> Iterator[Mutant]:
+        """Operators and conditions."""
         match node:
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                yield from between(left, right, operator)
+                yield from self.between(left, right, operator)
             case ast.BinOp(left=left, op=operator, right=right):
-                yield from between(left, right, operator)
+                yield from self.between(left, right, operator)
             case ast.BoolOp(op=operator, values=[left, right, *_]):
-                yield from between(left, right, operator)
+                yield from self.between(left, right, operator)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield from whole(node, ast.unparse(operand))
+                yield from self.whole(node, ast.unparse(operand))
             case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
-                yield from whole(test, "not (OLD)")
+                yield from self.whole(test, "not (OLD)")
 
-    def of_value(node: ast.AST) -> Iterator[Mutant]:
+    def of_value(self, node: ast.AST) -> Iterator[Mutant]:
+        """Numbers, names and statements."""
         match node:
             case ast.Constant(value=bool() as value):
-                yield from whole(node, str(not value))
+                yield from self.whole(node, str(not value))
             case ast.Constant(value=int() | float() as value):
-                yield from whole(node, str(value + 1))
+                yield from self.whole(node, str(value + 1))
             case ast.Name(id=name) if name in FUNCTIONS:
-                yield from whole(node, FUNCTIONS[name])
+                yield from self.whole(node, FUNCTIONS[name])
             case ast.Continue() | ast.Break():
-                yield from whole(node, FUNCTIONS[type(node).__name__.lower()])
+                yield from self.whole(node, FUNCTIONS[type(node).__name__.lower()])
             case ast.Return(value=ast.expr()):
-                yield from whole(node, "return None")
+                yield from self.whole(node, "return None")
             case ast.Raise() | ast.AugAssign() | ast.Expr(value=ast.Call()):
-                yield from whole(node, "pass")
+                yield from self.whole(node, "pass")
 
-    def visit(node: ast.AST) -> Iterator[Mutant]:
-        yield from of_operator(node)
-        yield from of_value(node)
+    def mutants(self, node: ast.AST) -> Iterator[Mutant]:
+        """All mutants of a node, but of annotations, where nothing is computed."""
+        yield from self.of_operator(node)
+        yield from self.of_value(node)
         for field, value in ast.iter_fields(node):
             if field not in ("annotation", "returns", "decorator_list"):
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST):
-                        yield from visit(child)
+                        yield from self.mutants(child)
 
-    yield from visit(tree)
+
+def mutants_of(path: Path) -> list[Mutant]:
+    """All mutants of a file, in the order of its nodes."""
+    text = path.read_text(encoding="utf-8")
+    return list(Source(path.relative_to(ROOT).as_posix(), text.splitlines()).mutants(ast.parse(text)))
 
 
 @cache
