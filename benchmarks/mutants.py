@@ -107,7 +107,9 @@ class Source:
             line = self.lines[node.lineno - 1].encode()
             old = line[node.col_offset : node.end_col_offset].decode()
             if old != new:
-                yield Mutant(self.file, node.lineno, len(line[: node.col_offset].decode()), old, new.replace("OLD", old))
+                yield Mutant(
+                    self.file, node.lineno, len(line[: node.col_offset].decode()), old, new.replace("OLD", old)
+                )
 
     def of_operator(self, node: ast.AST) -> Iterator[Mutant]:
         """Operators and conditions."""
