@@ -142,7 +142,7 @@ def test_a_stopped_finding_continues_and_repeats_no_run(
     for told in (
         "1.9 times as many. ([A 2020](https://arxiv.org/abs/2001.00001))\n\n- **Holds**: They do.\n",
         "    - ratio: 1.87 (≥ 1.1)\n",
-        ", as stated before the first run.",
+        ", stated before.",
     ):
         assert told in page
     if launcher:
@@ -313,7 +313,7 @@ def test_a_finding_without_its_mechanism_fails(name: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_what_was_changed_after_the_first_run_is_printed(mine: Program) -> None:
     """A band, a threshold within a quantity, and an evaluation; a name is not stated."""
-    unchanged, after = "as stated before the first run", "**When 2 of the runs started, the file said otherwise: "
+    unchanged, after = ", stated before.", "**When 2 of the runs started, the file said otherwise: "
     assert mine().code == 0
     assert unchanged in Path("findings.md").read_text()
     mine("", "name: ratio", "name: quotient")

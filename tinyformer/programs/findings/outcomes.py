@@ -38,15 +38,10 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
     write_whole(_records_path(folder, finding.name), "{\n" + ",\n".join(lines) + "\n}\n")
     save_png(figure, folder / f"{finding.name}.png", f"{finding.name} · {CAPTION}")
     before = read_outcomes(folder, [finding.name]).get(finding.name, [])
-    if before and _found(before[-1]) == _found(last):  # measured again
+    if before and all(before[-1][key] == last[key] for key in ("statement", "runs")):  # measured again
         before = before[:-1]
     write_whole(folder / f"{finding.name}.json", json.dumps([*before, last], indent=1, ensure_ascii=False) + "\n")
     return last
-
-
-def _found(one: Measurement) -> tuple[Any, ...]:
-    """What a measurement found, whatever its quantities are called."""
-    return one["statement"], one["runs"], {key: check["values"] for key, check in one["checks"].items()}
 
 
 def _measurement(

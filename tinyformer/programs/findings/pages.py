@@ -14,15 +14,15 @@ PAGE = "findings.md"  # the page of all findings, beside the folder of figures
 HEAD = """\
 # Findings
 
-Claims of papers about attention, tested on small models. Each is a file of plain values, `conf/finding/NAME.yaml`: the
-clauses of the claim, the protocol, the measured quantities, and the band in which the claim expects each of them.
+Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states each: the clauses of the
+claim, the protocol, and the band in which the claim expects each measured quantity.
 
-A clause **holds** if, for each of its quantities, the whole 95 % t-interval of the mean over seeds lies in the band;
-it **fails** if one interval lies beyond an end of its band; it is otherwise **inconclusive**, and **not testable** if a
+A clause **holds** if, for each of its quantities, the whole 95 % t-interval of the mean over seeds lies in the band; it
+**fails** if one interval lies beyond an end of its band; it is otherwise **inconclusive**, and **not testable** if a
 seed misses a premise. Ratios are averaged by their logarithms, shares by the arcsine of their root. Seeds differ in
-weights and order, not in what is held out. What a file states is kept in `outputs/findings/statements.json` before the
-first run, and below each finding stands what these records say. Every measurement, and what is reported without a band,
-is in `NAME.json`; what its runs wrote, as far as it was measured, in `NAME.records.json`.
+weights and order, not in what is held out. Statements are kept in `outputs/findings/statements.json` before the first
+run: "stated before" says that nothing was changed since. `NAME.json` has every measurement, with premises and what has
+no band, `NAME.records.json` what was read of the runs.
 
 ```bash
 tinyformer findings
@@ -32,9 +32,8 @@ tinyformer findings cost --launcher joblib
 
 The first command lists them; the second makes the runs of one that were not made before, and prints its verdict.
 `tinyformer findings all` does so for every finding and writes this page; interrupted, it continues where it stopped.
-The third makes runs in parallel by Hydra's joblib launcher (`pip install 'tinyformer[sweep]'`), as many at a time as
-there are cores, or two with `n_jobs=2`. Runs are kept in `outputs/findings` by their config, not by the version of the
-code: after changing the model's code, delete the folders of the runs there, and keep `statements.json`.
+The third makes as many runs at a time as there are cores, or two with `n_jobs=2` (`pip install 'tinyformer[sweep]'`).
+Runs are kept in `outputs/findings` by config: after changing the model's code, delete them, not `statements.json`.
 """
 
 
@@ -92,26 +91,31 @@ def _section(finding: Finding, measurements: Sequence[Measurement], folder: str)
     last = measurements[-1]
     parts = [
         f"### {finding.name}\n\n{takeaway_of(finding, last)} ({paper})",
-        "\n".join(lines_of(last)),
-        f"![{finding.name}: measurements and bands]({folder}/{finding.name}.png)",
+        "\n".join(lines_of(last, in_full=False)),
+        f"![{finding.name} figure]({folder}/{finding.name}.png)",
         " ".join(_history(finding, measurements)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def lines_of(last: Measurement) -> Iterator[str]:
-    """Each clause with its verdict and what decides it, then the premises of all clauses."""
+def lines_of(last: Measurement, in_full: bool = True) -> Iterator[str]:
+    """Each clause with its verdict and what decides it, then the premises of all clauses; in full with those met."""
+    checks = [check for check in last["checks"].values() if in_full or not _is_met(check)]
     for clause, verdict in last["verdicts"].items():
         yield f"- **{verdict.capitalize()}**: {last['statement'][f'clauses.{clause}']}"
-        yield from (f"    - {_told(check)}" for check in last["checks"].values() if check["clause"] == clause)
-    yield from (f"- {_told(check)}" for check in last["checks"].values() if check["clause"] is None and band(check))
+        yield from (f"    - {_told(check)}" for check in checks if check["clause"] == clause)
+    yield from (f"- {_told(check)}" for check in checks if check["clause"] is None and band(check))
+
+
+def _is_met(check: Mapping[str, Any]) -> bool:
+    return bool(check["premise"] and check["verdict"] == HOLDS)
 
 
 def _told(check: Mapping[str, Any]) -> str:
     mean, interval = shown(float(check["mean"])), check["interval"]
     if interval and interval[0] < interval[1]:
         mean += f" [{', '.join(map(shown, interval))}]"
-    premise = f"premise, {'met' if check['verdict'] == HOLDS else 'missed by a seed'}: " if check["premise"] else ""
+    premise = f"premise, {'met' if _is_met(check) else 'missed by a seed'}: " if check["premise"] else ""
     return f"{check['name']}: {mean} ({premise}{band(check)})"
 
 
@@ -119,7 +123,9 @@ def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[
     """When it was measured, whether it was stated before, as the records say, and what was measured before."""
     *earlier, last = measurements
     stated, total = [run["statement"] for run in last["runs"]], len(last["runs"])
-    order = ", as stated before the first run" if {*stated} == {last["digest"]} else ""
+    order = ", stated before" if {*stated} == {last["digest"]} else ""
+    met = sum(map(_is_met, last["checks"].values()))
+    order = f", premises met: {met}" * (met > 0) + order
     yield f"{last['time'][:10]}, {total} run{'s' * (total > 1)}, {seconds_of(last):,.0f} s{order}."
     for digest, known in last["earlier"].items():
         changed = difference(known["statement"], last["statement"])
