@@ -81,7 +81,8 @@ def band(check: Mapping[str, Any]) -> str:
 
 def shown(value: float, digits: int = 3) -> str:
     """A number; "never" for a level that was not reached."""
-    return "never" if value == math.inf else f"{value:.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    rounded = f"{value:.{digits}g}"
+    return "never" if value == math.inf else rounded if "e+" not in rounded else f"{float(rounded):,.0f}"
 
 
 def _section(finding: Finding, measurements: Sequence[Measurement], folder: str) -> str:
