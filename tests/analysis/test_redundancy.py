@@ -12,9 +12,9 @@ from torch import nn
 
 from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
 from tinyformer.analysis import HeadRedundancy, Subject
-from tinyformer.analysis.ablation import losses_without
+from tinyformer.analysis.ablation import head_changes, head_importance, losses_without
 from tinyformer.analysis.redundancy import output_overlap, simultaneous, subspace_overlap, weights_by_head
-from tinyformer.analysis.subject import Losses
+from tinyformer.analysis.subject import Losses, every_second
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     Attention,
@@ -94,6 +94,20 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
     for order, change in {"oracle": softplus(-4) - softplus(-1), "importance": second}.items():
         found = HeadRedundancy(order=order)(made_by_hand(writes=(4.0, -3.0, 3.0)), Path())
         assert columns_of(found.tables["sets"])["change"][1] == pytest.approx(change, abs=1e-6)
+
+
+def test_sets_are_ordered_on_one_half_of_the_windows_and_measured_on_the_other():
+    subject = make_subject(loud_transformer())
+    ordering, measured = every_second(subject, 0), every_second(subject, 1)
+    for order, score in {"oracle": head_changes, "importance": head_importance}.items():
+        least, other = (
+            [head for _, head in sorted(zip(score(half), half.heads, strict=True))] for half in (ordering, measured)
+        )
+        assert least != other
+        base, *without = losses_without(measured, [least[:count] for count in range(len(least) + 1)])
+        sets = columns_of(HeadRedundancy(order=order)(subject, Path()).tables["sets"])
+        expected = [losses.mean - base.mean for losses in (base, *without)]
+        assert sets["change"][: len(expected)] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
