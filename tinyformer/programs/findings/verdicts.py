@@ -17,7 +17,7 @@ HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "no
 
 SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "linear": (lambda value: value, lambda value: value),
-    "log": (math.log, lambda value: math.exp(min(value, 700))),  # of what a float holds
+    "log": (math.log, lambda value: math.exp(min(value, 700)) if value < math.inf else value),  # what a float holds
     "share": (lambda share: math.asin(math.sqrt(share)), lambda angle: math.sin(min(max(angle, 0), math.pi / 2)) ** 2),
 }
 """To a scale on which values are averaged, and back: ratios by their logarithm, and shares, which end at 0 and 1, by
