@@ -57,6 +57,7 @@ def test_the_intervals_are_students():
     assert measured(1, 2, 3).interval == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-3)
     of_ratio = measured(10, 100, 1000, scale="log")
     assert of_ratio.mean == pytest.approx(100)
+    assert measured(10, math.inf, scale="log").mean == math.inf  # never, not a large number
     assert of_ratio.interval == pytest.approx((10 ** (2 - 2.4843), 10 ** (2 + 2.4843)), rel=1e-3)
     of_share = measured(0.5, 1, scale="share")  # π/4 and π/2: 3π/8 ± 12.706 π/8
     assert of_share.mean == pytest.approx(math.sin(3 * math.pi / 8) ** 2)
