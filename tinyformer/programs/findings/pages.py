@@ -15,14 +15,15 @@ HEAD = """\
 # Findings
 
 Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states each: the clauses of the
-claim, the protocol, and the band in which the claim expects each measured quantity.
+claim, the protocol, and the band in which each measured quantity is expected.
 
-A clause **holds** if, for each of its quantities, the whole 95 % t-interval of the mean over seeds lies in the band; it
-**fails** if one interval lies beyond an end of its band; it is otherwise **inconclusive**, and **not testable** if a
-seed misses a premise. Ratios are averaged by their logarithms, shares by the arcsine of their root. Seeds differ in
-weights and order, not in what is held out. Statements are kept in `outputs/findings/statements.json` before the first
-run: "stated before" says that nothing was changed since. `NAME.json` has every measurement, with premises and what has
-no band, `NAME.records.json` what was read of the runs.
+A clause **holds** if, for each of its quantities, the whole 95 % t-interval of the mean over seeds lies in the band;
+it **fails** if one interval lies beyond an end of its band; it is otherwise **inconclusive**, and **not testable** if
+a seed misses a premise. Of a hundred such intervals, five miss the true mean by chance. Ratios are averaged by their
+logarithms, shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. Statements
+are kept in `outputs/findings/statements.json` before the first run: "stated before" says that nothing was changed
+since; "earlier" are the verdicts on earlier statements. `NAME.json` has every measurement, `NAME.records.json` what
+was read of the runs.
 
 ```bash
 tinyformer findings
@@ -30,10 +31,10 @@ tinyformer findings cost
 tinyformer findings cost --launcher joblib
 ```
 
-The first command lists them; the second makes the runs of one that were not made before, and prints its verdict.
-`tinyformer findings all` does so for every finding and writes this page; interrupted, it continues where it stopped.
-The third makes as many runs at a time as there are cores, or two with `n_jobs=2` (`pip install 'tinyformer[sweep]'`).
-Runs are kept in `outputs/findings` by config: after changing the model's code, delete them, not `statements.json`.
+The first command lists them; the second makes the missing runs of one and prints its verdict; `tinyformer findings all`
+does so for every finding and writes this page. Interrupted, they continue where they stopped. The third makes as many
+runs at a time as there are cores, or two with `n_jobs=2` (`pip install 'tinyformer[sweep]'`). Runs are kept in
+`outputs/findings` by config: after changing the model's code, delete them, not `statements.json`.
 """
 
 
@@ -93,7 +94,7 @@ def _section(finding: Finding, measurements: Sequence[Measurement], folder: str)
     parts = [
         f"### {finding.name}\n\n{takeaway_of(finding, last)} ({paper})",
         "\n".join(lines_of(last, in_full=False)),
-        f"![{finding.name} figure]({folder}/{finding.name}.png)",
+        f"![{finding.name}]({folder}/{finding.name}.png)",
         " ".join(_history(finding, measurements)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -125,8 +126,6 @@ def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[
     *earlier, last = measurements
     stated, total = [run["statement"] for run in last["runs"]], len(last["runs"])
     order = ", stated before" if {*stated} == {last["digest"]} else ""
-    met = sum(map(_is_met, last["checks"].values()))
-    order = f", premises met: {met}" * (met > 0) + order
     yield f"{last['time'][:10]}, {total} run{'s' * (total > 1)}, {seconds_of(last):,.0f} s{order}."
     for digest, known in last["earlier"].items():
         changed = difference(known["statement"], last["statement"])
@@ -135,6 +134,8 @@ def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[
         yield f"What was stated before {unknown} of the runs is not recorded."
     if changed := difference(last["statement"], statement_of(finding)):
         yield f"**Its file or code was changed after this measurement: {changed}.**"
-    for one in earlier:
-        differs = "other runs" if one["statement"] == last["statement"] else "stated otherwise"
-        yield f"{one['time'][:10]} ({differs}): {summary(one['verdicts'])}."
+    before = [
+        summary(one["verdicts"]) + " (the same statement)" * (one["statement"] == last["statement"]) for one in earlier
+    ]
+    if before:
+        yield f"Earlier: {'; '.join(before)}."
