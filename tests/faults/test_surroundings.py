@@ -17,7 +17,8 @@ from wandb_file import read_config_and_summary
 from tinyformer.config.conf import config_dir, register_resolvers, values_of_keys
 from tinyformer.training import loggers
 
-TRAIN = [sys.executable, str(ROOT / "train.py")]
+TRAIN = [str(ROOT / "train.py"), *f"{SMALL} {TEXT} hydra.run.dir=run trainer.max_steps=30".split()]
+FINDINGS = ["-m", "tinyformer", "findings"]
 
 
 @pytest.mark.parametrize("folder", ["book.txt/run", "/sys/run"])
@@ -52,9 +53,9 @@ def test_a_file_that_cannot_be_written_is_reported(name: str, program: Program, 
 
 
 @pytest.mark.slow
-def test_nobody_reads_the_output(tmp_path: Path, book: Path) -> None:
-    train = shlex.join([*TRAIN, *SMALL.split(), *TEXT.split(), "hydra.run.dir=run", "trainer.max_steps=30"])
-    command = ["bash", "-c", f"{train} | true; exit ${{PIPESTATUS[0]}}"]
+@pytest.mark.parametrize("words", [TRAIN, FINDINGS], ids=["train", "findings"])
+def test_nobody_reads_the_output(words: list[str], tmp_path: Path, book: Path) -> None:
+    command = ["bash", "-c", f"{shlex.join([sys.executable, *words])} | true; exit ${{PIPESTATUS[0]}}"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 

@@ -24,6 +24,7 @@ from omegaconf.errors import (
 
 from tinyformer.config.conf import STORED, axes_of, choices_of, files, programs, read, values_of_keys
 from tinyformer.config.keys import TEXTS, NoOverrideError, format_value, key_of_argument, text_of
+from tinyformer.config.process import close_output
 from tinyformer.errors import ArgumentError
 
 USER_MISTAKE, BUG = 2, 1
@@ -111,9 +112,13 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
     for those that it has reported itself.
     """
     try:
-        return job() or 0
+        code = job() or 0
+        sys.stdout.flush()  # while it can still be noticed that nobody reads it
+    except BrokenPipeError:
+        return close_output()
     except Exception as error:
         return report(error, program, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
+    return code
 
 
 def report(error: BaseException, program: str, with_traceback: bool = False) -> int:
