@@ -44,6 +44,7 @@ A = {"run": "a", "source": LOSS}
         ("ratio_within_run", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1.5),
         ("log_ratio_within_run", {"run": "two", "source": LOSS, "other": {"metric": "root"}}, 3),  # 8 = 2³
         ("log_ratio_within_run", {"run": "none", "source": LOSS, "other": LOSS}, math.nan),
+        ("contrast", {"points": {"two": 1, "one": -2}, "source": LOSS}, 4),
         ("difference_within_run", {"run": "one", "source": {"metric": "size"}, "other": LOSS}, 1),
         ("difference_within_run", {"run": "one", "source": {"evaluated": "loss"}, "other": LOSS}, 0.5),
         ("exponent", {"points": {"one": 1, "two": 2}, "source": LOSS}, 2),  # 2 x²

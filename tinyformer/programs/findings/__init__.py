@@ -76,9 +76,7 @@ def _show(options: argparse.Namespace) -> int:
     codes = []
     for findings in [[finding] for finding in chosen] if is_serial else [chosen]:
         codes.append(_measure(findings, options))
-        if outcomes := read_outcomes(
-            options.results, names
-        ):  # after each, so that a program that is stopped leaves it true
+        if outcomes := read_outcomes(options.results, names):  # after each, so that one that is stopped leaves it true
             write_whole(path, page(known, outcomes, options.results.name))
             print(f"Page: {path}")
     return max(codes)

@@ -124,6 +124,12 @@ def difference_within_run(records: Records, run: str, source: Source, other: Sou
 
 
 @quantity(version=1)
+def contrast(records: Records, points: Mapping[str, float], source: Source) -> float:
+    """The sum of a number of runs, each times its weight, such as a difference of two differences."""
+    return sum(weight * number_of(records[run], source) for run, weight in points.items())
+
+
+@quantity(version=1)
 def exponent(records: Records, points: Mapping[str, float], source: Source) -> float:
     """The exponent of the power law of a number of runs against what is varied, such as {"depth_2": 2} by run."""
     return _slope([(x, number_of(records[run], source)) for run, x in points.items()])

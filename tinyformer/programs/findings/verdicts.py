@@ -14,7 +14,6 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "not testable"
 
-
 SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "linear": (lambda value: value, lambda value: value),
     "log": (math.log, lambda value: math.exp(min(value, 700)) if value < math.inf else value),  # what a float holds
@@ -85,9 +84,7 @@ def measure(finding: Finding, records: Sequence[Records]) -> dict[str, Measured]
     """The quantities of a finding, given the records of each seed."""
     return {
         key: Measured(
-            check,
-            tuple(QUANTITIES[check.quantity](of_seed, **check.of) for of_seed in records),
-            finding.is_exact,
+            check, tuple(QUANTITIES[check.quantity](of_seed, **check.of) for of_seed in records), finding.is_exact
         )
         for key, check in finding.checks.items()
     }
