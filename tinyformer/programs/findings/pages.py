@@ -22,8 +22,8 @@ it **fails** if one interval lies beyond an end of its band; it is otherwise **i
 a seed misses a premise. Of a hundred such intervals, five miss the true mean by chance. Ratios are averaged by their
 logarithms, shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. Statements
 are kept in `outputs/findings/statements.json` before the first run: "stated before" says that nothing was changed
-since; "earlier" are the verdicts on earlier statements. `NAME.json` has every measurement, `NAME.records.json` what
-was read of the runs.
+since; "earlier" are the verdicts on earlier statements, and the notes in the file tell what was changed, and why.
+`NAME.json` has every measurement, `NAME.records.json` what was read of the runs.
 
 ```bash
 tinyformer findings
