@@ -12,16 +12,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import KEY, Checkpoint
-from tinyformer.config import admission, conf
-from tinyformer.config.admission import (
-    NotAdmittedError,
-    admit_config,
-    admit_override,
-    describe_config,
-    recorded_sources,
-)
+from tinyformer.config import conf
+from tinyformer.config import stored as stored_config
+from tinyformer.config.admission import NotAdmittedError, admit_override
 from tinyformer.config.compose import compose_run, inherit_architecture, offer_stored_run
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir
+from tinyformer.config.stored import admit_config, describe_config, recorded_sources
 from tinyformer.errors import ArgumentError
 from tinyformer.run.starting_checkpoint import Start
 
@@ -103,8 +99,8 @@ def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monke
         text = (later / file).read_text()
         assert before in text
         (later / file).write_text(text.replace(before, after))
-    caches = (admission._compose, conf.files, conf.programs, conf.read, conf.values_of_keys)
-    for module in (admission, conf):
+    caches = (stored_config._compose, conf.files, conf.programs, conf.read, conf.values_of_keys)
+    for module in (stored_config, conf):
         monkeypatch.setattr(module, "config_dir", lambda: later)
     try:
         for cache in caches:

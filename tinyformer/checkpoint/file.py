@@ -247,7 +247,7 @@ def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
     """Write a network that was derived from that of a checkpoint, which provides tokenizer, facts and step, atomically.
 
-    `overrides` are those of the network's config, by key; see `config.admission.describe_config`.
+    `overrides` are those of the network's config, by key; see `config.stored.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}

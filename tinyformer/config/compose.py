@@ -15,10 +15,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
-from tinyformer.config.admission import admit_config, alternatives, composed, is_swept, leaves, recorded_sources
+from tinyformer.config.admission import alternatives, is_swept, leaves
 from tinyformer.config.conf import AXES, config_dir, register_resolvers
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, hydra_value, parsed, readable, shell_word, text_of
+from tinyformer.config.stored import admit_config, composed, recorded_sources
 from tinyformer.errors import ArgumentError, argument_path
 
 if TYPE_CHECKING:

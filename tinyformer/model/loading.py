@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.file import load_checkpoint, load_weights, require_fitting
 from tinyformer.checkpoint.snapshots import at_step
-from tinyformer.config.admission import admit_config
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
+from tinyformer.config.stored import admit_config
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout

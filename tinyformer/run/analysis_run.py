@@ -14,7 +14,7 @@ from tinyformer.analysis.snapshots.over_steps import OverSteps
 from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
 from tinyformer.checkpoint.snapshots import snapshots_of
-from tinyformer.config.admission import describe_config, recorded_sources
+from tinyformer.config.stored import describe_config, recorded_sources
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path

@@ -17,13 +17,14 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.analysis import caption
 from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with, load_checkpoint
 from tinyformer.checkpoint.snapshots import at_step
-from tinyformer.config.admission import Plain, describe_config
+from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, config_keys, in_sentences
 from tinyformer.config.folder import is_first_process, locked
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
+from tinyformer.config.stored import describe_config
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write, import_matplotlib, relative_path

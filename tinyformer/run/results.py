@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from tinyformer.analysis import Findings, analyse_predictions
 from tinyformer.checkpoint.file import SNAPSHOTS, load_checkpoint, load_weights
 from tinyformer.checkpoint.snapshots import snapshots_of
-from tinyformer.config.admission import own_classes, recorded_sources
 from tinyformer.config.keys import hydra_value
+from tinyformer.config.stored import own_classes, recorded_sources
 from tinyformer.data import DataModule
 from tinyformer.data.module import count
 from tinyformer.files import relative_path

@@ -20,10 +20,11 @@ from tinyformer.checkpoint.file import (
     require_fitting,
     start_from,
 )
-from tinyformer.config.admission import Plain, admit_config, never_instantiated
+from tinyformer.config.admission import Plain, never_instantiated
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import has_checkpoint, is_first_process, require_unused
 from tinyformer.config.keys import format_value
+from tinyformer.config.stored import admit_config
 from tinyformer.data import TextTokenizer
 from tinyformer.data.tokenizer.untrusted_tokenizer import tokenizer_from_stranger
 from tinyformer.errors import ArgumentError, argument_path
