@@ -14,16 +14,16 @@ PAGE = "findings.md"  # the page of all findings, beside the folder of figures
 HEAD = """\
 # Findings
 
-Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states each: the clauses of the
-claim, the protocol, and the band in which each measured quantity is expected.
+Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states each: its clauses, the
+protocol, and the band in which each measured quantity is expected. `NAME.json` has every measurement,
+`NAME.records.json` what was read of the runs.
 
-A clause **holds** if, for each of its quantities, the whole 95 % t-interval of the mean over seeds lies in the band;
-it **fails** if one interval lies beyond an end of its band; it is otherwise **inconclusive**, and **not testable** if
-a seed misses a premise. Of a hundred such intervals, five miss the true mean by chance. Ratios are averaged by their
-logarithms, shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. Statements
-are kept in `outputs/findings/statements.json` before the first run: "stated before" says that nothing was changed
-since; "earlier" are the verdicts on earlier statements, and the notes in the file tell what was changed, and why.
-`NAME.json` has every measurement, `NAME.records.json` what was read of the runs.
+A clause **holds** if, for each of its quantities, the 95 % t-interval of the mean over seeds lies in the band; it
+**fails** if one interval lies outside its band; it is otherwise **inconclusive**, and **not testable** if a seed misses
+a premise. Of a hundred such intervals, five miss the true mean by chance. Ratios are averaged by their logarithms,
+shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. "Stated before" says
+that nothing of the statement was changed after the first run; "earlier" are the verdicts on earlier statements, and
+the notes in the file tell what was changed, and why.
 
 ```bash
 tinyformer findings
@@ -32,9 +32,9 @@ tinyformer findings cost --launcher joblib
 ```
 
 The first command lists them; the second makes the missing runs of one and prints its verdict; `tinyformer findings all`
-does so for every finding and writes this page. Interrupted, they continue where they stopped. The third makes as many
-runs at a time as there are cores, or two with `n_jobs=2` (`pip install 'tinyformer[sweep]'`). Runs are kept in
-`outputs/findings` by config: after changing the model's code, delete them, not `statements.json`.
+does so for each and writes this page. Interrupted, they continue. The third makes as many runs at a time as there are
+cores, or two with `n_jobs=2` (`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config: after
+changing the model's code, delete them, but not the statements in `statements.json`.
 """
 
 
