@@ -22,7 +22,7 @@ A clause **holds** if, for each of its quantities, the 95 % t-interval of the me
 **fails** if one interval lies outside its band; it is otherwise **inconclusive**, and **not testable** if a seed misses
 a premise. Of a hundred such intervals, five miss the true mean by chance. Ratios are averaged by their logarithms,
 shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. "Stated before" says
-that nothing of the statement was changed after the first run; "earlier" are the verdicts on earlier statements, and
+that nothing of the statement was changed since the first run; "earlier" are the verdicts on earlier statements, and
 the notes in the file tell what was changed, and why.
 
 ```bash
