@@ -61,11 +61,11 @@ def test_statements_are_kept_once_and_the_last_is_in_force(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("recorded", "told"),
     [
-        (["now", "now"], "2 runs, 2 s, stated before."),
-        (["now", "old"], f"2 s. **When 1 of the runs started, the file said otherwise: seeds: 7, now {SEEDS}.**"),
-        (["old", "old"], "2 runs, 2 s. **When 2 of the runs started,"),
-        (["now", None], "2 runs, 2 s. What was stated before 1 of the runs is not recorded."),
-        (["now", "lost"], "2 runs, 2 s. What was stated before 1 of the runs is not recorded."),
+        (["now", "now"], "2 seeds, stated before."),
+        (["now", "old"], f"2 seeds. **When 1 of the runs started, the file said otherwise: seeds: 7, now {SEEDS}.**"),
+        (["old", "old"], "2 seeds. **When 2 of the runs started,"),
+        (["now", None], "2 seeds. What was stated before 1 of the runs is not recorded."),
+        (["now", "lost"], "2 seeds. What was stated before 1 of the runs is not recorded."),
     ],
 )
 def test_the_page_says_what_the_records_say(recorded: list[str | None], told: str) -> None:
@@ -77,7 +77,7 @@ def test_the_page_says_what_the_records_say(recorded: list[str | None], told: st
         "digest": "now",
         "statement": statement,
         "earlier": {"old": {"time": "", "statement": statement | {"seeds": [7]}}} if "old" in recorded else {},
-        "runs": [{"folder": str(at), "seconds": 1, "statement": digest} for at, digest in enumerate(recorded)],
+        "runs": [{"folder": str(at), "seed": at, "statement": digest} for at, digest in enumerate(recorded)],
     }
     text = page([RANK], {"rank": [one]}, "findings")
     assert told in text

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tinyformer.programs.findings.files import QUESTIONS, Finding
-from tinyformer.programs.findings.outcomes import Measurement, seconds_of
+from tinyformer.programs.findings.outcomes import Measurement
 from tinyformer.programs.findings.statements import difference, statement_of
 from tinyformer.programs.findings.verdicts import HOLDS, summary
 
@@ -14,16 +14,16 @@ PAGE = "findings.md"  # the page of all findings, beside the folder of figures
 HEAD = """\
 # Findings
 
-Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states each: its clauses, the
-protocol, and the band in which each measured quantity is expected. `NAME.json` has every measurement,
-`NAME.records.json` what was read of the runs.
+Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states the clauses, the protocol, and
+the band in which each measured quantity is expected; `NAME.json` has every measurement, `NAME.records.json` what was
+read of the runs.
 
 A clause **holds** if, for each of its quantities, the 95 % t-interval of the mean over seeds lies in the band; it
 **fails** if one interval lies outside its band; it is otherwise **inconclusive**, and **not testable** if a seed misses
-a premise. Of a hundred such intervals, five miss the true mean by chance. Ratios are averaged by their logarithms,
-shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. "Stated before" says
-that nothing of the statement was changed since the first run; "earlier" are the verdicts on earlier statements, and
-the notes in the file tell what was changed, and why.
+a premise. Counts and exact comparisons have one seed, and no interval. Of a hundred intervals, five miss the true mean
+by chance. Ratios are averaged by their logarithms, shares by the arcsine of their root. Seeds differ in weights and
+order, not in what is held out. "Stated before": the statement is unchanged since the first run. "Earlier" are verdicts
+on earlier statements; the notes in the file tell what was changed, and why.
 
 ```bash
 tinyformer findings
@@ -32,9 +32,9 @@ tinyformer findings cost --launcher joblib
 ```
 
 The first command lists them; the second makes the missing runs of one and prints its verdict; `tinyformer findings all`
-does so for each and writes this page. Interrupted, they continue. The third makes as many runs at a time as there are
-cores, or two with `n_jobs=2` (`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config: after
-changing the model's code, delete them, but not the statements in `statements.json`.
+does so for each and writes this page. Interrupted, they continue. The third makes runs in parallel
+(`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config: after changing the model's code,
+delete them, but not the statements in `statements.json`.
 """
 
 
@@ -124,9 +124,9 @@ def _told(check: Mapping[str, Any]) -> str:
 def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[str]:
     """When it was measured, whether it was stated before, as the records say, and what was measured before."""
     *earlier, last = measurements
-    stated, total = [run["statement"] for run in last["runs"]], len(last["runs"])
+    stated, seeds = [run["statement"] for run in last["runs"]], len({run["seed"] for run in last["runs"]})
     order = ", stated before" if {*stated} == {last["digest"]} else ""
-    yield f"{last['time'][:10]}, {total} run{'s' * (total > 1)}, {seconds_of(last):,.0f} s{order}."
+    yield f"{last['time'][:10]}, {seeds} seed{'s' * (seeds > 1)}{order}."
     for digest, known in last["earlier"].items():
         changed = difference(known["statement"], last["statement"])
         yield f"**When {stated.count(digest)} of the runs started, the file said otherwise: {changed}.**"
