@@ -467,6 +467,7 @@ BREAKS = (
         "load_checkpoint(run.checkpoints.best)",
         "load_checkpoint(run.checkpoints.last)",
         ("tests/test_tasks.py", "-k", "best_weights"),
+        TIERS,
     ),
     Break(
         "training_text_scored_with_the_rest",
@@ -738,6 +739,7 @@ BREAKS = (
         "(weights.float().clamp(0, 1).sqrt() * 255)",
         "(weights.float().clamp(0, 1) * 255)",
         ("tests/analysis/test_film.py", "tests/analysis/test_events.py"),
+        TIERS,
     ),
     Break(
         "nearest_step_is_the_farthest",

@@ -133,6 +133,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
     return Trained(folder / "run", results, out.getvalue())
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that starts a program or a browser is slow, but for a smoke test of each program."""
+    for item in items:
+        if {"program", "browser"} & {*getattr(item, "fixturenames", ())} and not item.get_closest_marker("smoke"):
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """What all modules hold is no garbage: leave it out of the collections of garbage from now on."""
     gc.freeze()

@@ -39,6 +39,7 @@ def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **overrides
     torch.save(raw, path)
 
 
+@pytest.mark.smoke
 def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> None:
     results = evaluate(program, trained.last)
     for key in ("val/loss", "val/bits_per_byte", "val/accuracy"):

@@ -93,7 +93,7 @@ def test_each_switch_changes_the_run(program: Program, book: Path) -> None:
     assert len(set(losses.values())) == len(losses), losses
 
 
-@pytest.mark.parametrize(("optimizer", "workers"), [pytest.param("adamw", 2, marks=pytest.mark.slow), ("muon", 0)])
+@pytest.mark.parametrize(("optimizer", "workers"), [("adamw", 2), pytest.param("muon", 0, marks=pytest.mark.smoke)])
 def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, workers: int, optimizer: str) -> None:
     settings = (
         f"model.dropout=0.1 data.num_workers={workers} optimizer={optimizer} schedule.warmup_steps=2 "
@@ -265,6 +265,7 @@ TOLD = {
 }
 
 
+@pytest.mark.slow
 def test_help_and_what_a_config_shows_is_told_without_torch(tmp_path: Path) -> None:
     ended = spawned([*TOLD], tmp_path, without("torch", "lightning", "wandb", "datasets", "matplotlib"))
     for (code, words), each in zip(TOLD.values(), ended, strict=True):

@@ -109,6 +109,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_are_the_slopes_of_replaced_activations(name):
     some, generator = GRADIENTS[name](), torch.Generator().manual_seed(0)

@@ -126,6 +126,7 @@ def test_a_constant_distance_is_a_fixed_offset(tmp_path):
     assert set(columns_of(found.tables["relations"])["importance"]) == {None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_no_untrained_network_links_words(seed, tmp_path):
     made = lines_of(120, seed, linked=False)

@@ -108,10 +108,11 @@ def decisive(variant: str) -> Any:
 
 SEARCHES = [
     *(("t5", 3, 0.7), ("bart", 1, 1.0), ("marian", 2, 1.0)),
-    *(pytest.param(*names, marks=slow) for names in (("t5-v1.1", 1, 1.0), ("bart", 3, 0.7), ("marian", 5, 0.0))),
+    *(("t5-v1.1", 1, 1.0), ("bart", 3, 0.7), ("marian", 5, 0.0)),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "beams", "length_penalty"), SEARCHES)
 def test_greedy_and_beam_search_find_the_same_targets(
     variant: str, beams: int, length_penalty: float, tmp_path: Path
@@ -154,9 +155,8 @@ def bart_tokenizer() -> Any:
     return transformers().BartTokenizer(vocab=vocab, merges=[("Ġ", "a"), ("Ġ", "t")])
 
 
-@pytest.mark.parametrize(
-    ("variant", "tokenizer_of"), [("t5", t5_tokenizer), pytest.param("bart", bart_tokenizer, marks=slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "tokenizer_of"), [("t5", t5_tokenizer), ("bart", bart_tokenizer)])
 def test_a_text_is_answered_with_the_same_text(variant: str, tokenizer_of: Any, tmp_path: Path) -> None:
     model, tokenizer, folder = copy.deepcopy(decisive(variant)), tokenizer_of(), tmp_path / "model"
     if variant == "bart":  # which else finds ids that the tokenizer does not have

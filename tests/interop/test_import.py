@@ -58,11 +58,11 @@ def test_logits_are_the_same(variant: str, tmp_path: Path, out: Path) -> None:
 TEXTS = ("a b b a", "b <mask> a", "<s>b a</s>b")
 READ = [
     *(("gpt2", "none"), ("neox", "bytes"), ("llama", "beginning"), ("bert", "bert")),
-    pytest.param("mistral", "sequence", marks=slow),
-    pytest.param("llama", "end", marks=slow),
+    *(("mistral", "sequence"), ("llama", "end")),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "post_processor"), READ)
 def test_a_text_means_what_it_means_in_transformers(
     variant: str, post_processor: str, tmp_path: Path, out: Path

@@ -63,6 +63,7 @@ MODELS = {name: (partial(model, name, backend=backend), HATS) for name, backend 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_each_place_is_replaced_as_the_definition_says(name):
     """And the estimate is the slope towards it. Values are patched alone where no other head has the same ones."""
