@@ -375,3 +375,5 @@ def test_a_file_that_is_no_result_is_refused_in_a_sentence(tmp_path: Path, call:
     for text in ("[{", "[]", "{}", json.dumps([whole | {"runs": [1]}]), json.dumps([whole | {"checks": [1]}])):
         (tmp_path / "heads.json").write_text(text)
         assert "heads.json is no result of a finding; remove it" in call("findings --results=.").err, text
+    assert call("findings cost --results=heads.json").err.startswith("Error: heads.json: File exists.")
+    assert not Path("outputs").exists()  # nothing has run

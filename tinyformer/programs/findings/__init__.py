@@ -70,6 +70,7 @@ def _show(options: argparse.Namespace) -> int:
     require_launcher(options.launcher)
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
+    options.results.mkdir(parents=True, exist_ok=True)  # or fails before hours of runs
     keep_statements(chosen, options.runs)
     # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
     is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER

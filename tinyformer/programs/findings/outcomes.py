@@ -24,7 +24,6 @@ KEYS = {"time", "verdicts", "checks", "digest", "statement", "earlier", "runs"} 
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
     """Measure a finding whose runs have ended; write `NAME.records.json`, `NAME.png` and, last, `NAME.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
     facts = facts_of(planned)
     named = [check.of for check in finding.checks.values()] + [curve.of for curve in finding.curves]
     # What is kept of the runs is what is measured, so that a reader computes the same.
