@@ -632,14 +632,16 @@ BREAKS = (
         "generation/beam_search.py",
         "return (ended[:, -1] < going_on[:, 0])",
         "return (ended[:, 0] < going_on[:, 0])",
-        ("tests/generation/test_generation.py", "tests/interop/test_encoder_decoders.py"),
+        ("tests/interop/test_encoder_decoders.py", "-k", "greedy_and_beam_search"),
+        TIERS,
     ),
     Break(
         "suppressed_tokens_are_generated",
         "generation/beam_search.py",
         "[*special.suppressed, *range",
         "[*range",
-        ("tests/generation/test_generation.py", "tests/interop/test_encoder_decoders.py"),
+        ("tests/interop/test_encoder_decoders.py", "-k", "greedy_and_beam_search"),
+        TIERS,
     ),
     # analysis: mechanism, atlas, snapshots
     Break(
