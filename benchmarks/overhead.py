@@ -1,20 +1,25 @@
 """The overhead of a training step beside its arithmetic: Lightning's loop, and what tinyformer adds to it.
 
     python benchmarks/overhead.py
+    python benchmarks/overhead.py --shape small mid
 
 A model of next to no arithmetic makes the same steps three ways, in turn: in a loop of three lines, by a bare Lightning
 Trainer, and by `train.py`'s own run with its logging, progress bar on a terminal, checkpoints and loader (telemetry
 left out, which `benchmarks/telemetry.py` measures). Prints the medians in milliseconds of processor time, which other
 work of the machine hardly affects, and writes `benchmarks/results/overhead.json`; on a CPU core it takes a minute.
-Arguments are overrides.
+
+With `--shape`, a run of a model of that shape alternates with a loop by hand that trains its copy on the same batches,
+and the ratio of their times is written to `overhead_shapes.json`: below 1 is what the run loses. On 2 cores "small"
+takes 2 minutes, "mid" 20; nothing else should run there. Other arguments are overrides.
 """
 
+import argparse
 import io
 import json
 import shutil
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,13 @@ import lightning as L
 import torch
 from here import ROOT, commit, machine, versions, with_config
 from hydra.utils import instantiate
+from measure import Effort, compare, settings, train_in_turn
 from omegaconf import DictConfig
+from peers import GPT, SHAPES
 from rich.console import Console
 
 from tinyformer.config.compose import Invocation
+from tinyformer.hardware import has_native_bf16
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run
 from tinyformer.training import TrainingModule
@@ -47,6 +55,7 @@ SMALLEST = [
     "trainer.limit_val_batches=1",
 ]
 ROUNDS = 7
+EFFORTS = {"small": Effort(steps_per_block=10, rounds=40), "mid": Effort(steps_per_block=1, rounds=40)}
 
 
 class Clock(L.Callback):
@@ -92,7 +101,7 @@ def by_lightning(run: Run) -> float:
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    trainer.fit(TrainingModule(run.network, run.task, run.data, *settings(run)), datamodule=run.data)
+    trainer.fit(TrainingModule(run.network, run.task, run.data, *recipe(run)), datamodule=run.data)
     return 1000 * clock.seconds
 
 
@@ -111,7 +120,7 @@ def by_hand(run: Run) -> float:
     return 1000 * (time.process_time() - since) / (steps - steps // 4)
 
 
-def settings(run: Run) -> tuple[Any, Any]:
+def recipe(run: Run) -> tuple[Any, Any]:
     """Optimizer and schedule."""
     return run.module.make_optimizer, instantiate(run.config.schedule)
 
@@ -130,21 +139,57 @@ def in_turn(config: DictConfig, folder: Path, invocation: Invocation) -> dict[st
 SIDES = {"a loop by hand": by_hand, "a bare Trainer": by_lightning, "train.py": by_tinyformer}
 
 
-def main() -> None:
-    """Measure, print and write."""
+def of_smallest(overrides: Sequence[str]) -> None:
+    """Measure a model of next to no arithmetic, print and write."""
     torch.set_num_threads(1)
-    found = with_config(in_turn, [*SMALLEST, *sys.argv[1:]])
+    found = with_config(in_turn, [*SMALLEST, *overrides])
     medians = {name: statistics.median(each) for name, each in found.items()}
+    write("overhead", {name: {"median": medians[name], "rounds": each} for name, each in found.items()})
+    for name, median in medians.items():
+        print(f"{name:16}{median:6.2f} ms a step  ({min(found[name]):.2f} to {max(found[name]):.2f})")
+    print(f"ours            {medians['train.py'] - medians['a bare Trainer']:+6.2f} ms a step")
+
+
+def of_shapes(names: Sequence[str], overrides: Sequence[str]) -> None:
+    """Measure models of these shapes in fp32, and in bf16 where the hardware has it, print and write."""
+    rows = []
+    for name in names:
+        shape, effort = SHAPES[name], EFFORTS[name]
+        for precision in ("32-true", "bf16-mixed") if has_native_bf16("cpu") else ("32-true",):
+            chosen = [*settings(shape, GPT, effort, precision), "trainer=cpu", f"trainer.precision={precision}"]
+            (pair,) = train_in_turn([], [*chosen, *overrides], shape, effort, precision)
+            ratio = compare(pair.ours, pair.theirs)
+            ours, by_hand = (
+                1000 * statistics.median(each) / effort.steps_per_block for each in (pair.ours, pair.theirs)
+            )
+            names_of = {"shape": str(shape), "precision": precision}
+            rows.append({**names_of, **ratio._asdict(), "milliseconds": ours, "milliseconds_by_hand": by_hand})
+            print(f"{shape}, {precision}: {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", flush=True)
+    write("overhead_shapes", rows)
+
+
+def write(name: str, milliseconds: Any) -> None:
+    """Write what was measured, with the machine, the versions and the commit."""
     record = {
         "machine": machine("cpu"),
         "versions": versions(),
         "commit": commit(),
-        "milliseconds_a_step": {name: {"median": medians[name], "rounds": each} for name, each in found.items()},
+        "milliseconds_a_step": milliseconds,
     }
-    (ROOT / "benchmarks" / "results" / "overhead.json").write_text(json.dumps(record, indent=1) + "\n")
-    for name, median in medians.items():
-        print(f"{name:16}{median:6.2f} ms a step  ({min(found[name]):.2f} to {max(found[name]):.2f})")
-    print(f"ours            {medians['train.py'] - medians['a bare Trainer']:+6.2f} ms a step")
+    (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--shape", nargs="+", choices=EFFORTS, help="the shapes; a model of hardly any arithmetic without"
+    )
+    given, overrides = parser.parse_known_args()
+    if given.shape:
+        of_shapes(given.shape, overrides)
+    else:
+        of_smallest(overrides)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import lightning as L
 import pytest
 import torch
 from nn.model_cases import make_transformer
+from omegaconf import OmegaConf
 from torch import nn
 
+from tinyformer.run.parts import make_callbacks
 from tinyformer.training import (
     AdamW,
     InverseSquareRoot,
@@ -149,14 +151,32 @@ def test_a_resumed_run_has_the_options_that_it_is_given(first, second, tmp_path)
         assert {name: group[name] for name in expected} == expected | options
 
 
+class Doubling(L.Callback):
+    """Doubles gradients, before they are clipped."""
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        for parameter in module.parameters():
+            parameter.grad *= 2
+
+
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_lightning_clips_the_gradients_of_all(recipe, tmp_path):
     """Under mixed precision Lightning refuses to clip if an optimizer undoes the loss scaling itself."""
+    targets = {"finite": "tinyformer.training.FiniteCheck", "mine": f"{__name__}.Doubling"}
     norms, look = [], L.Callback()
     look.on_before_optimizer_step = look.on_train_batch_end = lambda trainer, module, *args: norms.append(
         float(torch.cat([parameter.grad.flatten() for parameter in module.parameters()]).norm())
     )
-    fit(tmp_path, look, optimizer=recipe, precision="bf16-mixed", gradient_clip_val=0.01, max_steps=2)
+    group = OmegaConf.create({name: {"_target_": target} for name, target in targets.items()})
+    fit(
+        tmp_path,
+        *make_callbacks(group),
+        look,
+        optimizer=recipe,
+        precision="bf16-mixed",
+        gradient_clip_val=0.01,
+        max_steps=2,
+    )
     for before, after in zip(norms[::2], norms[1::2], strict=True):
         assert before > 0.1
         assert after == pytest.approx(0.01, rel=1e-3)

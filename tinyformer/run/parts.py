@@ -20,7 +20,7 @@ from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.run.own_scores import register_score
 from tinyformer.run.sample import Generation
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
-from tinyformer.training import Snapshots
+from tinyformer.training import FiniteCheck, Snapshots
 
 LACKS = {
     "classification": "no labels for classification; data=docstrings works",
@@ -181,6 +181,10 @@ def _try_out(network: Network) -> None:
 
 
 def make_callbacks(group: DictConfig) -> list[L.Callback]:
-    """The callbacks of the `callbacks` group, without entries that are null; `Snapshots` follows all others."""
+    """The callbacks of the `callbacks` group, without entries that are null.
+
+    `FiniteCheck` follows those that may change gradients, since its norm is the one that clips them; `Snapshots`
+    follows all others.
+    """
     callbacks = [instantiate(node, _convert_="all") for node in group.values() if node is not None]
-    return sorted(callbacks, key=lambda callback: isinstance(callback, Snapshots))
+    return sorted(callbacks, key=lambda each: (isinstance(each, Snapshots), isinstance(each, FiniteCheck)))

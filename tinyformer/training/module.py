@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.data import DataModule
@@ -29,6 +30,7 @@ class TrainingModule(L.LightningModule):
     # The number of targets of the step's first batch, as a mean over processes. Sums over targets are divided by it
     # before the backward pass, since their gradients would overflow in fp16.
     unit: Tensor
+    _gradient_norm: Tensor | None  # of the step, once it has been computed
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class TrainingModule(L.LightningModule):
         """Count the targets of a batch; the first batch of a step clears the gradients of the step before."""
         self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
         if not self.step_targets:
-            self.zero_grad()
+            for weight in self.weights:
+                weight.grad = None
+            self._gradient_norm = None
             self.unit = self.targets
             if not self._is_alone:
                 self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
@@ -82,7 +86,7 @@ class TrainingModule(L.LightningModule):
             if accumulated > 1:  # the number by which Lightning has divided each loss
                 targets = sum_over_processes(torch.stack(self.step_targets).sum()).clamp(min=1)
                 self.factor = accumulated * self.unit * self.trainer.world_size / targets
-                gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
+                gradients = [weight.grad for weight in self.weights if weight.grad is not None]
                 # One kernel for all of them on CUDA, if the dtype is theirs.
                 torch._foreach_mul_(gradients, self.factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
             self.step_targets = []
@@ -94,6 +98,26 @@ class TrainingModule(L.LightningModule):
     def sum_dtype(self) -> torch.dtype:
         """The dtype of sums: in fp32, with its 24-bit significand, one over 20 million tokens can be wrong by 1e-3."""
         return torch.float32 if self.device.type == "mps" else torch.float64
+
+    def gradient_norm(self) -> Float[Tensor, ""]:
+        """The norm of the gradients of all weights together, computed once a step."""
+        if self._gradient_norm is None:
+            gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+            self._gradient_norm = torch.nn.utils.get_total_norm(gradients)
+        return self._gradient_norm
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm that the check of the step has already computed; Lightning would compute it again."""
+        max_norm = gradient_clip_val or 0.0
+        if max_norm > 0.0 and gradient_clip_algorithm != "value":
+            torch.nn.utils.clip_grads_with_norm_(self.weights, max_norm, self.gradient_norm())
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def configure_optimizers(self) -> Any:
         assert self.make_optimizer is not None
@@ -112,6 +136,7 @@ class TrainingModule(L.LightningModule):
         The first process goes on with the random numbers of the seed, from which all have drawn the same weights; the
         others take those of the seed plus their rank, so that each has dropout masks of its own.
         """
+        self.weights = list(self.parameters())  # a walk through all modules takes a twentieth of a small model's step
         if self.global_rank:
             L.seed_everything((torch.initial_seed() + self.global_rank) % 2**32, verbose=False)
         for optimizer in self.trainer.optimizers:

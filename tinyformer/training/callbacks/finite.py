@@ -103,8 +103,7 @@ class FiniteCheck(L.Callback):
         assert self._sum is not None
         total, self._sum = self._sum, None
         if getattr(trainer.precision_plugin, "scaler", None) is None:
-            gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
-            total = total + torch.nn.utils.get_total_norm(gradients)
+            total = total + cast(TrainingModule, pl_module).gradient_norm()
         is_bad = total - total != 0  # nan where the total is not finite; `isfinite` launches four kernels
         if trainer.world_size > 1:  # processes share gradients, but not losses
             is_bad = sum_over_processes(is_bad.float()) > 0
