@@ -59,6 +59,17 @@ def has_native_bf16(device: str) -> bool:
     return False
 
 
+@functools.cache
+def can_compile() -> bool:
+    """Whether `torch.compile` works on this CPU, tried out: it needs a C++ compiler and Python's headers."""
+    new = time.time()  # a graph that is in no cache
+    try:
+        torch.compile(lambda x: x.sin() + new)(torch.zeros(8))
+    except RuntimeError:
+        return False
+    return True
+
+
 def resolve_device(accelerator: str) -> str:
     """The device type that Lightning's `accelerator` stands for on this machine.
 

@@ -34,7 +34,7 @@ PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
 FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
-FACTS |= {"train/num_tokens": int | None}
+FACTS |= {"train/num_tokens": int | None, "is_compiled": bool}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and
@@ -67,7 +67,7 @@ class Checkpoint:
     weights: dict[str, Tensor]  # of the network
     overrides: dict[str, Any]  # what it says of the run's config by key, which is not trusted; see `config.admission`
     tokenizer: str | None  # the text of `tokenizer.json`; None for a model without a tokenizer
-    facts: dict[str, Any]  # `precision`, `data_fingerprint`, `content` and `train/num_tokens` of the run
+    facts: dict[str, Any]  # about its run, by the names in `FACTS`
     step: int  # optimizer steps taken
     trained_on: Tensor | None = None  # the fingerprints of `tinyformer.data.trained_on`, as int64
 

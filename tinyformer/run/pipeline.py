@@ -31,6 +31,7 @@ from tinyformer.files import atomic_write, import_matplotlib, relative_path
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
+from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
@@ -53,7 +54,6 @@ from tinyformer.run.summary import describe_non_finite
 from tinyformer.run.trainer import (
     Settings,
     choose_kernels,
-    compile_arguments,
     make_settings,
     require_one_process,
     scoring_trainer,
@@ -142,6 +142,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         evaluation_mask(task, data, "test")  # refuses an empty split, which would end the run after its training
     kernels = choose_kernels(network, settings, mask, training=True)
     warning = memory_warning(stored, network, kernels, settings, mask, data)
+    settings = decide_compiling(settings, options, network, data, start)
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
@@ -153,8 +154,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if settings.arguments["enable_progress_bar"]:
         callbacks.append(StepProgress(report))
     trainer = training_trainer(settings, folder, loggers, callbacks)
-    if settings.compile_mode is not None:
-        network.compile(**compile_arguments(settings, data.row_format.varying_length, mask, trainer.world_size))
+    compile_network(network, settings, data.row_format.varying_length, mask, trainer.world_size)
     if invocation.in_python:
         require_one_process(trainer)
     parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
@@ -239,6 +239,7 @@ def checkpoint_contents(
         "tokenizer": data.tokenizer.to_json(),
         "facts": {
             "precision": settings.precision,
+            "is_compiled": settings.compile_mode is not None,
             "data_fingerprint": data.fingerprint,
             "content": data.content,
             "train/num_tokens": data.splits["train"].num_tokens,

@@ -184,6 +184,7 @@ def summarise(
         "num_parameters": network.num_parameters(),
         "device": describe_device(run.settings.device),
         "precision": run.settings.precision,
+        "is_compiled": network._compiled_call_impl is not None,
         "attention_backend": run.config.attention.get("backend"),
         "attention_kernel": kernel,
         "steps": steps,
@@ -192,7 +193,7 @@ def summarise(
     }
     rows: Lines = dict.fromkeys(("checkpoint", "parameters", "matched", "device", "attention")) | first
     rows["parameters"] = f"{shared['num_parameters']:,}"
-    rows["device"] = f"{shared['device']}, {shared['precision']}"
+    rows["device"] = f"{shared['device']}, {shared['precision']}{', compiled' * shared['is_compiled']}"
     backend = shared["attention_backend"]
     rows["attention"] = f"{kernel} kernel" + (f" (attention.backend={backend})" if backend else "")
     scored: dict[str, Any] = {}

@@ -170,21 +170,6 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
     return Settings(arguments, device, mode if is_compiled else None)
 
 
-def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num_processes: int) -> dict[str, Any]:
-    """The arguments of `torch.compile` for batches with such a mask; `varies` says whether they differ in length.
-
-    The mode "auto" records the kernels of a step as CUDA graphs, which the host then launches as one, where all batches
-    have one shape: each shape would be recorded anew, and documents differ in number.
-    """
-    mode = settings.compile_mode
-    if mode == "auto":
-        is_one_batch = (settings.arguments.get("accumulate_grad_batches") or 1) == num_processes == 1
-        repeats = is_one_batch and not varies and mask.documents is None
-        mode = "reduce-overhead" if settings.device == "cuda" and repeats else "default"
-    # Without `dynamic` torch compiles twice: for the length of the first batch, then, at the second, for any.
-    return {"mode": mode, "dynamic": varies or None}
-
-
 def _check_time(limit: Any) -> None:
     """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
     try:

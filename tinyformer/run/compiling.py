@@ -1,0 +1,80 @@
+"""Whether the network of a run is compiled, and how."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Timer
+
+from tinyformer.analysis.costs import count_costs, uncounted
+from tinyformer.data import DataModule
+from tinyformer.hardware import can_compile, matmul_peak
+from tinyformer.nn import AttentionMask, Network
+from tinyformer.run.parts import Options
+from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.trainer import Settings
+
+MIN_SECONDS = 600.0
+"""Training time from which compiling on a CPU pays: it takes half a minute, and saves a tenth or more of it in bf16."""
+
+UTILISATION = 0.25
+"""Fraction of the peak speed of matrix products that training on a CPU is expected to reach."""
+
+LENGTHS = ("max_steps", "max_epochs")
+"""Lightning's arguments for the length of a run; None or -1 for no limit."""
+
+
+def decide_compiling(
+    settings: Settings, options: Options, network: Network, data: DataModule, start: Start | None
+) -> Settings:
+    """The settings with `compile=auto` decided on a CPU: it compiles long runs of one process in bf16.
+
+    In fp32 steps would take about as long, and batches of different lengths compile for minutes. A resumed run goes on
+    as it began, since compiled sums round differently.
+    """
+    arguments = settings.arguments
+    if options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
+        return settings
+    if arguments.get("devices") not in (1, "1", "auto") or data.row_format.varying_length or uncounted(network):
+        return settings
+    earlier = start.checkpoint.facts.get("is_compiled") if start is not None and start.is_resumed else None
+    pays = planned_seconds(network, settings, data) >= MIN_SECONDS if earlier is None else earlier
+    if not (pays and can_compile()):
+        return settings
+    print("compile: auto compiles the network during the first step, for about half a minute; compile=false does not.")
+    return replace(settings, compile_mode=options.compile_mode)
+
+
+def planned_seconds(network: Network, settings: Settings, data: DataModule) -> float:
+    """About how long training on a CPU will take, from its length and the peak speed of matrix products."""
+    arguments = settings.arguments
+    steps, epochs = (math.inf if arguments.get(name) in (None, -1) else arguments[name] for name in LENGTHS)
+    batches = steps * (arguments.get("accumulate_grad_batches") or 1)
+    tokens = min(batches * data.batch_size * network.max_seq_len, epochs * data.splits["train"].num_tokens)
+    speed = UTILISATION * matmul_peak(torch.device("cpu"), settings.dtype).flops
+    limit = Timer(arguments.get("max_time")).time_remaining()
+    return min(tokens * count_costs(network).training_flops_per_token / speed, math.inf if limit is None else limit)
+
+
+def compile_network(
+    network: Network, settings: Settings, varies: bool, mask: AttentionMask, num_processes: int
+) -> None:
+    """Compile a network in place, if the settings say so; see `compile_arguments`."""
+    if settings.compile_mode is not None:
+        network.compile(**compile_arguments(settings, varies, mask, num_processes))
+
+
+def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num_processes: int) -> dict[str, Any]:
+    """The arguments of `torch.compile` for batches with such a mask; `varies` says whether they differ in length.
+
+    The mode "auto" records the kernels of a step as CUDA graphs, which the host then launches as one, where all batches
+    have one shape: each shape would be recorded anew, and documents differ in number.
+    """
+    mode = settings.compile_mode
+    if mode == "auto":
+        is_one_batch = (settings.arguments.get("accumulate_grad_batches") or 1) == num_processes == 1
+        repeats = is_one_batch and not varies and mask.documents is None
+        mode = "reduce-overhead" if settings.device == "cuda" and repeats else "default"
+    # Without `dynamic` torch compiles twice: for the length of the first batch, then, at the second, for any.
+    return {"mode": mode, "dynamic": varies or None}
