@@ -58,6 +58,14 @@ def test_auto_on_cpu_is_eager_up_to_the_measured_length(native_bf16, dtype, head
     assert chosen((longest or 0) + 1) == ("eager" if longest is None else "sdpa")
 
 
+@pytest.mark.parametrize(
+    ("features", "seq", "chosen"), [((), 128, "sdpa"), ((), 129, "eager"), ((Feature.PADDING,), 1, "eager")]
+)
+def test_auto_takes_sdpa_for_a_single_query_in_bf16_up_to_the_measured_length(native_bf16, features, seq, chosen):
+    asked = case("cpu", BF16, 64, *features, seq=seq)._replace(has_one_query=True)
+    assert select_backend("auto", asked).name == chosen
+
+
 # What each backend computes on other devices, by hand, and what auto chooses; CPU is tested in `test_backends`.
 
 CASES = {

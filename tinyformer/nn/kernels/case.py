@@ -79,6 +79,7 @@ class AttentionCase(NamedTuple):
         head_dim: the larger of the head sizes of keys and values.
         features: what it needs beyond plain attention.
         seq: the length of the longest sequence; None if it is not known, which counts as long.
+        has_one_query: whether it has a single query, as a step of cached generation.
     """
 
     device: str
@@ -86,6 +87,7 @@ class AttentionCase(NamedTuple):
     head_dim: int
     features: frozenset[Feature] = frozenset()
     seq: int | None = None
+    has_one_query: bool = False
 
     @classmethod
     def of(
@@ -94,4 +96,4 @@ class AttentionCase(NamedTuple):
         """The case of a call; `gradient` says whether a backward pass follows."""
         q_seq, k_seq, q_dim, v_dim = q.shape[2], k.shape[2], q.shape[-1], v.shape[-1]
         features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, gradient, q_dim != v_dim)
-        return cls(q.device.type, q.dtype, max(q_dim, v_dim), features, max(q_seq, k_seq))
+        return cls(q.device.type, q.dtype, max(q_dim, v_dim), features, max(q_seq, k_seq), q_seq == 1)
