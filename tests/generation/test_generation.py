@@ -25,7 +25,7 @@ def network():
 
 
 def draw(sampling, shares=SHARES):
-    return sampling.draw(shares.log().expand(4000, -1), torch.Generator().manual_seed(0))
+    return sampling.draw(shares.log().expand(4000, -1), [torch.Generator().manual_seed(0)] * 4000)
 
 
 # One token.

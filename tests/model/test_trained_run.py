@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -62,9 +63,8 @@ def test_a_run_in_python_is_that_of_the_command_line(program: Program, place: Pa
         assert str(first.folder.relative_to(place)) in shown
 
 
-def process_state() -> dict[str, Any]:
-    """What a caller may have set in its process."""
-    names = ["", *logging.Logger.manager.loggerDict]
+def process_state(names: Iterable[str]) -> dict[str, Any]:
+    """What a caller may have set in its process, the loggers of these names among it."""
     return {
         "random": [random.getstate(), torch.get_rng_state().tolist(), repr(np.random.get_state())],
         "torch": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],
@@ -82,11 +82,12 @@ def test_a_run_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     with initialize_config_dir(str(ROOT / "conf"), version_base=None), warnings.catch_warnings():
         warnings.resetwarnings()
         monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)
-        before = process_state()
+        names = ["", *logging.Logger.manager.loggerDict]
+        before = process_state(names)
         tinyformer.train([*WORDS, *settings])
         with pytest.raises(ConfigError):
             tinyformer.train([*WORDS, *settings, "model.num_heads=3"])
-        after = process_state()
+        after = process_state(names)
         assert {name for name, value in before.items() if value != after[name]} == set()
 
 

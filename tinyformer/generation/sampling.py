@@ -35,9 +35,9 @@ class Sampling:
             raise ArgumentError("top_p", self.top_p, "must be above 0 and at most 1", {"top_p": 0.9})
 
     def draw(
-        self, logits: Float[Tensor, "batch vocab_size"], generator: torch.Generator | None = None
+        self, logits: Float[Tensor, "batch vocab_size"], generators: Sequence[torch.Generator | None]
     ) -> Int[Tensor, " batch"]:
-        """Sample one token for each row."""
+        """Sample one token for each row, with a generator of its own; None for torch's."""
         never = torch.tensor(self.suppressed, dtype=torch.long, device=logits.device)
         logits = logits.index_fill(-1, never, -torch.inf)
         if self.temperature == 0:
@@ -52,7 +52,8 @@ class Sampling:
             # A token is kept while those before it add up to less than top_p, so the first one always is.
             dropped = ordered.cumsum(dim=-1) - ordered >= self.top_p
             probabilities = probabilities.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
-        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+        pairs = zip(probabilities, generators, strict=True)
+        return torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in pairs])
 
 
 def generate(
@@ -122,7 +123,7 @@ def _steps(
 ) -> Iterator[list[int | None]]:
     device = next(network.parameters()).device
     total = max(map(len, prompts), default=0) + num_tokens
-    # After the end of a text, its row is filled with zeros while other texts continue.
+    # After the token that ends a text, its row is filled with zeros while other texts continue.
     tokens = torch.zeros(len(prompts), total, dtype=torch.long, device=device)
     for row, prompt in enumerate(prompts):
         tokens[row, : len(prompt)] = torch.tensor(prompt)
@@ -145,12 +146,13 @@ def _steps(
                 unread = tokens[:, end - 1 : end]
             logits = _next_logits(network, unread, cache)
             drawn: list[int | None] = [None] * len(prompts)
-            for row in [row for row in remaining if len(prompts[row]) <= end]:
-                token = int(sampling.draw(logits[row : row + 1], generators[row]))
+            read = [row for row in remaining if len(prompts[row]) <= end]
+            tokens[read, end] = chosen = sampling.draw(logits[read], [generators[row] for row in read])
+            for row, token in zip(read, chosen.tolist(), strict=True):
                 if token == stop_token:
                     del remaining[row]
                     continue
-                drawn[row] = tokens[row, end] = token
+                drawn[row] = token
                 remaining[row] -= 1
                 if not remaining[row]:
                     del remaining[row]
