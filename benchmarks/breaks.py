@@ -31,6 +31,7 @@ NOT_COPIED = shutil.ignore_patterns(
 )
 
 FAST, TIERS = "not slow and not nightly and not gpu", "not nightly and not gpu"
+SLOW = "slow and not nightly and not timed and not gpu"
 # One process, and no checks of types, which would double the time.
 PYTEST_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", "--override-ini=addopts=--strict-markers")
 LIMIT = 600

@@ -1,13 +1,14 @@
 """One-line bugs drawn at random from the whole package, and how many of them no test catches.
 
-    python benchmarks/mutants.py                      100 mutants, about two hours of two cores
+    python benchmarks/mutants.py                      100 mutants, about three hours of two cores
     python benchmarks/mutants.py --count 20 --seed 1  others
     python benchmarks/mutants.py --list               what would be tried, with the tests
     python benchmarks/mutants.py --json mutants.json  also write the outcomes to a file
 
 A mutant differs from the code in one operator, number, condition or call (DeMillo et al. 1978). First those tests run
-that import its file, or that import what imports it; if they pass, the whole fast tier. Some mutants compute the same
-as the code, such as a larger number of bins or rows, and cannot be caught. Exit codes as of `breaks.py`.
+that import its file, or that import what imports it; if they pass, the whole fast tier, then the slow one. Some mutants
+compute the same as the code, such as a larger number of bins or rows, and cannot be caught. Exit codes as of
+`breaks.py`.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from breaks import FAST, NOT_COPIED, ROOT, Outcome, outcome_of
+from breaks import FAST, NOT_COPIED, ROOT, SLOW, Outcome, outcome_of
 
 PACKAGE, TESTS = ROOT / "tinyformer", ROOT / "tests"
 
@@ -229,8 +230,8 @@ def main() -> int:
             path = tree / mutant.file
             text = path.read_text(encoding="utf-8")
             path.write_text(mutant.applied(text), encoding="utf-8")
-            for arguments in ([*tests, "-n", "2"], ["tests", "-n", "2"]):
-                outcome = outcome_of(mutant.name, tree, arguments, FAST)
+            for paths, marker in ((tests, FAST), (["tests"], FAST), (["tests"], SLOW)):
+                outcome = outcome_of(mutant.name, tree, [*paths, "-n", "2"], marker)
                 if outcome.outcome == "caught":
                     break
             path.write_text(text, encoding="utf-8")

@@ -1,17 +1,20 @@
 """Whether a run's network is compiled, and how."""
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
-from nn.model_cases import make_transformer
+from training.runs import make_data, make_module
 
 from tinyformer.analysis.costs import count_costs
+from tinyformer.checkpoint.file import Checkpoint
+from tinyformer.data import WindowFormat
 from tinyformer.hardware import Peak, can_compile
 from tinyformer.nn import AttentionMask
 from tinyformer.run import compiling
 from tinyformer.run.compiling import compile_arguments, decide_compiling
 from tinyformer.run.parts import Options
+from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import Settings
 
 WINDOWS = AttentionMask(causal=True)
@@ -42,42 +45,40 @@ BF16 = {"precision": "bf16-mixed", "devices": 1, "max_steps": 1000, "max_epochs"
 
 
 @pytest.mark.parametrize(
-    ("is_compiled", "device", "changes", "facts"),
+    ("is_compiled", "device", "changes", "earlier"),
     [
-        (True, "cpu", {}, {}),
-        (True, "cpu", {"devices": "auto", "accumulate_grad_batches": 2, "max_steps": 500}, {}),
-        (True, "cpu", {"max_steps": -1}, {}),
-        (True, "cpu", {"max_time": "00:00:10:00", "max_steps": -1}, {}),
-        (True, "cpu", {"max_steps": 999}, {"is_compiled": True}),
-        (False, "cpu", {}, {"is_compiled": False}),
-        (False, "cpu", {"max_steps": 999}, {}),
-        (False, "cpu", {"max_epochs": 1}, {}),
-        (False, "cpu", {"max_time": "00:00:09:59", "max_steps": -1}, {}),
-        (False, "cpu", {"precision": "32-true"}, {}),
-        (False, "cpu", {"devices": 2}, {}),
-        (False, "mps", {}, {}),
+        (True, "cpu", {}, None),
+        (True, "cpu", {"devices": "auto", "accumulate_grad_batches": 2, "max_steps": 500}, None),
+        (True, "cpu", {"max_steps": -1}, None),
+        (True, "cpu", {"max_time": "00:00:10:00", "max_steps": -1}, None),
+        (True, "cpu", {"max_steps": 999}, True),
+        (False, "cpu", {}, False),
+        (False, "cpu", {"max_steps": 999}, None),
+        (False, "cpu", {"max_epochs": 1}, None),
+        (False, "cpu", {"max_time": "00:00:09:59", "max_steps": -1}, None),
+        (False, "cpu", {"precision": "32-true"}, None),
+        (False, "cpu", {"devices": 2}, None),
+        (False, "mps", {}, None),
     ],
 )
-def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, facts, monkeypatch):
-    """1,000 steps are planned to take 600 seconds, and an epoch 500."""
-    network, options = make_transformer(), Options()
-    row_format = SimpleNamespace(varying_length=False)
-    num_tokens = 8 * network.max_seq_len
-    data = SimpleNamespace(
-        batch_size=8, row_format=row_format, splits={"train": SimpleNamespace(num_tokens=num_tokens * 1000 * 5 // 6)}
-    )
-    flops = 1000 * num_tokens * count_costs(network).training_flops_per_token
+def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, earlier, tmp_path, monkeypatch):
+    """1,000 steps are planned to take 600 seconds, and an epoch fewer."""
+    data = make_data(tmp_path)
+    module = make_module(data)
+    flops = 1000 * data.batch_size * 16 * count_costs(module.network).training_flops_per_token
     monkeypatch.setattr(compiling, "matmul_peak", lambda *of: Peak(4 * flops / 600, ""))
-    monkeypatch.setattr(compiling, "can_compile", lambda: True)
-    start = SimpleNamespace(checkpoint=SimpleNamespace(facts=facts), is_resumed=True) if facts else None
+    facts = {} if earlier is None else {"is_compiled": earlier}
+    start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), "resume")
     settings = Settings(BF16 | changes, device, None)
-    assert decide_compiling(settings, options, network, data, start).compile_mode == ("auto" if is_compiled else None)
-    assert decide_compiling(settings, Options(compile=False), network, data, start) == settings
-    monkeypatch.setattr(compiling, "can_compile", lambda: False)  # without a compiler
-    assert decide_compiling(settings, options, network, data, start) == settings
-    row_format.varying_length = True
-    monkeypatch.setattr(compiling, "can_compile", lambda: True)
-    assert decide_compiling(settings, options, network, data, start) == settings
+
+    def decided(can_compile=True, compile="auto"):
+        monkeypatch.setattr(compiling, "can_compile", lambda: can_compile)
+        return decide_compiling(settings, Options(compile=compile), module.network, data, start).compile_mode
+
+    assert decided() == ("auto" if is_compiled else None)
+    assert decided(can_compile=False) is decided(compile=False) is None
+    monkeypatch.setattr(WindowFormat, "varying_length", True)
+    assert decided() is None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
