@@ -18,9 +18,11 @@ import pytest
 from commands import ROOT, Ended, Program
 
 from tinyformer.analysis import ResidualSurgery
+from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import held
 from tinyformer.files import relative_path
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding, trust
+from tinyformer.programs.findings.launching import require_launcher
 from tinyformer.programs.findings.outcomes import kept_records, read_outcomes
 from tinyformer.programs.findings.pages import page
 from tinyformer.programs.findings.quantities import VERSIONS
@@ -152,6 +154,20 @@ def test_a_stopped_finding_continues_and_repeats_no_run(
     assert call(again).out.count("kept in") == 3
     spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
     assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("slurm", "there is no such launcher. Installed: basic, "),
+        ("joblib 2", "is no KEY=VALUE; "),
+        ("joblib workers=2", "joblib has the settings n_jobs, "),
+        ("basic n_jobs=2", "basic has no settings."),
+    ],
+)
+def test_a_launcher_or_setting_that_does_not_exist_is_refused(words: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--launcher {re.escape(words)}: {re.escape(said)}"):
+        require_launcher(words.split())
 
 
 @pytest.mark.slow
