@@ -1,7 +1,7 @@
 """The overhead of a training step beside its arithmetic: Lightning's loop, and what tinyformer adds to it.
 
     python benchmarks/overhead.py
-    python benchmarks/overhead.py --shape small mid
+    python benchmarks/overhead.py --shape small --shape mid
 
 A model of next to no arithmetic makes the same steps three ways, in turn: in a loop of three lines, by a bare Lightning
 Trainer, and by `train.py`'s own run with its logging, progress bar on a terminal, checkpoints and loader (telemetry
@@ -159,11 +159,11 @@ def of_shapes(names: Sequence[str], overrides: Sequence[str]) -> None:
             chosen = [*settings(shape, GPT, effort, precision), "trainer=cpu", f"trainer.precision={precision}"]
             (pair,) = train_in_turn([], [*chosen, *overrides], shape, effort, precision)
             ratio = compare(pair.ours, pair.theirs)
-            ours, by_hand = (
+            ours, theirs = (
                 1000 * statistics.median(each) / effort.steps_per_block for each in (pair.ours, pair.theirs)
             )
             names_of = {"shape": str(shape), "precision": precision}
-            rows.append({**names_of, **ratio._asdict(), "milliseconds": ours, "milliseconds_by_hand": by_hand})
+            rows.append({**names_of, **ratio._asdict(), "milliseconds": ours, "milliseconds_by_hand": theirs})
             print(f"{shape}, {precision}: {ratio.ratio:.3f} ({ratio.low:.3f} to {ratio.high:.3f})", flush=True)
     write("overhead_shapes", rows)
 
@@ -183,7 +183,10 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--shape", nargs="+", choices=EFFORTS, help="the shapes; a model of hardly any arithmetic without"
+        "--shape",
+        action="append",
+        choices=EFFORTS,
+        help="a shape; without, a model of next to no arithmetic",
     )
     given, overrides = parser.parse_known_args()
     if given.shape:

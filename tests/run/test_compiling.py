@@ -4,18 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import BOOK, SMALL, TEXT
 from training.runs import make_data, make_module
 
+import tinyformer
 from tinyformer.analysis.costs import count_costs
-from tinyformer.checkpoint.file import Checkpoint
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
 from tinyformer.data import WindowFormat
-from tinyformer.hardware import Peak, can_compile
+from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask
 from tinyformer.run import compiling
 from tinyformer.run.compiling import compile_arguments, decide_compiling
 from tinyformer.run.parts import Options
 from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import Settings
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 
 WINDOWS = AttentionMask(causal=True)
 DOCUMENTS = AttentionMask(causal=True, documents=torch.zeros(1, 4, dtype=torch.long))
@@ -50,6 +54,7 @@ BF16 = {"precision": "bf16-mixed", "devices": 1, "max_steps": 1000, "max_epochs"
         (True, "cpu", {}, None),
         (True, "cpu", {"devices": "auto", "accumulate_grad_batches": 2, "max_steps": 500}, None),
         (True, "cpu", {"max_steps": -1}, None),
+        (True, "cpu", {"max_steps": -1, "max_epochs": 1000, "limit_train_batches": 1}, None),
         (True, "cpu", {"max_time": "00:00:10:00", "max_steps": -1}, None),
         (True, "cpu", {"max_steps": 999}, True),
         (False, "cpu", {}, False),
@@ -58,30 +63,53 @@ BF16 = {"precision": "bf16-mixed", "devices": 1, "max_steps": 1000, "max_epochs"
         (False, "cpu", {"max_time": "00:00:09:59", "max_steps": -1}, None),
         (False, "cpu", {"precision": "32-true"}, None),
         (False, "cpu", {"devices": 2}, None),
+        (False, "cpu", {"num_nodes": 2}, None),
+        (False, "cpu", {"max_steps": -1, "max_epochs": 999, "limit_train_batches": 1}, None),
+        (False, "cpu", {"max_epochs": 1, "overfit_batches": 0.5}, None),
         (False, "mps", {}, None),
     ],
 )
 def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, earlier, tmp_path, monkeypatch):
-    """1,000 steps are planned to take 600 seconds, and an epoch fewer."""
+    """1,000 steps of 64 tokens are planned to take 600 seconds, and so are 1,000 epochs of a batch."""
     data = make_data(tmp_path)
     module = make_module(data)
-    flops = 1000 * data.batch_size * 16 * count_costs(module.network).training_flops_per_token
-    monkeypatch.setattr(compiling, "matmul_peak", lambda *of: Peak(4 * flops / 600, ""))
-    facts = {} if earlier is None else {"is_compiled": earlier}
-    start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), "resume")
+    flops = 1000 * 64 * count_costs(module.network).training_flops_per_token
+    monkeypatch.setattr(compiling, "FLOPS_OF_A_THREAD", flops / 600 / torch.get_num_threads())
     settings = Settings(BF16 | changes, device, None)
 
-    def decided(can_compile=True, compile="auto"):
+    def decided(can_compile=True, compile="auto", key="resume", earlier=earlier):
         monkeypatch.setattr(compiling, "can_compile", lambda: can_compile)
+        facts = {} if earlier is None else {"is_compiled": earlier}
+        start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), key)
         return decide_compiling(settings, Options(compile=compile), module.network, data, start).compile_mode
 
     assert decided() == ("auto" if is_compiled else None)
+    assert decided(key="init_from", earlier=not is_compiled) == decided(earlier=None)
     assert decided(can_compile=False) is decided(compile=False) is None
-    monkeypatch.setattr(WindowFormat, "varying_length", True)
+    with monkeypatch.context() as changed:
+        changed.setattr(WindowFormat, "varying_length", True)
+        assert decided() is None
+    monkeypatch.setattr(compiling, "uncounted", lambda network: ["an attention of one's own"])
     assert decided() is None
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own
+def test_a_resumed_run_is_compiled_if_it_was(tmp_path, monkeypatch):
+    def compile(network, **options):
+        network._compiled_call_impl = network._call_impl
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    monkeypatch.setattr(compiling, "can_compile", lambda: True)
+    monkeypatch.setattr(compiling, "MIN_SECONDS", 0.0)
+    (tmp_path / "book.txt").write_text(BOOK)
+    run = tinyformer.train([*SMALL.split(), *TEXT.split(), "trainer.precision=bf16-mixed"])
+    monkeypatch.setattr(compiling, "MIN_SECONDS", 1e9)
+    resumed = tinyformer.train([f"resume={run.folder}", "trainer.max_steps=6"])
+    for each in (run, resumed):
+        assert each.results["is_compiled"]
+        assert load_checkpoint(each.checkpoint).facts["is_compiled"]
+
+
 def test_a_machine_without_a_compiler_is_recognised():
     with torch._inductor.config.patch({"cpp.cxx": (None, "/nonexistent")}):
         assert not can_compile.__wrapped__()

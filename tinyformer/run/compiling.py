@@ -9,17 +9,17 @@ from lightning.pytorch.callbacks import Timer
 
 from tinyformer.analysis.costs import count_costs, uncounted
 from tinyformer.data import DataModule
-from tinyformer.hardware import can_compile, matmul_peak
+from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.parts import Options
 from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import Settings
 
 MIN_SECONDS = 600.0
-"""Training time from which compiling on a CPU pays: it takes half a minute, and saves a tenth or more of it in bf16."""
+"""Training time from which compiling on a CPU pays: it takes up to a minute, and saves a tenth or more in bf16."""
 
-UTILISATION = 0.25
-"""Fraction of the peak speed of matrix products that training on a CPU is expected to reach."""
+FLOPS_OF_A_THREAD = 5e10
+"""FLOP/s that training in bf16 on a CPU is planned with: a constant, so that a command is decided alike each time."""
 
 LENGTHS = ("max_steps", "max_epochs")
 """Lightning's arguments for the length of a run; None or -1 for no limit."""
@@ -30,31 +30,38 @@ def decide_compiling(
 ) -> Settings:
     """The settings with `compile=auto` decided on a CPU: it compiles long runs of one process in bf16.
 
-    In fp32 steps would take about as long, and batches of different lengths compile for minutes. A resumed run goes on
-    as it began, since compiled sums round differently.
+    In fp32 it gains 5 % at most, and for batches of different lengths it takes minutes. A resumed run goes on as it
+    began, since compiled sums round differently.
     """
     arguments = settings.arguments
     if options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
         return settings
-    if arguments.get("devices") not in (1, "1", "auto") or data.row_format.varying_length or uncounted(network):
+    is_alone = arguments.get("devices") in (1, "1", "auto") and (arguments.get("num_nodes") or 1) == 1
+    if not is_alone or data.row_format.varying_length or uncounted(network):
         return settings
     earlier = start.checkpoint.facts.get("is_compiled") if start is not None and start.is_resumed else None
     pays = planned_seconds(network, settings, data) >= MIN_SECONDS if earlier is None else earlier
-    if not (pays and can_compile()):
+    if not pays:
         return settings
-    print("compile: auto compiles the network during the first step, for about half a minute; compile=false does not.")
-    return replace(settings, compile_mode=options.compile_mode)
+    print("compile=auto: the network is compiled, which takes up to a minute; compile=false does without.", flush=True)
+    if can_compile():
+        return replace(settings, compile_mode=options.compile_mode)
+    print("compile=auto: it is not, since torch.compile fails here; a C++ compiler may be missing.")
+    return settings
 
 
 def planned_seconds(network: Network, settings: Settings, data: DataModule) -> float:
-    """About how long training on a CPU will take, from its length and the peak speed of matrix products."""
+    """About how long training on a CPU will take, from its length and the operations of a token."""
     arguments = settings.arguments
     steps, epochs = (math.inf if arguments.get(name) in (None, -1) else arguments[name] for name in LENGTHS)
-    batches = steps * (arguments.get("accumulate_grad_batches") or 1)
-    tokens = min(batches * data.batch_size * network.max_seq_len, epochs * data.splits["train"].num_tokens)
-    speed = UTILISATION * matmul_peak(torch.device("cpu"), settings.dtype).flops
-    limit = Timer(arguments.get("max_time")).time_remaining()
-    return min(tokens * count_costs(network).training_flops_per_token / speed, math.inf if limit is None else limit)
+    of_batch, of_epoch = data.batch_size * network.max_seq_len, float(data.splits["train"].num_tokens)
+    limit = arguments.get("overfit_batches") or arguments.get("limit_train_batches")
+    if limit is not None:  # a number of batches, or a fraction of them
+        of_epoch = limit * of_epoch if isinstance(limit, float) else min(limit * of_batch, of_epoch)
+    tokens = min(steps * (arguments.get("accumulate_grad_batches") or 1) * of_batch, epochs * of_epoch)
+    seconds = tokens * count_costs(network).training_flops_per_token / (FLOPS_OF_A_THREAD * torch.get_num_threads())
+    most = Timer(arguments.get("max_time")).time_remaining()
+    return seconds if most is None else min(seconds, most)
 
 
 def compile_network(

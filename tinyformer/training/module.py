@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from jaxtyping import Float
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from tinyformer.data import DataModule
@@ -100,9 +101,9 @@ class TrainingModule(L.LightningModule):
         return torch.float32 if self.device.type == "mps" else torch.float64
 
     def gradient_norm(self) -> Float[Tensor, ""]:
-        """The norm of the gradients of all weights together, computed once a step."""
+        """The norm of the gradients of all weights that the optimizer updates, computed once a step."""
         if self._gradient_norm is None:
-            gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+            gradients = [weight.grad for weight in self.updated if weight.grad is not None]
             self._gradient_norm = torch.nn.utils.get_total_norm(gradients)
         return self._gradient_norm
 
@@ -112,10 +113,12 @@ class TrainingModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm that the check of the step has already computed; Lightning would compute it again."""
-        max_norm = gradient_clip_val or 0.0
-        if max_norm > 0.0 and gradient_clip_algorithm != "value":
-            torch.nn.utils.clip_grads_with_norm_(self.weights, max_norm, self.gradient_norm())
+        """Clip by the norm that the check of the step has already computed, where Lightning would compute it again."""
+        max_norm, is_norm = gradient_clip_val or 0.0, gradient_clip_algorithm != "value"
+        # Under FSDP a process has a part of the gradients; and Lightning refuses fused optimizers with loss scaling.
+        holds_all = isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        if max_norm > 0.0 and is_norm and holds_all and not getattr(optimizer, "_step_supports_amp_scaling", False):
+            torch.nn.utils.clip_grads_with_norm_(self.updated, max_norm, self.gradient_norm())
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
@@ -137,6 +140,8 @@ class TrainingModule(L.LightningModule):
         others take those of the seed plus their rank, so that each has dropout masks of its own.
         """
         self.weights = list(self.parameters())  # a walk through all modules takes a twentieth of a small model's step
+        optimized = [group["params"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        self.updated = [weight for weights in optimized for weight in weights]
         if self.global_rank:
             L.seed_everything((torch.initial_seed() + self.global_rank) % 2**32, verbose=False)
         for optimizer in self.trainer.optimizers:
