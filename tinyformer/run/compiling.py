@@ -46,7 +46,7 @@ def decide_compiling(
     print("compile=auto: the network is compiled, which takes up to a minute; compile=false does without.", flush=True)
     if can_compile():
         return replace(settings, compile_mode=options.compile_mode)
-    print("compile=auto: it is not, since torch.compile fails here; a C++ compiler may be missing.")
+    print("compile=auto: the network is not compiled, since that fails here; a C++ compiler may be missing.")
     return settings
 
 

@@ -281,6 +281,12 @@ def fit(run: Run) -> None:
     except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
         raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
+            how = "Nothing was saved."
+            if run.checkpoints.last.exists():
+                how = f"To continue: {run.invocation.call(f'resume={relative_path(run.folder)}')}"
+            print(f"\nStopped during step {run.trainer.global_step + 1}, which is lost. {how}")
+            raise SystemExit(128 + number) from error
         is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
         if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
             raise
