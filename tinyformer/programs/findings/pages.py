@@ -20,11 +20,11 @@ read of the runs.
 
 A clause **holds** if, for each of its quantities, the 95 % t-interval of the mean over seeds lies in the band; it
 **fails** if one interval lies outside its band; it is otherwise **inconclusive**, and **not testable** if a seed misses
-a premise. Counts, exact comparisons and times (which have no band) have one seed and no interval. Of a hundred
-intervals, five miss the true mean by chance. Ratios are averaged by their logarithms (in circuit as they are), shares
-by the arcsine of their root. Seeds differ in weights and order, not in what is held out. "Stated before": the statement
-is unchanged since the first run. "Earlier" are verdicts on earlier statements; the notes in the file tell what was
-changed, and why.
+a premise. Counts, exact comparisons, and time and memory in cost (without a band) have one seed and no interval. Of a
+hundred intervals, five miss the true mean by chance. Ratios are averaged by their logarithms (in circuit as they are),
+shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. "Stated before": the
+statement is unchanged since the first run. "Earlier" are verdicts on earlier statements; the notes in the file tell
+what was changed, and why.
 
 ```bash
 tinyformer findings
