@@ -83,6 +83,20 @@ BREAKS = (
         ("tests/run/test_compiling.py",),
     ),
     Break(
+        "the_cache_of_another_version_is_read",
+        "run/backends.py",
+        "torch.__version__, FORMAT",
+        "FORMAT",
+        ("tests/run/test_measured_backends.py",),
+    ),
+    Break(
+        "measuring_draws_random_numbers",
+        "run/backends.py",
+        "torch.random.fork_rng(devices=[]), ",
+        "",
+        ("tests/run/test_measured_backends.py",),
+    ),
+    Break(
         "eager_at_the_last_key_of_short_decoding",
         "nn/kernels/fastest.py",
         "<= CPU_BF16_DECODING_MAX_SEQ:",

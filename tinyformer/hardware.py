@@ -1,5 +1,6 @@
 """The machine: devices, precisions, memory, and the peak speed of matrix products."""
 
+import contextlib
 import ctypes
 import functools
 import platform
@@ -111,6 +112,15 @@ def describe_device(device: str) -> str:
         threads = torch.get_num_threads()
         return f"CPU ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
     return device
+
+
+def cpu_name() -> str:
+    """The model name that the kernel reports, else the architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def peak_memory(device: torch.device) -> int:

@@ -34,7 +34,7 @@ PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
 FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
-FACTS |= {"train/num_tokens": int | None, "is_compiled": bool}
+FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and

@@ -33,11 +33,9 @@ def decide_compiling(
     In fp32 it gains 5 % at most, and for batches of different lengths it takes minutes. A resumed run goes on as it
     began, since compiled sums round differently.
     """
-    arguments = settings.arguments
     if options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
         return settings
-    is_alone = arguments.get("devices") in (1, "1", "auto") and (arguments.get("num_nodes") or 1) == 1
-    if not is_alone or data.row_format.varying_length or uncounted(network):
+    if not settings.is_one_process or data.row_format.varying_length or uncounted(network):
         return settings
     earlier = start.checkpoint.facts.get("is_compiled") if start is not None and start.is_resumed else None
     pays = planned_seconds(network, settings, data) >= MIN_SECONDS if earlier is None else earlier

@@ -31,6 +31,7 @@ from tinyformer.files import atomic_write, import_matplotlib, relative_path
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
+from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
@@ -53,7 +54,6 @@ from tinyformer.run.starting_checkpoint import Start, load_start, refuse_finishe
 from tinyformer.run.summary import describe_non_finite
 from tinyformer.run.trainer import (
     Settings,
-    choose_kernels,
     make_settings,
     require_one_process,
     scoring_trainer,
@@ -140,14 +140,14 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     mask = evaluation_mask(task, data, "validation")
     if has_test(task, data):
         evaluation_mask(task, data, "test")  # refuses an empty split, which would end the run after its training
-    kernels = choose_kernels(network, settings, mask, training=True)
+    kernels, measured = training_kernels(network, settings, mask, task, data, start)
     warning = memory_warning(stored, network, kernels, settings, mask, data)
     settings = decide_compiling(settings, options, network, data, start)
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
     loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
-    contents = checkpoint_contents(stored, invocation.choices, settings, data)
+    contents = checkpoint_contents(stored, invocation.choices, settings, data, measured)
     accept = partial(keep_overrides, config, written, folder, invocation)
     saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
     callbacks = [report := Report(), *make_callbacks(config.callbacks), saver]
@@ -158,7 +158,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if invocation.in_python:
         require_one_process(trainer)
     parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
-    run = Run(config, folder, invocation, start, stored, *parts, matched=matched, warning=warning)
+    run = Run(config, folder, invocation, start, stored, *parts, matched=matched, warning=warning, backends=measured)
     log_hyperparameters(run.loggers, run.config, run.network)
     return run
 
@@ -230,7 +230,7 @@ def memory_warning(
 
 
 def checkpoint_contents(
-    stored: Plain, choices: Mapping[str, Any], settings: Settings, data: DataModule
+    stored: Plain, choices: Mapping[str, Any], settings: Settings, data: DataModule, backends: str | None
 ) -> dict[str, Any]:
     """What a checkpoint has for an evaluation in addition to the weights."""
     return {
@@ -240,6 +240,7 @@ def checkpoint_contents(
         "facts": {
             "precision": settings.precision,
             "is_compiled": settings.compile_mode is not None,
+            "backends": backends,
             "data_fingerprint": data.fingerprint,
             "content": data.content,
             "train/num_tokens": data.splits["train"].num_tokens,

@@ -195,7 +195,8 @@ def summarise(
     rows["parameters"] = f"{shared['num_parameters']:,}"
     rows["device"] = f"{shared['device']}, {shared['precision']}{', compiled' * shared['is_compiled']}"
     backend = shared["attention_backend"]
-    rows["attention"] = f"{kernel} kernel" + (f" (attention.backend={backend})" if backend else "")
+    measured = ", measured" if run.backends else ""
+    rows["attention"] = f"{kernel} kernel" + (f" (attention.backend={backend}{measured})" if backend else "")
     scored: dict[str, Any] = {}
     for name, metrics in scores.splits.items() if scores else ():
         scored |= summary.split_results(metrics, data.splits[name], name, limit)

@@ -47,6 +47,7 @@ class Run:
     trainer: L.Trainer  # Lightning's trainer, with all callbacks
     matched: Matched | None = None  # the size that was solved for, if any
     warning: str | None = None  # a sentence if the attention weights of a training step will not fit into memory
+    backends: str | None = None  # the backends of its layers, where they were chosen by measurement
     analysis: Analysis | None = None  # the analysis of an evaluation, if one is chosen
     is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 

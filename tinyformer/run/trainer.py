@@ -28,7 +28,7 @@ from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device, resolve_precision
-from tinyformer.nn import AttentionMask, Network, kernel_of_layer
+from tinyformer.nn import Network
 from tinyformer.run.parts import Options
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
@@ -89,6 +89,10 @@ class Settings:
     @property
     def dtype(self) -> torch.dtype:
         return compute_dtype(self.precision)
+
+    @property
+    def is_one_process(self) -> bool:
+        return self.arguments.get("devices") in (1, "1", "auto") and (self.arguments.get("num_nodes") or 1) == 1
 
     @property
     def limit(self) -> float | None:
@@ -186,16 +190,6 @@ def _refuse_arguments(arguments: dict[str, Any]) -> None:
     for name, (accepted, reason) in REFUSED.items():
         if arguments.get(name) not in (None, accepted):
             raise ArgumentError(name, arguments[name], reason, {name: accepted})
-
-
-def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
-    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each."""
-    device, dtype = settings.device, settings.dtype
-    mask = mask.to(device)
-    with argument_path("network"):
-        network.resolve_backends(device, dtype, mask, training)
-    layers = zip(network.attentions(), network.attention_masks(mask), strict=True)
-    return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
 
 
 @_told_by_trainer()

@@ -5,17 +5,16 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tinyformer.hardware import keep_freed_memory
+from tinyformer.hardware import cpu_name, keep_freed_memory
 
 
 def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:
     """Hardware, versions and settings that the results depend on."""
-    cpu = _cpu_name()
+    cpu = cpu_name()
     name, capability = cpu, torch.backends.cpu.get_cpu_capability()
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -33,15 +32,6 @@ def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "full": full,
     }
-
-
-def _cpu_name() -> str:
-    """The model name that the kernel reports, else the architecture."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from omegaconf import OmegaConf
 
 from tinyformer.config.compose import compose_sweep
 from tinyformer.nn import AttentionMask, Cache
+from tinyformer.nn.timing import median_seconds
 from tinyformer.programs.card import make_card
 from tinyformer.programs.doctor.growth import measure_axis
-from tinyformer.programs.doctor.speed import median_seconds, peak_memory
+from tinyformer.programs.doctor.speed import peak_memory
 from tinyformer.programs.doctor.verdict import examine
 
 Measurements: TypeAlias = tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]  # numbers, and tables, by name

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
+from tinyformer.nn.timing import CANDIDATES, faster, median_seconds
 from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
 from tinyformer.programs.doctor.exactness import Errors, Problem, watched_kernel
-from tinyformer.programs.doctor.speed import MAX_SLOWDOWN, compare, heads_pass, median_seconds, peak_memory
+from tinyformer.programs.doctor.speed import MAX_SLOWDOWN, compare, peak_memory, problem_pass
 from tinyformer.programs.doctor.variants import VARIANTS, Variant
 
 FACTOR = 4.0
@@ -134,8 +135,11 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
     """Measure the time and memory of the correct cells, and judge the choice of `auto`."""
     chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
     correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
-    passes = {cell.backend: heads_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
+    passes = {cell.backend: problem_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
     compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
+    candidates = {name: compared[name] for name in CANDIDATES if name in compared}
+    if device == "cpu" and chosen in candidates:  # as at the start of a long run
+        chosen = faster(chosen, candidates, device)
     seconds, slowdown = compare(compared, chosen, device)
     fastest = min(seconds, key=seconds.__getitem__, default=None)
     for name in passes.keys() - compared.keys():

@@ -1,0 +1,114 @@
+"""Which backend a run on a CPU trains with, where it may be measured."""
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from commands import BOOK, SMALL, TEXT
+from training.runs import make_data, make_module
+
+import tinyformer
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
+from tinyformer.nn import BACKENDS, AttentionMask, timing
+from tinyformer.run import backends
+from tinyformer.run.backends import training_kernels
+from tinyformer.run.compiling import planned_seconds
+from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.trainer import Settings
+
+LONG = {"precision": "32-true", "devices": 1, "max_steps": 10**9, "max_epochs": -1}
+
+
+def slowed(name):
+    """A backend that takes 10 ms longer."""
+    compute = BACKENDS[name].compute
+
+    def slow(*arguments):
+        end = time.process_time() + 0.01
+        while time.process_time() < end:
+            pass
+        return compute(*arguments)
+
+    return replace(BACKENDS[name], compute=slow)
+
+
+@pytest.fixture
+def kernels_with(tmp_path, monkeypatch):
+    """The kernels of two layers in a run with one slow backend, and what its checkpoint says of them."""
+    monkeypatch.setenv("TINYFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(timing, "BUDGET_SECONDS", 0.0)
+
+    def kernels(changes=(), slow=None, device="cpu", earlier=None, key="resume", **network):
+        module = make_module(data := make_data(tmp_path / "data"), **network)
+        start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, {"backends": earlier}, 9), key)
+        settings = Settings(LONG | dict(changes), device, None)
+        state = torch.get_rng_state()
+        with monkeypatch.context() as changed:
+            if slow is not None:
+                changed.setitem(BACKENDS, slow, slowed(slow))
+            found = training_kernels(module.network, settings, AttentionMask(causal=True), module.task, data, start)
+        assert torch.equal(torch.get_rng_state(), state)
+        return found
+
+    return kernels
+
+
+@pytest.mark.parametrize(("slow", "name", "kernel"), [("sdpa", "eager", "eager"), ("eager", "sdpa", "flash")])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_faster_backend_is_chosen_and_remembered(precision, slow, name, kernel, kernels_with, monkeypatch):
+    chosen = ([kernel] * 2, f"{name}-{name}")
+    assert kernels_with({"precision": precision}, slow, key="init_from", earlier=f"{slow}-{slow}") == chosen
+    assert kernels_with({"precision": precision}, name, key="init_from") == chosen  # of the cache folder
+    monkeypatch.setattr(torch, "__version__", "another")
+    assert kernels_with({"precision": precision}, name, key="init_from") != chosen
+
+
+@pytest.mark.parametrize(
+    ("kernels", "measured", "options"),
+    [
+        (["flash"] * 2, None, {"changes": {"deterministic": True}}),
+        (["flash"] * 2, None, {"changes": {"devices": 2}}),
+        (["flash"] * 2, None, {"changes": {"max_steps": 1}}),
+        (["flash"] * 2, None, {"changes": {"precision": "64-true"}}),
+        (["flash"] * 2, None, {"backend": "sdpa"}),
+        (["flash"] * 2, None, {"earlier": None, "key": "resume"}),
+        (["eager"] * 2, "eager-eager", {"softcap": 5.0}),
+        (["eager", "flash"], "eager-sdpa", {"earlier": "eager-sdpa", "key": "resume", "changes": {"devices": 2}}),
+        (["flash"] * 2, None, {"earlier": "eager", "key": "resume"}),
+        (["flash"] * 2, None, {"earlier": "eager-flex", "key": "resume"}),
+    ],
+)
+def test_the_usual_backend_or_that_of_the_resumed_run_is_taken_else(kernels, measured, options, kernels_with):
+    assert kernels_with(**{"slow": "sdpa", "key": "init_from"} | options) == (kernels, measured)
+
+
+def test_a_layer_with_too_many_weights_for_eager_is_not_measured(kernels_with, monkeypatch):
+    monkeypatch.setattr(backends, "MAX_WEIGHTS", 4 * 4 * 16 * 16)
+    assert kernels_with(slow="sdpa", key="init_from")[1] == "eager-eager"
+    monkeypatch.setattr(backends, "MAX_WEIGHTS", 4 * 4 * 16 * 16 - 1)
+    assert kernels_with(slow="sdpa", key="init_from")[1] == "sdpa-sdpa"
+
+
+def test_a_resumed_run_keeps_its_backend(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(backends, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(backends, "faster", lambda usual, passes, device: min(passes))
+    (tmp_path / "book.txt").write_text(BOOK)
+    run = tinyformer.train([*SMALL.split(), *TEXT.split()])
+    monkeypatch.setattr(backends, "MIN_SECONDS", 1e9)
+    resumed = tinyformer.train([f"resume={run.folder}", "trainer.max_steps=6"])
+    for each in (run, resumed):
+        assert each.results["attention_kernel"] == "eager"
+        assert load_checkpoint(each.checkpoint).facts["backends"] == "eager-eager"
+    assert capsys.readouterr().out.count("eager kernel (attention.backend=auto, measured)") == 2
+
+
+def test_a_run_is_long_from_a_minute_on(kernels_with, tmp_path):
+    module = make_module(data := make_data(tmp_path / "data"))
+    seconds = planned_seconds(module.network, Settings(LONG | {"max_steps": 1}, "cpu", None), data)
+    steps = math.ceil(60 / seconds)
+    assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] == "eager-eager"
+    assert kernels_with({"max_steps": steps - 1}, "sdpa", key="init_from")[1] is None

@@ -1,0 +1,77 @@
+"""The time of backends, measured: which of them is the fastest on the machine at hand."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tinyformer.nn.attention import BaseAttention
+from tinyformer.nn.kernels.support import Backend
+from tinyformer.nn.maps import QKV, AttentionCall
+
+WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
+BUDGET_SECONDS = 0.15  # a comparison stops after this time, but not before `MIN_ROUNDS` rounds
+
+CANDIDATES = ("eager", "sdpa")
+"""The backends among which `auto` chooses on a CPU."""
+
+MARGIN, PATIENCE = 1.1, 4
+"""How many times as fast as the usual choice another backend has to be, so that chance decides nothing, and how many
+times as long as usual they are compared."""
+
+
+def seconds_on(device: str) -> float:
+    """A clock: on CUDA the time when all work is done; on CPU, if it is one thread, the processor time.
+
+    Other processes hardly affect that, but several threads spend it waiting for one another.
+    """
+    if device == "cpu" and torch.get_num_threads() == 1:
+        return time.process_time()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def heads_pass(
+    layer: BaseAttention, call: AttentionCall, backend: Backend, gradient: bool = True
+) -> Callable[[], None]:
+    """One pass of a layer's heads by a backend, without their projections, and backward if there is a gradient."""
+    leaves = [x.detach().requires_grad_(gradient) for x in call.qkv] + [
+        each for each in layer.parameters() if each.requires_grad
+    ]
+    (batch, _, q_seq, _), v = call.qkv.q.shape, call.qkv.v
+    upstream = torch.randn(batch, layer.num_heads, q_seq, v.shape[-1], device=v.device, dtype=v.dtype)
+
+    def run() -> None:
+        layer.resolved = backend
+        with torch.set_grad_enabled(gradient):
+            output = layer.attend(QKV(*leaves[:3]), call.mask, call.is_cross)
+        if gradient:
+            torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+
+    return run
+
+
+def median_seconds(passes: Mapping[str, Callable[[], None]], device: str, patience: int = 1) -> dict[str, float]:
+    """The median times of passes, run in turns so that a slow phase of the machine affects all; a single one runs once.
+
+    `patience` multiplies the time and the rounds of a comparison.
+    """
+    started = time.perf_counter()
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for index in range(WARM_UPS + (patience * MAX_ROUNDS if len(passes) > 1 else 1)):
+        if index >= WARM_UPS + MIN_ROUNDS and time.perf_counter() - started > patience * BUDGET_SECONDS:
+            break
+        for name in sorted(passes, reverse=bool(index % 2)):
+            start = seconds_on(device)
+            passes[name]()
+            times[name].append(seconds_on(device) - start)
+    return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
+
+
+def faster(usual: str, passes: Mapping[str, Callable[[], None]], device: str) -> str:
+    """The name of the fastest pass, or the usual one unless that takes `MARGIN` times as long."""
+    seconds = median_seconds(passes, device, PATIENCE)
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest if seconds[usual] > MARGIN * seconds[fastest] else usual

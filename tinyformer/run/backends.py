@@ -1,0 +1,129 @@
+"""The attention backend of each layer of a run."""
+
+import contextlib
+import hashlib
+import json
+
+import torch
+
+from tinyformer.analysis.measures.capture import running_hooks
+from tinyformer.batch import Batch
+from tinyformer.data import DataModule
+from tinyformer.data.storage import default_cache_dir
+from tinyformer.errors import argument_path
+from tinyformer.files import write_whole
+from tinyformer.hardware import cpu_name
+from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Network, kernel_of_layer
+from tinyformer.nn.maps import AttentionCall
+from tinyformer.nn.timing import CANDIDATES, faster, heads_pass
+from tinyformer.run.compiling import planned_seconds
+from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.trainer import Settings
+from tinyformer.tasks import Task
+
+MIN_SECONDS = 60.0
+"""Planned training time from which backends are measured, which takes a second or two."""
+
+MAX_WEIGHTS = 2**26
+"""Attention weights of a layer, over all heads and sequences, above which eager would take too long to be measured."""
+
+FORMAT = 1
+"""Increase it when backends are measured in another way."""
+
+
+def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
+    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each."""
+    with argument_path("network"):
+        network.resolve_backends(settings.device, settings.dtype, mask.to(settings.device), training)
+    return running_kernels(network, settings, mask, training)
+
+
+def training_kernels(
+    network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule, start: Start | None
+) -> tuple[list[str], str | None]:
+    """The same for training, where backends may be measured; also what `measure_backends` returns."""
+    kernels = choose_kernels(network, settings, mask, training=True)
+    measured = measure_backends(network, settings, task, data, start)
+    return (kernels if measured is None else running_kernels(network, settings, mask, training=True)), measured
+
+
+def running_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
+    """The kernel that the chosen backend of each layer runs."""
+    device, dtype, mask = settings.device, settings.dtype, mask.to(settings.device)
+    layers = zip(network.attentions(), network.attention_masks(mask), strict=True)
+    return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
+
+
+def measure_backends(
+    network: Network, settings: Settings, task: Task, data: DataModule, start: Start | None
+) -> str | None:
+    """Give each layer of a long run on a CPU, where its backend is "auto", the one that is the fastest by measurement.
+
+    The usual choice is right on most processors. A layer's heads compute one batch forward and backward, by eager and
+    by sdpa; the cache folder keeps which was faster on this machine. A resumed run goes on as it began, since backends
+    round differently; several processes and `trainer.deterministic=true` take the usual choice.
+
+    Returns:
+        The names of the layers' backends, as a checkpoint stores them; None if they are the usual ones.
+    """
+    layers = [layer for layer in network.attentions() if layer.backend == "auto"]
+    if settings.device != "cpu" or not layers or settings.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    if start is not None and start.is_resumed:
+        names = (start.checkpoint.facts.get("backends") or "").split("-")
+        if len(names) != len(layers) or not set(names) <= set(CANDIDATES):
+            return None
+    elif (
+        settings.is_one_process
+        and not settings.arguments.get("deterministic")
+        and planned_seconds(network, settings, data) >= MIN_SECONDS
+    ):
+        batch = next(iter(data.evaluation_dataloader("validation")))
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, settings.dtype == torch.bfloat16):
+            calls = attention_calls(network, task, batch)
+            names = [faster_backend(layer, calls.get(layer)) for layer in layers]
+    else:
+        return None
+    for layer, name in zip(layers, names, strict=True):
+        layer.resolved = BACKENDS[name]
+    return "-".join(names)
+
+
+@torch.no_grad()
+def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAttention, AttentionCall]:
+    """What attention is given in each layer as the network reads a batch."""
+    calls: dict[BaseAttention, AttentionCall] = {}
+    hooks = [
+        layer.call_point.register_forward_hook(lambda _, args, call, layer=layer: calls.update({layer: call}))
+        for layer in network.attentions()
+    ]
+    with running_hooks(network, hooks):
+        task.forward(network, batch)
+    return calls
+
+
+def faster_backend(layer: BaseAttention, call: AttentionCall | None) -> str:
+    """The name of the faster backend of a layer for calls such as this one, kept in the cache folder.
+
+    It is the usual one where sdpa cannot compute the call, or where eager takes too long to be measured.
+    """
+    assert layer.resolved is not None
+    usual = layer.resolved.name
+    if call is None or usual not in CANDIDATES:
+        return usual
+    q, k, v = call.qkv
+    case = layer.planned_case("cpu", q.dtype, call.mask, k.shape[2])
+    num_weights = q.shape[:3].numel() * k.shape[2]
+    if num_weights > MAX_WEIGHTS or any(BACKENDS[name].refusal(case) for name in CANDIDATES):
+        return usual
+    shapes = [list(x.shape) for x in (q, k, v)]
+    machine = [cpu_name(), torch.get_num_threads(), torch.__version__, FORMAT]
+    key = json.dumps([machine, usual, type(layer).__name__, sorted(case.features), str(q.dtype), shapes])
+    path = default_cache_dir() / "backends" / hashlib.sha256(key.encode()).hexdigest()
+    with contextlib.suppress(OSError, ValueError):  # none yet, or damaged
+        if (known := path.read_text()) in CANDIDATES:
+            return known
+    name = faster(usual, {name: heads_pass(layer, call, BACKENDS[name]) for name in CANDIDATES}, "cpu")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, name)
+    return name
