@@ -5,8 +5,9 @@
 Prints a table, and writes `benchmarks/results/peers.json` and `peers.png`. A ratio above 1 says that ours is faster; it
 is the median over rounds, given with the quartiles. `measure` says what makes the comparison fair, `peers` who the
 peers are. Equal precision comes first, then each side's own defaults: where the hardware has bf16, ours is
-bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 10 minutes; nothing else should run there. Other
-arguments are overrides of our training run, such as data=text data.files=book.txt.
+bf16-mixed, while the others' is fp32. On 2 CPU cores it takes about 10 minutes; nothing else should run there.
+`--compiled` compiles both sides, in bf16, and writes `peers_compiled.json`. Other arguments are overrides of our
+training run, such as data=text data.files=book.txt.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from tinyformer.hardware import has_native_bf16, resolve_device
 
 INSTALL = "pip install -c constraints.txt -e '.[bench]'"
 DEFAULTS = "defaults: ours bf16, theirs fp32"
+COMPILED = "bf16, compiled"
 PRECISIONS = {"fp32": ("32-true", "32-true"), "bf16": ("bf16-mixed", "bf16-mixed"), DEFAULTS: ("bf16-mixed", "32-true")}
 """The precisions of our training and of theirs, in Lightning's terms, by the name in the table."""
 
@@ -94,12 +96,14 @@ def training(plan: "Plan") -> Iterator[Found]:
     """Compare training steps."""
     for shape in plan.shapes:
         effort = plan.effort(shape)
-        for precision in PRECISIONS if has_native_bf16(plan.device) else ["fp32"]:
-            our_precision, their_precision = PRECISIONS[precision]
+        native = [COMPILED] if plan.compiled else list(PRECISIONS)
+        for precision in native if has_native_bf16(plan.device) else ["fp32"]:
+            our_precision, their_precision = PRECISIONS.get(precision, PRECISIONS["bf16"])
             for like in (GPT, LLAMA):
                 peers = [p for p in plan.peers if p.like == like and (p.as_it_comes or precision != DEFAULTS)]
                 overrides = [*settings(shape, like, effort, our_precision), *plan.overrides]
-                trained = train_in_turn(peers, overrides, shape, effort, their_precision, plain=like == GPT)
+                options = {"plain": like == GPT, "compiled": plan.compiled}
+                trained = train_in_turn(peers, overrides, shape, effort, their_precision, **options)
                 for peer in trained:
                     names = ("training step", str(shape), peer.peer, precision)
                     yield found(names, peer.ours, peer.theirs, effort.steps_per_block, **checks_of(peer))
@@ -168,6 +172,7 @@ class Plan:
         rounds: number of training rounds, in place of those in `EFFORTS`.
         overrides: overrides of our training run, after those that all runs have.
         device: the device type.
+        compiled: whether to compile the networks of both sides.
     """
 
     shapes: Sequence[Shape]
@@ -176,6 +181,7 @@ class Plan:
     rounds: int | None
     overrides: Sequence[str]
     device: str
+    compiled: bool
 
     def effort(self, shape: Shape) -> Effort:
         """The effort of training."""
@@ -237,7 +243,8 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES), help="which; all by default")
     parser.add_argument("--rounds", type=int, help="of training; 49 compare the mid shape's losses after 50 steps")
     parser.add_argument("--quick", action="store_true", help="try everything out, measuring nothing well")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
+    parser.add_argument("--compiled", action="store_true", help="training alone, both sides compiled, in bf16")
+    parser.add_argument("--output", type=Path, help="benchmarks/results/peers.json, or peers_compiled.json")
     given, overrides = parser.parse_known_args()
     for peer in PEERS:
         if not peer.is_installed:
@@ -248,11 +255,12 @@ def main() -> None:
         [peer for peer in PEERS if peer.is_installed],
         given.quick,
         given.rounds,
-        overrides,
+        [*overrides, "compile=true"] if given.compiled else overrides,
         device,
+        given.compiled,
     )
     results: list[Found] = []
-    for bench in given.bench:
+    for bench in ["training"] if given.compiled else given.bench:
         for result in BENCHES[bench](plan):
             print(f"{result.row.bench}, {result.row.peer}, {result.row.precision}: {result.row.ratio:.2f}", flush=True)
             results.append(result)
@@ -266,9 +274,10 @@ def main() -> None:
             for result in results
         ],
     }
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(json.dumps(record, indent=1) + "\n")
-    plot([result.row for result in results], given.output.with_suffix(".png"))
+    output = given.output or ROOT / "benchmarks" / "results" / f"peers{'_compiled' * given.compiled}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=1) + "\n")
+    plot([result.row for result in results], output.with_suffix(".png"))
     Console(width=160, markup=False, highlight=False).print(table(results))
     if unequal := unequal_losses(results):
         raise SystemExit("Losses differ by more than 2 %:\n" + "\n".join(unequal))

@@ -13,7 +13,7 @@ from training.runs import make_data, make_module
 import tinyformer
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
 from tinyformer.nn import BACKENDS, AttentionMask, timing
-from tinyformer.run import backends
+from tinyformer.run import backends, compiling
 from tinyformer.run.backends import training_kernels
 from tinyformer.run.compiling import planned_seconds
 from tinyformer.run.starting_checkpoint import Start
@@ -106,9 +106,11 @@ def test_a_resumed_run_keeps_its_backend(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("eager kernel (attention.backend=auto, measured)") == 2
 
 
-def test_a_run_is_long_from_a_minute_on(kernels_with, tmp_path):
+def test_a_run_is_long_from_a_minute_on(kernels_with, tmp_path, monkeypatch):
     module = make_module(data := make_data(tmp_path / "data"))
     seconds = planned_seconds(module.network, Settings(LONG | {"max_steps": 1}, "cpu", None), data)
     steps = math.ceil(60 / seconds)
     assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] == "eager-eager"
     assert kernels_with({"max_steps": steps - 1}, "sdpa", key="init_from")[1] is None
+    monkeypatch.setattr(compiling, "uncounted", lambda network: ["an attention of one's own"])
+    assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] is None

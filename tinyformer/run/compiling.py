@@ -49,7 +49,9 @@ def decide_compiling(
 
 
 def planned_seconds(network: Network, settings: Settings, data: DataModule) -> float:
-    """About how long training on a CPU will take, from its length and the operations of a token."""
+    """About how long training on a CPU will take, from its length and the operations of a token; 0 if unknown."""
+    if uncounted(network):
+        return 0.0
     arguments = settings.arguments
     steps, epochs = (math.inf if arguments.get(name) in (None, -1) else arguments[name] for name in LENGTHS)
     of_batch, of_epoch = data.batch_size * network.max_seq_len, float(data.splits["train"].num_tokens)
