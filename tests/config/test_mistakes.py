@@ -97,6 +97,10 @@ def mistake_in(*overrides: str) -> str:
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),
         # What Lightning, torch or Hydra would refuse later, in words of their own.
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
+        (
+            "trainer.strategy={_target_:lightning.pytorch.strategies.DDPStrategy,broadcast_buffer:false}",
+            "trainer.strategy.broadcast_buffer: DDPStrategy has no *Did you mean trainer.strategy.broadcast_buffers?",
+        ),
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: *trainer.strategy=ddp works."),
         ("trainer.num_nodes=2", "trainer.num_nodes=2: needs a process on each node, *; trainer.num_nodes=1 works."),
         ("trainer.fast_dev_run=true", "trainer.fast_dev_run=true: writes no *trainer.fast_dev_run=false works."),

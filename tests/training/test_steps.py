@@ -4,121 +4,22 @@ resumed run takes the steps that an unbroken one takes.
 
 import contextlib
 import math
-from functools import partial
 
 import lightning as L
 import pytest
 import torch
-from analysis.subjects import loud_encoder_decoder
-from nn.model_cases import make_encoder, make_transformer
+from nn.model_cases import make_transformer
 
-from tinyformer.batch import IGNORED
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.data.batches.loader import EpochLoader
-from tinyformer.nn import SpanReadout, Transformer
-from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction
-from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
+from tinyformer.tasks import CausalLM
+from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.trainer_parts import WholeCheckpointIO
 from training.runs import CONTENTS, QUIET, TEXT, Do, fit, interrupt, make_data, make_module, make_trainer, snapshots
+from training.step_cases import LAYOUTS, ROWS, SEQ, STEPS, TASKS, Given, off, trained
 
 pytestmark = pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation_step")
-
-ROWS, SEQ, STEPS = 8, 12, 12
-
-
-class OwnTask(CausalLM):
-    """A task that defines the loss alone, here with a penalty."""
-
-    def loss(self, network, batch):
-        penalty = network.readout.proj.weight.square().mean()
-        return super().loss(network, batch) + penalty
-
-
-TASKS = {
-    "causal_lm": (CausalLM(), make_transformer),
-    "seq2seq": (Seq2Seq(label_smoothing=0.1), lambda: loud_encoder_decoder().train()),
-    "span": (SpanExtraction(), lambda: Transformer(make_encoder(), SpanReadout)),
-    "own": (OwnTask(), make_transformer),
-}
-
-
-def rows_of(name, step):
-    """A batch of rows with different numbers of targets; some have none."""
-    draw = partial(torch.randint, generator=torch.Generator().manual_seed(step))
-    batch = {"inputs": draw(50, (ROWS, SEQ)), "lengths": draw(3, SEQ + 1, (ROWS,))}
-    if name == "span":
-        contexts = torch.full((ROWS,), 2)
-        return batch | {"contexts": contexts, "starts": contexts, "ends": batch["lengths"] - 1}
-    is_target = torch.arange(SEQ) < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
-    batch["targets"] = torch.where(is_target, draw(50, (ROWS, SEQ)), IGNORED)
-    if name == "seq2seq":
-        batch |= {"source": draw(50, (ROWS, SEQ)), "source_lengths": batch["lengths"]}
-    return batch
-
-
-class Given(EpochLoader):
-    """The rows of each step, as one batch or several of a size; processes take turns."""
-
-    def __init__(self, name, size, world_size=1):
-        self.batches, self.world_size = [], world_size
-        for step in range(STEPS):
-            parts = {key: value.split(size) for key, value in rows_of(name, step).items()}
-            self.batches += [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
-        super().__init__(len(self.batches) // world_size, 0, False)
-
-    def __getitems__(self, indices):
-        return self.batches[indices[0]]
-
-    def _epoch(self, epoch):
-        rank = torch.distributed.get_rank() if self.world_size > 1 else 0
-        return self, [[index] for index in range(rank, len(self.batches), self.world_size)]
-
-
-class Gradients(L.Callback):
-    """Writes the gradients of each step, as a callback sees them before clipping, and the mean loss."""
-
-    def __init__(self, path):
-        self.path, self.steps = path, []
-
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        gradients = [weight.grad.flatten() for weight in module.parameters() if weight.grad is not None]
-        self.steps.append(torch.cat(gradients).clone())
-
-    def on_train_end(self, trainer, module):
-        report = next(each for each in trainer.callbacks if isinstance(each, Report))
-        weights = torch.cat([weight.detach().flatten() for weight in module.parameters()])
-        if trainer.is_global_zero:
-            total = report.total.tokens, report.total.flops
-            torch.save((torch.stack(self.steps), weights, report.latest["train/loss"], total), self.path)
-
-
-LAYOUTS = {
-    "accumulated unequally": (1, 3, 3),
-    "processes unequally": (2, 1, 5),
-    "accumulated in processes": (2, 2, 2),
-}
-"""Processes, accumulated batches, and the rows of each; the last batch of a step may have fewer."""
-
-
-def trained(folder, name, layout=(1, 1, ROWS)):
-    processes, accumulated, size = layout
-    task, network = TASKS[name]
-    torch.manual_seed(0)
-    module = TrainingModule(network(), task, None, AdamW(), WarmupCosine(2))
-    settings = {"accumulate_grad_batches": accumulated, "limit_val_batches": 0, "max_steps": STEPS}
-    if processes > 1:
-        settings |= {"strategy": "ddp_fork", "devices": processes}
-    callbacks = [Gradients(folder / "found.pt"), Report(), FiniteCheck()]
-    settings |= {"precision": "64-true", "gradient_clip_val": 1.0, "log_every_n_steps": STEPS}
-    trainer = make_trainer(folder, callbacks, **settings)
-    trainer.fit(module, train_dataloaders=Given(name, size, processes))
-    return torch.load(folder / "found.pt")
-
-
-def off(found, expected):
-    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -21,6 +21,8 @@ from tinyformer.errors import argument_path
 from tinyformer.nn.sizes import head_dim_of, require_sizes
 
 RUNTIME_KEYS = frozenset({"model.vocab_size"})  # keys that are null until the run sets them
+PASSED_ON = {"lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel"}
+"""What receives the keywords of a class, if it is not its base."""
 OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")  # nodes that the run instantiates
 
 
@@ -126,7 +128,9 @@ def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]
         return parameters
     del parameters[keywords.name]
     base = function.__base__ if inspect.isclass(function) else object
-    return {**({None: (function, keywords)} if base is object else _parameters(base)), **parameters}
+    receiver = PASSED_ON.get(f"{function.__module__}.{function.__qualname__}")
+    passed_on = _parameters(pydoc.locate(receiver)) if receiver else {}
+    return {**({None: (function, keywords)} if base is object else _parameters(base)), **passed_on, **parameters}
 
 
 def _type_problem(hint: Any, value: Any) -> str | None:

@@ -127,6 +127,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
             config.model.vocab_size = start.larger_vocabulary
     # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
     stored: Any = OmegaConf.to_container(config, resolve=False)
+    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
     data = training_data(partial(make_data, config, invocation), start, inherits_tokenizer, settings.device)
     stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
@@ -143,7 +144,6 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     kernels, measured = training_kernels(network, settings, mask, task, data, start)
     warning = memory_warning(stored, network, kernels, settings, mask, data)
     settings = decide_compiling(settings, options, network, data, start)
-    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
     loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)

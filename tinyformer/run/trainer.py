@@ -6,11 +6,13 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
@@ -20,6 +22,7 @@ from lightning.pytorch.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tinyformer.config.checks import check_value
@@ -47,6 +50,10 @@ POSITIVE: dict[str, tuple[int, str]] = {
     "limit_val_batches": (1, "must be above 0, batches or a fraction of them: each validation writes the checkpoints"),
 }
 """Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
+
+STRATEGIES = {"ddp": partial(DDPStrategy, broadcast_buffers=False, gradient_as_bucket_view=True)}
+"""What a name stands for, if it is not what Lightning makes of it: buffers are the same in all processes, and gradients
+exist once, in the buckets that are reduced."""
 
 CHOSEN = (
     *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
@@ -141,6 +148,8 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
     if missing := [name for name in NEEDED if name not in arguments]:
         raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
     with argument_path("trainer"):
+        if isinstance(strategy := arguments.get("strategy"), dict) and "_target_" in strategy:
+            arguments["strategy"] = instantiate(strategy)
         _check_time(arguments.get("max_time"))
         for name, value in arguments.items():
             if not (name == "precision" and value == "auto"):
@@ -197,8 +206,10 @@ def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
+    strategy, own = settings.arguments.get("strategy"), ("profiler", "plugins", "strategy")
     trainer = L.Trainer(
-        **{name: value for name, value in settings.arguments.items() if name not in ("profiler", "plugins")},
+        **{name: value for name, value in settings.arguments.items() if name not in own},
+        strategy=STRATEGIES[strategy]() if strategy in STRATEGIES else strategy or "auto",
         profiler=make_profiler(settings.arguments.get("profiler"), folder),
         default_root_dir=folder,
         logger=list(loggers),

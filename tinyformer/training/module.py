@@ -13,6 +13,7 @@ from torch import Tensor
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
+from tinyformer.training.processes import sum_over_processes
 from tinyformer.training.schedules import Schedule
 
 
@@ -182,15 +183,6 @@ class TrainingModule(L.LightningModule):
 def num_steps(trainer: L.Trainer) -> int | None:
     """The length of a run in optimizer steps; None if it is not known."""
     return trainer.max_steps if trainer.max_steps >= 0 else None
-
-
-def sum_over_processes(values: Tensor) -> Tensor:
-    """The sum of a tensor over all processes, without the barrier of Lightning's `reduce`, at which the host waits."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return values
-    total = values.clone()
-    torch.distributed.all_reduce(total)
-    return total
 
 
 def _require_fitting_state(optimizer: torch.optim.Optimizer) -> None:

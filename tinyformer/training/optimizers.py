@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.hardware import has_native_bf16
+from tinyformer.training.processes import of_all_processes, own_part
 
 WORKS = {"lr": 1e-3, "adamw_lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
 
@@ -197,7 +198,8 @@ def orthogonalise(
     """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
 
     The stacks of matrices have one device and dtype. Matrices of transposed shapes are iterated together, in bf16 where
-    the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger.
+    the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger. Of several
+    processes, which are given the same matrices, each iterates a part of them and shares the result.
     """
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]
@@ -208,10 +210,11 @@ def orthogonalise(
         x = torch.cat([wide[number] for number in numbers])
         x = x.bfloat16() if has_native_bf16(x.device.type) else x.float()
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+        own = own_part(x)
         for _ in range(num_steps):
-            gram = x @ x.mT
-            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-        x = x.to(stacks[0].dtype)
+            gram = own @ own.mT
+            own = torch.baddbmm(own, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), own, beta=a)
+        x = of_all_processes(own, len(x)).to(stacks[0].dtype)
         for number, part in zip(numbers, x.split([len(wide[number]) for number in numbers]), strict=True):
             results[number] = part if part.shape == stacks[number].shape else part.mT
     return results

@@ -77,6 +77,9 @@ class EpochLoop(_TrainingEpochLoop):
     last_position = math.inf  # of the loader; the last step of the last epoch may have fewer batches
     is_due = False  # whether a validation follows the step of the checkpoint
 
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Do nothing: `Checkpoints` handles signals, and Lightning would wait for the other processes in every step."""
+
     def on_save_checkpoint(self) -> dict:
         fetcher = self.trainer.fit_loop._data_fetcher
         is_due = self.trainer.training and fetcher is not None and self._should_check_val_fx(fetcher)

@@ -17,9 +17,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tinyformer.checkpoint.file import KEY, load_raw, random_state, restore_random_state
 from tinyformer.errors import ArgumentError
 from tinyformer.training.module import TrainingModule
+from tinyformer.training.processes import max_over_processes
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Ctrl-C, and what a scheduler or a closed terminal sends."""
+
+STEPS_OF_A_SIGNAL = 10
+"""Largest number of optimizer steps after which one of several processes tells the others of a signal."""
 
 
 class Interrupted(Exception):  # noqa: N818 - it is not an error
@@ -36,7 +40,8 @@ class Checkpoints(Checkpoint):
     `best.ckpt` comes first and holds its own value, from which a resumed run takes it: the two agree whenever a run is
     killed. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`), it finishes the current
     optimizer step and writes `last.ckpt` before the run ends, so that a resumed run continues from exactly this point.
-    A second signal ends the process at once.
+    A second signal ends the process at once. Several processes end together, at the next report or after
+    `STEPS_OF_A_SIGNAL` steps.
 
     Args:
         directory: where to write the files.
@@ -118,7 +123,10 @@ class Checkpoints(Checkpoint):
         """Stop after a signal, but not while gradients are accumulated, since a checkpoint does not contain them."""
         if cast(TrainingModule, pl_module).step_targets:
             return
-        signal_number = self._signal_of_any_process(trainer)
+        # Several processes tell one another of signals where the host waits for the device anyway.
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        steps = min(every, STEPS_OF_A_SIGNAL) if trainer.world_size > 1 else 1
+        signal_number = 0 if trainer.global_step % steps else self._signal_of_any_process(trainer)
         if signal_number or self.is_due:
             self.is_due = False
             self._save(trainer, self.last)
@@ -157,8 +165,7 @@ class Checkpoints(Checkpoint):
         number = self.signal_number or 0
         if trainer.world_size == 1:
             return number
-        received = torch.tensor(number, device=trainer.strategy.root_device)
-        return int(trainer.strategy.reduce(received, reduce_op="max"))
+        return int(max_over_processes(torch.tensor(number, device=trainer.strategy.root_device)))
 
     def _is_best(self, value: float) -> bool:
         """Whether a value is better than all previous ones; an equal value is not."""

@@ -13,8 +13,9 @@ from torch import Tensor
 from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
-from tinyformer.training.module import TrainingModule, sum_over_processes
+from tinyformer.training.module import TrainingModule
 from tinyformer.training.optimizers import StackedMuon
+from tinyformer.training.processes import max_over_processes, sum_over_processes
 
 MAX_UNREAD = 50
 """Largest number of steps whose batches are kept on the device, so that they can be run again."""
@@ -106,7 +107,7 @@ class FiniteCheck(L.Callback):
             total = total + cast(TrainingModule, pl_module).gradient_norm()
         is_bad = total - total != 0  # nan where the total is not finite; `isfinite` launches four kernels
         if trainer.world_size > 1:  # processes share gradients, but not losses
-            is_bad = sum_over_processes(is_bad.float()) > 0
+            is_bad = max_over_processes(is_bad.float()) > 0
         if self.action == "stop" and self._is_masked is not None:
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
@@ -150,8 +151,9 @@ class FiniteCheck(L.Callback):
         steps, self._unread = self._unread, []
         if not steps:
             return
-        losses = (sum_over_processes(torch.stack([step.loss for step in steps])) / trainer.world_size).tolist()
-        flags = torch.stack([step.is_masked for step in steps]).tolist()
+        means = sum_over_processes(torch.stack([step.loss for step in steps])) / trainer.world_size
+        flags = torch.stack([step.is_masked for step in steps])
+        losses, flags = torch.stack((means, flags.to(means.dtype))).tolist()  # the host waits once
         for step, loss, is_masked in zip(steps, losses, flags, strict=True):
             self._consecutive = self._consecutive + 1 if is_masked else 0
             if not is_masked:

@@ -18,7 +18,8 @@ from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.module import count
 from tinyformer.errors import require_at_least
 from tinyformer.hardware import Peak, compute_dtype, matmul_peak, peak_memory
-from tinyformer.training.module import TrainingModule, num_steps, sum_over_processes
+from tinyformer.training.module import TrainingModule, num_steps
+from tinyformer.training.processes import sum_over_processes
 
 
 @dataclass
