@@ -7,6 +7,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from tinyformer.config.run_name import name_of_run
+
 AXES = (
     *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
     *("task", "data", "tokenizer"),
@@ -93,9 +95,10 @@ def register_resolvers(command: str = "tinyformer") -> None:
         "original_peak_rate": original_peak_rate,
         "axes": lambda *names: describe_axes(names),
         "command": lambda: command,
+        "name_of_run": name_of_run,
     }
     for name, function in functions.items():
-        OmegaConf.register_new_resolver(name, function, replace=True)
+        OmegaConf.register_new_resolver(name, function, replace=True, use_cache=name == "name_of_run")
 
 
 def default_num_kv_heads(num_heads: Any) -> Any:

@@ -12,6 +12,7 @@ from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import has_checkpoint, refuse_foreign_files
 from tinyformer.config.keys import format_value, quoted, text_of
+from tinyformer.config.run_name import has_name
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
@@ -25,9 +26,14 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
-    if folder in ("", "null"):
-        return list(arguments)
     is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+    key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
+    if folder == "auto" and not has_name() and not any(argument.startswith(f"{key}=") for argument in arguments):
+        raise ConfigError(
+            f"resume=auto: needs a folder, in which it starts a run or continues it; {key}=outputs/run works."
+        )
+    if folder in ("", "null", "auto"):
+        return list(arguments)
     new = [argument for argument in arguments if argument not in given]
     saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
     stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
@@ -45,7 +51,6 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
         num_jobs *= len(alternatives(overrides[-1]))
         if num_jobs > MAX_JOBS:
             raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
-    key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
     # argparse takes the overrides as one block, so options (`--cfg job`) come first, with their values.
     options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
     new = [argument for argument in new if argument not in options]

@@ -28,15 +28,15 @@ def train_program(command: str, num_words: int = 0) -> int:
     """Train the model that the command line describes; see `run_program`."""
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
-        is_resumed_sweep = invocation.is_sweep and config.resume is not None
-        if not is_resumed_sweep:  # a job that has ended is skipped, even if its text files no longer exist
+        may_have_ended = config.resume == "auto" or (invocation.is_sweep and config.resume is not None)
+        if not may_have_ended:  # such a run is skipped, even if its text files no longer exist
             check_early(config, invocation.choices)
         with ending_at_ctrl_c():
             import_matplotlib()
             from tinyformer.run.pipeline import train
             from tinyformer.run.starting_checkpoint import continue_job
 
-        if not is_resumed_sweep or continue_job(config, folder):
+        if not may_have_ended or continue_job(config, folder):
             run_job(partial(train, config, folder, invocation), folder, invocation)
 
     return run_program(job, "train", command, lambda words: inherit_architecture(expand_resume(words)), num_words)

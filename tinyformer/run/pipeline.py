@@ -32,6 +32,7 @@ from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
 from tinyformer.run.backends import choose_kernels, training_kernels
+from tinyformer.run.cluster import is_requeued
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
@@ -277,7 +278,10 @@ def fit(run: Run) -> None:
         folder, last = relative_path(run.folder), run.checkpoints.last
         if isinstance(stop, NonFiniteStep):
             raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
-        print(f"\nStopped at step {run.trainer.global_step}. To continue: {run.invocation.call(f'resume={folder}')}")
+        how = f"To continue: {run.invocation.call(f'resume={folder}')}"
+        if is_requeued(stop.signal_number, run.invocation):
+            how = "Slurm starts the job again."
+        print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
         raise SystemExit(128 + stop.signal_number) from stop
     except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
         raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None

@@ -16,12 +16,7 @@ from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import (
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -32,6 +27,7 @@ from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device, resolve_precision
 from tinyformer.nn import Network
+from tinyformer.run.cluster import is_in_cluster, own_environments
 from tinyformer.run.parts import Options
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
@@ -128,6 +124,10 @@ def set_up_process() -> None:
         r"The '\w+_dataloader' does not have many workers",
         # Lightning's own use of a deprecated function of torch.
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+        # On a node of a cluster from which jobs are started.
+        r"The `srun` command is available",
+        # Since torch 2.13; versions before have no other argument.
+        r"`broadcast_buffers` is deprecated",
         # Flex is compiled on CUDA only; the summary names the kernel.
         r"flex_attention called without torch\.compile",
         # Metrics are already summed over all processes.
@@ -159,7 +159,7 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
             if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
                 raise ArgumentError(name, value, reason, {name: example})
         _refuse_arguments(arguments)
-        if (arguments.get("num_nodes") or 1) > 1 and not _is_in_cluster():
+        if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
             reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
             raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
         strategy = str(arguments.get("strategy"))
@@ -214,7 +214,7 @@ def training_trainer(
         default_root_dir=folder,
         logger=list(loggers),
         callbacks=list(callbacks),
-        plugins=[*(settings.arguments.get("plugins") or []), WholeCheckpointIO()],
+        plugins=[*(settings.arguments.get("plugins") or []), *own_environments(), WholeCheckpointIO()],
         enable_model_summary=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
@@ -247,6 +247,7 @@ def scoring_trainer(
         "devices": [torch.cuda.current_device()] if settings.device == "cuda" else 1,
         "num_nodes": 1,
         "strategy": "auto",
+        "plugins": [*(settings.arguments.get("plugins") or []), LightningEnvironment()],
         "profiler": make_profiler(profiler, folder),
     }
     return L.Trainer(
@@ -282,9 +283,3 @@ def _own_gpu(devices: Any) -> int:
     indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
     rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
     return indices[rank % len(indices)]
-
-
-def _is_in_cluster() -> bool:
-    """Whether a launcher outside this run starts its processes; otherwise it would wait for the other nodes forever."""
-    clusters = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
-    return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in clusters)
