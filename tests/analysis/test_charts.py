@@ -64,6 +64,7 @@ def test_seeds_mean_and_standard_deviation_are_drawn():
     # The squared distances from 3 are 4, 1 and 9: 14 / 2 = 7.
     assert bars[0] == [[1, pytest.approx(3 - 7**0.5)], [1, pytest.approx(3 + 7**0.5)]]
     assert figure.get_suptitle() == "val/loss (nats)\nby model.num_heads"
+    assert figure.axes[0].get_xscale() == "log"  # of powers of two
 
 
 # Of maps.

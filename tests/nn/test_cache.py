@@ -61,6 +61,7 @@ def test_latents_decode_with_biases_and_with_one_head(sharing):
         layer.v_proj.bias.data.normal_()
     assert_decodes(model, [4, 1, 1, 3, 2])
     assert_decodes(network(partial(LatentAttention, 32, 1, kv_rank=48, position=rotary)), [4, 1, 1, 3, 2])
+    assert LatentAttention(32, 4).kv_rank == 4 * 8
 
 
 @pytest.mark.parametrize("window", [None, 2])
