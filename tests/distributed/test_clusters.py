@@ -1,17 +1,25 @@
 """Processes that torchrun and Slurm start: one folder, the losses of one machine, and a job that continues."""
 
+import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import PYTHON, ROOT, SMALL, TEXT, Program, ran, results_of, weights_of
+from torch.distributed import TCPStore
 
+from tinyformer.config import run_name
+from tinyformer.config.compose import Invocation
 from tinyformer.config.run_name import name_of_run
+from tinyformer.run.pipeline import ending_in_a_queue
 
 TWO = f"{SMALL} {TEXT} trainer=ddp trainer.accelerator=cpu model.dropout=0.2 callbacks.attention=null"
 SCRIPT = re.search(r"```text\n(#!/bin/bash\n.*?)```", (ROOT / "docs/pages/scale.md").read_text(), re.DOTALL)
@@ -47,27 +55,79 @@ def test_auto_starts_a_run_continues_it_and_skips_it_when_it_has_ended(book: Pat
     assert "length: 4 steps, 0" in ran(program, "train.py", words, "hydra.run.dir=run")
     assert ran(program, "train.py", words, "hydra.run.dir=run") == "run has completed its 4 steps.\n"
     assert "length: 6 steps, from step 4 on" in ran(program, "train.py", words, "hydra.run.dir=run trainer.max_steps=6")
+    inheriting = f"{TEXT} init_from=run/checkpoints/last.ckpt resume=auto hydra.run.dir=next trainer.max_steps=1"
+    assert "length: 1 step, 0" in ran(program, "train.py", inheriting)
     jobs = f"{words} seed=1,2 hydra.sweep.dir=sweep"
     assert ran(program, "train.py", "-m", jobs).count("val/loss") == 2
     assert ran(program, "train.py", "-m", jobs).count("has completed its 4 steps.") == 2
 
 
+TIME, TASK = r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "2"}
+
+
+@pytest.fixture
+def in_environment(monkeypatch: pytest.MonkeyPatch):
+    """Set variables, and remove those of a cluster that these tests run in."""
+
+    def change(variables):
+        for key in [key for key in os.environ if key.startswith(("SLURM", "TORCHELASTIC"))]:
+            monkeypatch.delenv(key)
+        for key, value in variables.items():
+            monkeypatch.setenv(key, value)
+
+    return change
+
+
 @pytest.mark.parametrize(
-    ("environment", "resume", "name"),
+    ("variables", "resume", "name"),
     [
-        ({}, None, r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d"),
-        ({"SLURM_JOB_ID": "12"}, "auto", r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d"),  # beside the job's tasks
-        ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, None, r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d"),
-        ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "auto", r"slurm-12\.0"),
-        ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "2"}, None, r"slurm-12\.2"),
+        ({}, None, TIME),
+        ({"SLURM_JOB_ID": "12", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "auto", TIME),  # in the script itself
+        (TASK, None, TIME),
+        (TASK, "auto", r"slurm-12\.2"),
+        (TASK | {"SLURM_NTASKS": "4"}, None, r"slurm-12\.2"),
+        (TASK | {"SLURM_JOB_NAME": "bash"}, "auto", TIME),  # a shell
     ],
 )
-def test_a_run_is_named_by_its_job_where_processes_have_to_agree(environment, resume, name, monkeypatch):
-    for key in [key for key in os.environ if key.startswith(("SLURM", "TORCHELASTIC"))]:
-        monkeypatch.delenv(key)
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
+def test_a_run_is_named_by_its_job_where_processes_have_to_agree(variables, resume, name, in_environment):
+    in_environment(variables)
     assert re.fullmatch(name, name_of_run(resume))
+
+
+def test_processes_of_torchrun_agree_on_the_time_of_the_first(in_environment, monkeypatch):
+    store, days = TCPStore("localhost", 0, is_master=True), itertools.count(1)
+    monkeypatch.setattr(run_name, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, next(days))))
+    variables = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    in_environment(variables)
+    assert [name_of_run(), name_of_run("auto"), name_of_run()] == ["2026-01-01/00-00-00"] * 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "number", "words", "asked"),
+    [
+        ({"SLURM_JOB_ID": "12"}, signal.SIGUSR1, ["seed=1", "resume=auto"], "requeue 12\n"),
+        (
+            {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"},
+            signal.SIGUSR1,
+            ["resume=auto"],
+            "requeue 12_3\n",
+        ),
+        ({"SLURM_JOB_ID": "12"}, signal.SIGTERM, ["resume=auto"], None),
+        ({"SLURM_JOB_ID": "12"}, signal.SIGUSR1, ["resume=run"], None),
+        ({}, signal.SIGUSR1, ["resume=auto"], None),
+    ],
+)
+def test_a_job_is_requeued_after_its_signal(variables, number, words, asked, in_environment, tmp_path):
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $@ > {tmp_path}/asked\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    in_environment(variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    run = SimpleNamespace(invocation=Invocation(words))
+    with pytest.raises(SystemExit), ending_in_a_queue(run):
+        raise SystemExit(128 + number)
+    assert ((tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None) == asked
+    (tmp_path / "scontrol").unlink()
+    with pytest.raises(SystemExit), ending_in_a_queue(run):  # where Slurm's programs are missing
+        raise SystemExit(128 + number)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +181,7 @@ def test_a_job_that_is_requeued_ends_as_an_unbroken_one(call_slurm) -> None:
     until((folder / "checkpoints/last.ckpt").exists)
     call_slurm("scancel", "--signal=USR1", job)
     until(lambda: is_in("PENDING"))
-    assert "Slurm starts the job again." in out.read_text()
+    assert "Slurm is asked to start the job again." in out.read_text()
     assert not (folder / "results.json").exists()
     call_slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
     until(lambda: is_in("COMPLETED"))

@@ -10,8 +10,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from training.runs import CONTENTS, QUIET
 from training.step_cases import ROWS, STEPS, off, trained
 
-from tinyformer.run.trainer import Settings, training_trainer
+from tinyformer.errors import ArgumentError
+from tinyformer.run.parts import Options
+from tinyformer.run.trainer import Settings, make_settings, training_trainer
 from tinyformer.training import MuonWithAdamW, optimizers
+from tinyformer.training.callbacks import checkpoints
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation")]
@@ -41,20 +44,25 @@ def counting(counts, name, function):
     return counted
 
 
-def test_no_process_waits_for_another_between_two_reports(tmp_path, monkeypatch):
+READ, ASKED = {"tolist": 2}, {"__int__": 1}
+"""At a report, losses with flags and the report's sums are read; then, after `Noted`, whether there was a signal."""
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(4, {4: READ, 5: ASKED, 8: READ, 9: ASKED, 12: READ}), (12, {11: ASKED, 12: READ})]
+)
+def test_no_process_waits_for_another_between_two_reports(every, expected, tmp_path, monkeypatch):
     counts = Counter()
     for name in BLOCKING:
         monkeypatch.setattr(torch.distributed, name, counting(counts, name, getattr(torch.distributed, name)))
     for name in READING:
         monkeypatch.setattr(torch.Tensor, name, counting(counts, name, getattr(torch.Tensor, name)))
     callbacks = [Checkpoints(tmp_path / "checkpoints", CONTENTS), Noted(tmp_path, counts)]
-    trained(tmp_path, "causal_lm", (2, 1, ROWS // 2), callbacks=callbacks, log_every_n_steps=4)
+    trained(tmp_path, "causal_lm", (2, 1, ROWS // 2), callbacks=callbacks, log_every_n_steps=every)
     for rank in (0, 1):
         steps = torch.load(tmp_path / f"{rank}.pt")
         changes = [Counter(after) - Counter(before) for before, after in itertools.pairwise(steps)]
-        # At a report, losses with flags and the report's sums; then, after `Noted`, whether there was a signal.
-        expected = {0: {"tolist": 2}, 1: {"__int__": 1}}
-        assert changes == [Counter(expected.get(number % 4, {})) for number in range(2, STEPS + 1)]
+        assert changes == [Counter(expected.get(number, {})) for number in range(2, STEPS + 1)]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
@@ -78,8 +86,8 @@ def test_processes_share_the_matrices_of_muon(processes, tmp_path, monkeypatch):
     assert off(after, weights) < 2e-4
     assert reported == pytest.approx(loss, rel=1e-4)
     for rank in range(processes):
-        parts = Counter(torch.load(tmp_path / f"{rank}.pt")[-1])
-        assert all(parts[shape] < whole[shape] / processes + 3 * 5 * STEPS for shape in whole), (parts, whole)
+        parts = torch.load(tmp_path / f"{rank}.pt")[-1]
+        assert parts == {shape: number / processes for shape, number in whole.items()}
 
 
 def test_ddp_sends_no_buffers_and_keeps_gradients_once(tmp_path):
@@ -87,3 +95,20 @@ def test_ddp_sends_no_buffers_and_keeps_gradients_once(tmp_path):
     trainer = training_trainer(Settings(arguments, "cpu", None), tmp_path, [], [])
     assert isinstance(trainer.strategy, DDPStrategy)
     assert trainer.strategy._ddp_kwargs == {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+
+
+def test_a_strategy_is_given_in_full(tmp_path):
+    node = {"_target_": "lightning.pytorch.strategies.DDPStrategy", "static_graph": True}
+    arguments = {"accelerator": "cpu", "devices": 2, "precision": "32-true", "max_steps": 1, "limit_val_batches": None}
+    arguments |= {"enable_progress_bar": False}
+    settings = make_settings(arguments | {"strategy": dict(node)}, Options())
+    assert training_trainer(settings, tmp_path, [], []).strategy._ddp_kwargs == {"static_graph": True}
+    with pytest.raises(ArgumentError, match="starts processes with a copy of the run"):
+        make_settings(arguments | {"strategy": node | {"start_method": "fork"}}, Options())
+
+
+def test_processes_that_begin_at_different_steps_are_refused(tmp_path, monkeypatch):
+    """As without a shared folder, where one node resumes a run and another starts it."""
+    monkeypatch.setattr(checkpoints, "max_over_processes", lambda steps: torch.tensor([5, 0]))
+    with pytest.raises(ArgumentError, match="its processes begin at steps 0 to 5; all nodes have to share the folder"):
+        trained(tmp_path, "causal_lm", callbacks=[Checkpoints(tmp_path / "run/checkpoints", CONTENTS)])

@@ -1,6 +1,7 @@
 """Which backend a run on a CPU trains with, where it may be measured."""
 
 import math
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,25 @@ def test_the_faster_backend_is_chosen_and_remembered(precision, slow, name, kern
     assert kernels_with({"precision": precision}, name, key="init_from") != chosen
 
 
+def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(kernels_with, tmp_path):
+    for slow, name in (("sdpa", "eager"), ("eager", "sdpa")):
+        assert kernels_with(slow=slow, key="init_from")[1] == f"{name}-{name}"
+        for path in (tmp_path / "cache/backends").iterdir():
+            path.write_bytes(b"\xff")
+    shutil.rmtree(tmp_path / "cache/backends")
+    (tmp_path / "cache/backends").touch()
+    assert kernels_with(slow="sdpa", key="init_from")[1] == "eager-eager"
+
+
+@pytest.mark.parametrize(
+    ("usual", "seconds", "chosen"),
+    [("sdpa", (1.0, 1.09), "sdpa"), ("sdpa", (1.0, 1.11), "eager"), ("eager", (1.09, 1.0), "eager")],
+)
+def test_another_backend_has_to_be_a_tenth_faster(usual, seconds, chosen, monkeypatch):
+    monkeypatch.setattr(timing, "median_seconds", lambda *arguments: dict(zip(("eager", "sdpa"), seconds, strict=True)))
+    assert timing.faster(usual, {}, "cpu") == chosen
+
+
 @pytest.mark.parametrize(
     ("kernels", "measured", "options"),
     [
@@ -78,6 +98,7 @@ def test_the_faster_backend_is_chosen_and_remembered(precision, slow, name, kern
         (["eager"] * 2, "eager-eager", {"softcap": 5.0}),
         (["eager", "flash"], "eager-sdpa", {"earlier": "eager-sdpa", "key": "resume", "changes": {"devices": 2}}),
         (["flash"] * 2, None, {"earlier": "eager", "key": "resume"}),
+        (["eager"] * 2, None, {"earlier": "sdpa-sdpa", "key": "resume", "softcap": 5.0}),
         (["flash"] * 2, None, {"earlier": "eager-flex", "key": "resume"}),
     ],
 )

@@ -25,6 +25,7 @@ QUIET = (
     "ignore:.*isinstance.treespec, LeafSpec.",
     "ignore:The number of training batches",
     "ignore:You requested to overfit but",
+    "ignore:The `srun` command is available",
 )
 """What Lightning says about runs this small."""
 

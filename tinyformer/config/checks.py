@@ -22,7 +22,7 @@ from tinyformer.nn.sizes import head_dim_of, require_sizes
 
 RUNTIME_KEYS = frozenset({"model.vocab_size"})  # keys that are null until the run sets them
 PASSED_ON = {"lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel"}
-"""What receives the keywords of a class, if it is not its base."""
+"""The function that receives the further keywords of a class, where it is not that of its base."""
 OBJECTS = ("network", "datamodule", "task.objective", "optimizer", "schedule")  # nodes that the run instantiates
 
 

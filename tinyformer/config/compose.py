@@ -139,7 +139,7 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     given = _given(arguments)
     file = given.get("init_from", "null")
     swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
-    if file == "null" or given.get("resume", "null") != "null" or swept:
+    if file == "null" or given.get("resume", "null") not in ("null", "auto") or swept:
         return list(arguments)
     from tinyformer.checkpoint.file import load_checkpoint
 

@@ -95,8 +95,8 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
 
 def is_first_process() -> bool:
     """Whether this process writes files and prints: the first of several."""
-    # torchrun sets RANK, Slurm SLURM_PROCID; Lightning, where it starts the processes itself, sets the other two.
-    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+    # torchrun sets RANK, in jobs of Slurm, too; Lightning, where it starts the processes itself, sets the last two.
+    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
     return all(int(os.environ.get(name, "0")) == 0 for name in names)
 
 

@@ -12,7 +12,7 @@ from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import has_checkpoint, refuse_foreign_files
 from tinyformer.config.keys import format_value, quoted, text_of
-from tinyformer.config.run_name import has_name
+from tinyformer.config.run_name import is_in_slurm, is_in_torchrun
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
@@ -28,7 +28,8 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     folder = text_of(given[-1]) if given else ""
     is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
-    if folder == "auto" and not has_name() and not any(argument.startswith(f"{key}=") for argument in arguments):
+    has_folder = any(argument.startswith(f"{key}=") for argument in arguments)
+    if folder == "auto" and not has_folder and (is_sweep or not (is_in_slurm() or is_in_torchrun())):
         raise ConfigError(
             f"resume=auto: needs a folder, in which it starts a run or continues it; {key}=outputs/run works."
         )

@@ -5,14 +5,14 @@ from datetime import datetime
 
 
 def name_of_run(resume: str | None = None) -> str:
-    """The folder of a run below `outputs`: when it started, or its job of Slurm; the same in all of its processes.
+    """The folder of a run below `outputs`: when it starts, or its job of Slurm; the same in all of its processes.
 
-    With `resume=auto`, it is also the same when torchrun or Slurm starts the processes again.
+    With torchrun it is the time at which the first of all processes starts, even if they are started again.
     """
     now, environment = datetime.now().strftime("%Y-%m-%d/%H-%M-%S"), os.environ
-    if "SLURM_PROCID" in environment and (resume == "auto" or int(environment.get("SLURM_NTASKS", "1")) > 1):
-        return f"slurm-{environment['SLURM_JOB_ID']}.{environment.get('SLURM_STEP_ID', '0')}"
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # of torchrun, whose agent outlives its processes
+    if is_in_slurm() and (resume == "auto" or int(environment.get("SLURM_NTASKS", "1")) > 1):
+        return f"slurm-{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    if is_in_torchrun():
         from torch.distributed import TCPStore
 
         store = TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), is_master=False)
@@ -20,6 +20,12 @@ def name_of_run(resume: str | None = None) -> str:
     return now
 
 
-def has_name() -> bool:
-    """Whether a run has the same name when its processes are started again: in a job of Slurm, or by torchrun."""
-    return "SLURM_PROCID" in os.environ or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def is_in_slurm() -> bool:
+    """Whether `srun` has started this process in a job, rather than a shell in which commands are typed."""
+    # The script of a job, in which several commands may follow one another, has no step.
+    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+
+
+def is_in_torchrun() -> bool:
+    """Whether torchrun has started this process; its agent keeps a store while processes are started again."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

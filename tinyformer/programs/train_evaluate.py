@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from tinyformer.config.checks import check_early
 from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run
 from tinyformer.config.errors import indent
-from tinyformer.config.folder import is_first_process
+from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.process import ending_at_ctrl_c
 from tinyformer.config.resume import expand_resume
 from tinyformer.config.run_program import run_program
@@ -28,6 +28,8 @@ def train_program(command: str, num_words: int = 0) -> int:
     """Train the model that the command line describes; see `run_program`."""
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        if config.resume == "auto" and not has_checkpoint(folder):
+            config.resume = None
         may_have_ended = config.resume == "auto" or (invocation.is_sweep and config.resume is not None)
         if not may_have_ended:  # such a run is skipped, even if its text files no longer exist
             check_early(config, invocation.choices)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+from collections.abc import Sequence
 
 import torch
 
@@ -41,9 +42,9 @@ def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, tr
 def training_kernels(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule, start: Start | None
 ) -> tuple[list[str], str | None]:
-    """The same for training, where backends may be measured; also what `measure_backends` returns."""
+    """The kernels of training, as `choose_kernels` gives them or as measured; also what `measure_backends` returns."""
     kernels = choose_kernels(network, settings, mask, training=True)
-    measured = measure_backends(network, settings, task, data, start)
+    measured = measure_backends(network, settings, mask, task, data, start)
     return (kernels if measured is None else running_kernels(network, settings, mask, training=True)), measured
 
 
@@ -55,7 +56,7 @@ def running_kernels(network: Network, settings: Settings, mask: AttentionMask, t
 
 
 def measure_backends(
-    network: Network, settings: Settings, task: Task, data: DataModule, start: Start | None
+    network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule, start: Start | None
 ) -> str | None:
     """Give each layer of a long run on a CPU, where its backend is "auto", the one that is the fastest by measurement.
 
@@ -64,14 +65,14 @@ def measure_backends(
     round differently; several processes and `trainer.deterministic=true` take the usual choice.
 
     Returns:
-        The names of the layers' backends, as a checkpoint stores them; None if they are the usual ones.
+        The names of the layers' backends, as a checkpoint stores them; None if none was measured, now or before.
     """
     layers = [layer for layer in network.attentions() if layer.backend == "auto"]
     if settings.device != "cpu" or not layers or settings.dtype not in (torch.bfloat16, torch.float32):
         return None
     if start is not None and start.is_resumed:
         names = (start.checkpoint.facts.get("backends") or "").split("-")
-        if len(names) != len(layers) or not set(names) <= set(CANDIDATES):
+        if not _can_be(names, network, settings, mask):
             return None
     elif (
         settings.is_one_process
@@ -87,6 +88,17 @@ def measure_backends(
     for layer, name in zip(layers, names, strict=True):
         layer.resolved = BACKENDS[name]
     return "-".join(names)
+
+
+def _can_be(names: Sequence[str], network: Network, settings: Settings, mask: AttentionMask) -> bool:
+    """Whether backends of these names can compute the layers that are "auto": a resumed run may have other scores."""
+    masked = zip(network.attentions(), network.attention_masks(mask), strict=True)
+    layers = [(layer, own) for layer, own in masked if layer.backend == "auto"]
+    if len(names) != len(layers) or not set(names) <= set(CANDIDATES):
+        return False
+    facts = (settings.device, settings.dtype)
+    cases = [layer.planned_case(*facts, own, network.max_seq_len) for layer, own in layers]
+    return not any(BACKENDS[name].refusal(case) for name, case in zip(names, cases, strict=True))
 
 
 @torch.no_grad()
@@ -124,6 +136,7 @@ def faster_backend(layer: BaseAttention, call: AttentionCall | None) -> str:
         if (known := path.read_text()) in CANDIDATES:
             return known
     name = faster(usual, {name: heads_pass(layer, call, BACKENDS[name]) for name in CANDIDATES}, "cpu")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, name)
+    with contextlib.suppress(OSError):  # a folder that cannot be written to
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, name)
     return name

@@ -1,10 +1,15 @@
 """What starts the processes of a run outside of it: torchrun, Slurm and others."""
 
+import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
     LSFEnvironment,
     MPIEnvironment,
     SLURMEnvironment,
@@ -21,15 +26,27 @@ def is_in_cluster() -> bool:
     return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in CLUSTERS)
 
 
-def own_environments() -> list[SLURMEnvironment]:
-    """Lightning's plugin for a job of Slurm, without a handler of its own, which would save another checkpoint."""
+def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
+    """Plugins of Lightning's trainer, with one that says what starts the processes of the run.
+
+    A trainer that `is_alone` has no others. Lightning's own for Slurm would save checkpoints of its own at a signal.
+    """
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        return list(plugins)
+    if is_alone:
+        return [*plugins, LightningEnvironment()]
     is_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
-    return [SLURMEnvironment(auto_requeue=False)] if is_slurm else []
+    return [*plugins, *([SLURMEnvironment(auto_requeue=False)] if is_slurm else [])]
 
 
 def is_requeued(signal_number: int, invocation: Invocation) -> bool:
-    """Let Slurm start the job again that SIGUSR1 has stopped, if its command has `resume=auto`; whether it does."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None or signal_number != signal.SIGUSR1 or "resume=auto" not in invocation.overrides:
-        return False
-    return subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
+    """Whether Slurm is to start the job again, since SIGUSR1 has stopped it and its command has `resume=auto`."""
+    return "SLURM_JOB_ID" in os.environ and signal_number == signal.SIGUSR1 and "resume=auto" in invocation.overrides
+
+
+def requeue() -> None:
+    """Ask Slurm to start this job again, or this task of an array of jobs; it ends the processes that still run."""
+    names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    task = "_".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else None
+    with contextlib.suppress(FileNotFoundError):  # a container without Slurm's programs
+        subprocess.run(["scontrol", "requeue", task or os.environ["SLURM_JOB_ID"]], check=False)

@@ -21,7 +21,7 @@ from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, config_keys, in_sentences
-from tinyformer.config.folder import is_first_process, locked
+from tinyformer.config.folder import has_checkpoint, is_first_process, locked
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.config.stored import describe_config
@@ -32,7 +32,7 @@ from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
 from tinyformer.run.backends import choose_kernels, training_kernels
-from tinyformer.run.cluster import is_requeued
+from tinyformer.run.cluster import is_requeued, requeue
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
@@ -79,9 +79,11 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         ArgumentError: the same, in the names of Python arguments; `config_keys` turns them into keys.
         SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
     """
+    if config.resume == "auto":
+        config.resume = str(folder) if has_checkpoint(folder) else None
     with locked(folder):
         run = set_up(config, folder, invocation or Invocation())
-        with closing(run.loggers):
+        with ending_in_a_queue(run), closing(run.loggers):
             fit(run)
             if run.trainer.world_size > 1:
                 torch.distributed.destroy_process_group()
@@ -264,13 +266,25 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
             temporary.write_text(text, encoding="utf-8")
 
 
+@contextmanager
+def ending_in_a_queue(run: Run) -> Iterator[None]:
+    """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
+    try:
+        yield
+    except SystemExit as end:
+        if is_first_process() and isinstance(end.code, int) and is_requeued(end.code - 128, run.invocation):
+            requeue()
+        raise
+
+
 def fit(run: Run) -> None:
     """Run the training loop."""
     if is_first_process() and run.warning:
         print(run.warning, file=sys.stderr)
     resumed = str(run.checkpoint.path) if run.start and run.start.is_resumed else None
     try:
-        with argument_path(passed={"every_n_steps": "callbacks.snapshots.every_n_steps"}):
+        passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
+        with argument_path(passed=passed):
             run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
     except (NonFiniteStep, Interrupted) as stop:
         if not is_first_process():  # the first one reports how the run ended
@@ -280,7 +294,7 @@ def fit(run: Run) -> None:
             raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
         how = f"To continue: {run.invocation.call(f'resume={folder}')}"
         if is_requeued(stop.signal_number, run.invocation):
-            how = "Slurm starts the job again."
+            how = "Slurm is asked to start the job again."
         print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
         raise SystemExit(128 + stop.signal_number) from stop
     except SystemExit as end:  # Lightning's, after Ctrl-C before the first step

@@ -112,15 +112,16 @@ def refuse_finished(start: Start, folder: Path, max_steps: int) -> None:
 
 
 def continue_job(config: DictConfig, folder: Path) -> bool:
-    """Make a job of a resumed sweep continue the run in its folder, or start one; False if it has ended and was scored.
+    """Continue the run in a folder, or start one; False if it has ended and was scored.
 
-    Its `resume` names the sweep, and is set to the job's folder, or to None.
+    It is a job of a resumed sweep, or has `resume=auto`; `resume` is set to its folder, or to None.
     """
     config.resume, steps = str(folder) if has_checkpoint(folder) else None, _scored_steps(folder)
     max_steps = config.trainer.max_steps
     if config.resume is None or steps is None or not (isinstance(max_steps, int) and 0 <= max_steps <= steps):
         return True
-    print(f"{relative_path(folder)} has completed its {steps} steps.")
+    if is_first_process():
+        print(f"{relative_path(folder)} has completed its {steps} steps.")
     return False
 
 

@@ -16,7 +16,6 @@ from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -27,7 +26,7 @@ from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device, resolve_precision
 from tinyformer.nn import Network
-from tinyformer.run.cluster import is_in_cluster, own_environments
+from tinyformer.run.cluster import is_in_cluster, with_environment
 from tinyformer.run.parts import Options
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
@@ -72,7 +71,7 @@ def _told_by_trainer() -> Iterator[None]:
     """Tell what Lightning refuses as a mistake in the `trainer` group."""
     try:
         yield
-    except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error
 
@@ -162,10 +161,11 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
         if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
             reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
             raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
-        strategy = str(arguments.get("strategy"))
-        if strategy.startswith(("ddp_spawn", "ddp_fork", "ddp_notebook")):
+        strategy = arguments.get("strategy")
+        copies = str(strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook"))
+        if copies or getattr(strategy, "_start_method", "popen") != "popen":
             reason = "starts processes with a copy of the run, which cannot be made"
-            raise ArgumentError("strategy", strategy, reason, {"strategy": "ddp"})
+            raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
         for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
             if arguments.get(name) is not None:
                 require_choice(name, arguments[name], choices)
@@ -214,7 +214,7 @@ def training_trainer(
         default_root_dir=folder,
         logger=list(loggers),
         callbacks=list(callbacks),
-        plugins=[*(settings.arguments.get("plugins") or []), *own_environments(), WholeCheckpointIO()],
+        plugins=[*with_environment(settings.arguments.get("plugins") or [], False), WholeCheckpointIO()],
         enable_model_summary=False,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
@@ -247,7 +247,7 @@ def scoring_trainer(
         "devices": [torch.cuda.current_device()] if settings.device == "cuda" else 1,
         "num_nodes": 1,
         "strategy": "auto",
-        "plugins": [*(settings.arguments.get("plugins") or []), LightningEnvironment()],
+        "plugins": with_environment(settings.arguments.get("plugins") or [], True),
         "profiler": make_profiler(profiler, folder),
     }
     return L.Trainer(

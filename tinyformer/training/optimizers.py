@@ -133,7 +133,7 @@ class StackedMuon(torch.optim.Muon):
     Torch computes the 15 products of Newton–Schulz for one matrix after the other. A transformer has few shapes, so
     here all matrices of a shape are a batch. The weights equal torch's up to rounding, and the state is the same. Torch
     iterates in bf16 everywhere; here fp32 is used where the hardware emulates bf16, which takes about forty times as
-    long.
+    long. Where there is a process group, all of its processes step together, with the same gradients.
     """
 
     # 1.0 if the next step must change nothing, as a gradient scaler sets it for torch's optimizers; else 0 or None.

@@ -32,7 +32,7 @@ def max_over_processes(values: Tensor) -> Tensor:
 
 
 def own_part(x: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "own rows columns"]:
-    """The matrices that this process computes, as many as each other one; zeros where there are too few."""
+    """The share of the matrices that this process computes. All shares have one size; zeros stand for missing ones."""
     if not has_processes():
         return x
     share = math.ceil(len(x) / torch.distributed.get_world_size())

@@ -29,7 +29,7 @@ DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.PATTERN, Feature.BIAS
 def fastest(case: AttentionCase, able: Collection[str]) -> str:
     """The fastest of the backends that can compute a case: measured on one CPU, by torch's documentation on CUDA.
 
-    Other CPUs may differ; `nn.timing` measures at hand.
+    Other CPUs may differ; `nn.timing` compares on the machine that trains.
     On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention, in 0.7 of flash's time; no whole run has
     been made with it yet, so it is not chosen.
     """

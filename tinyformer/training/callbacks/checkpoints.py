@@ -102,7 +102,12 @@ class Checkpoints(Checkpoint):
             self.random_state = states[trainer.global_rank]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Install the signal handlers; only the main thread can."""
+        """Install the signal handlers, which only the main thread can; refuse processes that begin at other steps."""
+        steps = torch.tensor([trainer.global_step, -trainer.global_step], device=trainer.strategy.root_device)
+        last, first = max_over_processes(steps).tolist()
+        if last != -first:
+            reason = f"its processes begin at steps {-first} to {last}; all nodes have to share the folder"
+            raise ArgumentError("directory", str(self.last.parent.parent), reason)
         if threading.current_thread() is not threading.main_thread():
             return
         is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -123,7 +128,7 @@ class Checkpoints(Checkpoint):
         """Stop after a signal, but not while gradients are accumulated, since a checkpoint does not contain them."""
         if cast(TrainingModule, pl_module).step_targets:
             return
-        # Several processes tell one another of signals where the host waits for the device anyway.
+        # At a report the host waits for the device anyway.
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         steps = min(every, STEPS_OF_A_SIGNAL) if trainer.world_size > 1 else 1
         signal_number = 0 if trainer.global_step % steps else self._signal_of_any_process(trainer)
