@@ -139,7 +139,15 @@ RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 
 @pytest.mark.parametrize(
     ("ranks", "is_first"),
-    [("", True), ("0 0", True), ("1 0 0", False), ("0 0 0 1", True), ("- 2", False), ("- 0 1", False), ("- - - 3", False)],
+    [
+        ("", True),
+        ("0 0", True),
+        ("1 0 0", False),
+        ("0 0 0 1", True),
+        ("- 2", False),
+        ("- 0 1", False),
+        ("- - - 3", False),
+    ],
 )
 def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
     for name in RANKS:

@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.data import ByteTokenizer, ExampleFormat, Examples, LabelledSplit, SimilarLengthLoader, SourceDataModule
+from tinyformer.data import (
+    ByteTokenizer,
+    ExampleFormat,
+    Examples,
+    LabelledSplit,
+    SimilarLengthLoader,
+    SourceDataModule,
+    TextFiles,
+)
 from tinyformer.data.examples import truncate
 from tinyformer.data.sources.documents import from_columns
 from tinyformer.errors import ArgumentError
@@ -53,7 +60,7 @@ def test_a_batch_is_padded_to_its_longest_example():
 def test_labels_that_are_no_class_are_counted():
     split = replace(labelled([3, 1, 5, 2]), labels=np.array([0, -1, 1, -1]), unknown=["x"])
     with pytest.raises(ArgumentError, match=r"label x of the test split .*\(a, b, c\); 2 examples have"):
-        ExampleFormat(16).check(split, "test", SimpleNamespace(name="reviews.csv"))
+        ExampleFormat(16).check(split, "test", TextFiles("reviews.csv"))
 
 
 def sequences(lengths, texts_per_example, max_length):
