@@ -70,8 +70,8 @@ def median_seconds(passes: Mapping[str, Callable[[], None]], device: str, patien
     return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
 
 
-def faster(usual: str, passes: Mapping[str, Callable[[], None]], device: str) -> str:
+def faster(usual: str, passes: Mapping[str, Callable[[], None]], device: str, patience: int = PATIENCE) -> str:
     """The name of the fastest pass, or the usual one unless that takes `MARGIN` times as long."""
-    seconds = median_seconds(passes, device, PATIENCE)
+    seconds = median_seconds(passes, device, patience)
     fastest = min(seconds, key=seconds.__getitem__)
     return fastest if seconds[usual] > MARGIN * seconds[fastest] else usual

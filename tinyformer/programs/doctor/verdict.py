@@ -139,7 +139,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
     compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
     candidates = {name: compared[name] for name in CANDIDATES if name in compared}
     if device == "cpu" and chosen in candidates:  # as at the start of a long run
-        chosen = faster(chosen, candidates, device)
+        chosen = faster(chosen, candidates, device, patience=1)
     seconds, slowdown = compare(compared, chosen, device)
     fastest = min(seconds, key=seconds.__getitem__, default=None)
     for name in passes.keys() - compared.keys():
