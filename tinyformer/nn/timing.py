@@ -37,16 +37,15 @@ def heads_pass(
     layer: BaseAttention, call: AttentionCall, backend: Backend, gradient: bool = True
 ) -> Callable[[], None]:
     """One pass of a layer's heads by a backend, without their projections, and backward if there is a gradient."""
-    leaves = [x.detach().requires_grad_(gradient) for x in call.qkv] + [
-        each for each in layer.parameters() if each.requires_grad
-    ]
+    qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
+    leaves = [*qkv, *(weight for weight in layer.parameters() if weight.requires_grad)]
     (batch, _, q_seq, _), v = call.qkv.q.shape, call.qkv.v
     upstream = torch.randn(batch, layer.num_heads, q_seq, v.shape[-1], device=v.device, dtype=v.dtype)
 
     def run() -> None:
         layer.resolved = backend
         with torch.set_grad_enabled(gradient):
-            output = layer.attend(QKV(*leaves[:3]), call.mask, call.is_cross)
+            output = layer.attend(QKV(*qkv), call.mask, call.is_cross)
         if gradient:
             torch.autograd.grad(output, leaves, upstream, allow_unused=True)
 

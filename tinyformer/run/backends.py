@@ -60,7 +60,7 @@ def measure_backends(
 ) -> str | None:
     """Give each layer of a long run on a CPU, where its backend is "auto", the one that is the fastest by measurement.
 
-    The usual choice is right on most processors. A layer's heads compute one batch forward and backward, by eager and
+    Which is faster depends on the processor. A layer's heads compute one batch forward and backward, by eager and
     by sdpa; the cache folder keeps which was faster on this machine. A resumed run goes on as it began, since backends
     round differently; several processes and `trainer.deterministic=true` take the usual choice.
 
