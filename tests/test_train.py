@@ -229,16 +229,17 @@ def test_a_bug_of_a_users_class_keeps_its_traceback(
     program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("theirs.py").write_text(
+        "import os\n"
         "from tinyformer.nn import Attention\n"
         "class Broken(Attention):\n"
         "    def forward(self, x, mask=None, **others):\n"
-        "        raise ValueError('a bug of theirs')\n"
+        "        raise ValueError('a bug of theirs', os.environ['HYDRA_FULL_ERROR'])\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     ended = program("train.py", SMALL, TEXT, "attention._target_=theirs.Broken")
     assert ended.code == 1
     assert "Traceback" in ended.err
-    assert "a bug of theirs" in ended.err
+    assert "('a bug of theirs', '0')" in ended.err  # so that mistakes have none in processes that a run starts
 
 
 def run_as_process(arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyformer.analysis.costs import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
-from tinyformer.analysis.memory import BatchCosts, count_batch
+from tinyformer.analysis.memory import BatchCosts, count_batch, count_gpus
 from tinyformer.config.compose import compose_sweep
 from tinyformer.nn import AttentionMask, Cache, Transformer
 from tinyformer.training import AdamW
@@ -244,3 +244,17 @@ def test_the_state_is_that_of_an_optimizer_after_a_step(choice: str, frozen: boo
     assert found.optimizer_bytes == sum(value.numel() * value.element_size() for value in state)
     parts = found.weight_bytes + found.gradient_bytes + found.optimizer_bytes + found.activation_bytes
     assert found.training_bytes == parts
+
+
+@pytest.mark.parametrize("position", ["rotary", "t5"])
+def test_gpus_gather_two_blocks_and_send_as_many_bytes_as_rings_do(position: str) -> None:
+    """Blocks that share T5's table are not gathered one by one."""
+    model = tiny(f"position={position}")
+    found, total = count_gpus(lambda: tiny(f"position={position}"), AdamW(), 4), numel(model, "")
+    block = numel(model, "encoder.layers.0.") if position == "rotary" else 0
+    blocks = len(model.encoder.layers) * block
+    assert found.gathered_bytes == 4 * (total - blocks) + 2 * 2 * block
+    assert found.sent_bytes == 2 * 4 * total * 3 // 4
+    assert found.sharded_sent_bytes == (2 * 2 * blocks + 4 * (total - blocks) + 4 * total) * 3 // 4
+    parts = found.sharded_weight_bytes + found.sharded_gradient_bytes + found.sharded_optimizer_bytes
+    assert found.sharded_bytes == parts + found.gathered_bytes

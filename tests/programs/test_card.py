@@ -34,6 +34,7 @@ MISTAKES = {
     "model.num_heads=5": "model.num_heads=5",
     "dtype=fp8": "dtype=fp8: ",
     "batch=0": "batch=0: must be at least 1; batch=8 works.",
+    "gpus=0": "gpus=0: must be at least 1; gpus=8 works.",
     "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",
     "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
 }

@@ -6,6 +6,8 @@ import signal
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins import DoublePrecision
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from nn.model_cases import make_transformer
 
 from tinyformer.checkpoint.file import FORMAT, load_checkpoint
@@ -13,6 +15,7 @@ from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
+from tinyformer.training.sharding import FullyShardedStrategy
 from tinyformer.training.trainer_parts import FitLoop
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
@@ -25,6 +28,8 @@ QUIET = (
     "ignore:.*isinstance.treespec, LeafSpec.",
     "ignore:The number of training batches",
     "ignore:You requested to overfit but",
+    "ignore:FSDP2-wrapped module .* returned a view tensor",
+    "ignore:It is recommended to use `self.log",
     "ignore:The `srun` command is available",
 )
 """What Lightning says about runs this small."""
@@ -51,6 +56,32 @@ class Do(L.Callback):
 def interrupt(step, hook="on_train_batch_end", number=signal.SIGTERM):
     """Sends this process a signal in a hook after a step."""
     return Do(step, lambda trainer: os.kill(os.getpid(), number), hook)
+
+
+class ForkLauncher(_MultiProcessingLauncher):
+    """Lightning's launcher of forked processes, which knows no sharded weights."""
+
+    def _wrapping_function(self, process_idx, *args):
+        os.environ["LOCAL_RANK"] = str(process_idx)
+        super()._wrapping_function(process_idx, *args)
+
+    def _recover_results_in_main_process(self, output, trainer):
+        """Leave the weights where they are: each process has a part of them."""
+
+
+class ForkedShards(FullyShardedStrategy):
+    def _configure_launcher(self):
+        self._launcher = ForkLauncher(self, start_method="fork")
+
+
+def strategy_of(name, processes, precision):
+    """The settings of a strategy; Lightning knows no fp64 where weights are sharded."""
+    if processes == 1:
+        return {"precision": precision}
+    if name == "ddp":
+        return {"precision": precision, "strategy": "ddp_fork", "devices": processes}
+    plugin = {"precision": None, "plugins": DoublePrecision()} if precision == "64-true" else {"precision": precision}
+    return {"strategy": ForkedShards(), "devices": processes} | plugin
 
 
 def make_data(folder, text=TEXT, tokenizer=None, pack="concat", **changes):

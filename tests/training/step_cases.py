@@ -13,7 +13,8 @@ from tinyformer.nn import SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report
-from training.runs import make_trainer
+from tinyformer.training.sharding import whole
+from training.runs import make_trainer, strategy_of
 
 ROWS, SEQ, STEPS = 8, 12, 12
 
@@ -73,12 +74,12 @@ class Gradients(L.Callback):
         self.path, self.steps = path, []
 
     def on_before_optimizer_step(self, trainer, module, optimizer):
-        gradients = [weight.grad.flatten() for weight in module.parameters() if weight.grad is not None]
+        gradients = [whole(weight.grad, True).flatten() for weight in module.parameters() if weight.grad is not None]
         self.steps.append(torch.cat(gradients).clone())
 
     def on_train_end(self, trainer, module):
         report = next(each for each in trainer.callbacks if isinstance(each, Report))
-        weights = torch.cat([weight.detach().flatten() for weight in module.parameters()])
+        weights = torch.cat([whole(weight.detach(), True).flatten() for weight in module.parameters()])
         if trainer.is_global_zero:
             total = report.total.tokens, report.total.flops
             torch.save((torch.stack(self.steps), weights, report.latest["train/loss"], total), self.path)
@@ -92,17 +93,18 @@ LAYOUTS = {
 """Processes, accumulated batches, and the rows of each; the last batch of a step may have fewer."""
 
 
-def trained(folder, name, layout=(1, 1, ROWS), optimizer=None, callbacks=(), **changes):
+def trained(
+    folder, name, layout=(1, 1, ROWS), optimizer=None, callbacks=(), strategy="ddp", precision="64-true", **changes
+):
     """The gradients of each step, the weights after the last, the loss, and the work."""
     processes, accumulated, size = layout
     task, network = TASKS[name]
     torch.manual_seed(0)
     module = TrainingModule(network(), task, None, optimizer or AdamW(), WarmupCosine(2))
     settings = {"accumulate_grad_batches": accumulated, "limit_val_batches": 0, "max_steps": STEPS}
-    if processes > 1:
-        settings |= {"strategy": "ddp_fork", "devices": processes}
+    settings |= strategy_of(strategy, processes, precision)
     callbacks = [Gradients(folder / "found.pt"), Report(), FiniteCheck(), *callbacks]
-    settings |= {"precision": "64-true", "gradient_clip_val": 1.0, "log_every_n_steps": STEPS}
+    settings |= {"gradient_clip_val": 1.0, "log_every_n_steps": STEPS}
     trainer = make_trainer(folder, callbacks, **settings | changes)
     trainer.fit(module, train_dataloaders=Given(name, size, processes))
     return torch.load(folder / "found.pt")

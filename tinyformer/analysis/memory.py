@@ -74,6 +74,65 @@ def count_batch(
     )
 
 
+@dataclass(frozen=True)
+class GpuCosts:
+    """Memory and traffic of a training step on each of several GPUs, with a batch of its own.
+
+    With `trainer=ddp` a GPU holds what `BatchCosts` counts. With `trainer=fsdp` it has a part of every weight, gradient
+    and state, the first GPU the largest one, and gathers whole weights for the pass through a block. Traffic is that of
+    rings, in which a GPU sends (n - 1) / n of what it reduces, gathers or scatters, in fp32 but for gathered weights.
+    """
+
+    gpus: int
+    sent_bytes: int  # with `trainer=ddp`, to reduce the gradients
+    sharded_sent_bytes: int  # to gather the weights of a block twice and all others once, and to scatter the gradients
+    sharded_weight_bytes: int
+    sharded_gradient_bytes: int
+    sharded_optimizer_bytes: int
+    gathered_bytes: int  # of whole weights: those outside of the blocks, and of the largest block and the next
+    sharded_bytes: int  # the sum of the four before
+
+
+def count_gpus(
+    make_network: Callable[[], Network],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    gpus: int,
+    dtype: str = "bf16",
+) -> GpuCosts:
+    """The costs of each of several GPUs, given factories as for `count_batch`; blocks are gathered in `dtype`.
+
+    What Muon sends, a direction for each matrix, is not counted.
+    """
+    require_at_least(1, {"gpus": 8}, gpus=gpus)
+    size = 2 if dtype == "bf16" else 4
+    with FakeTensorMode():
+        network = make_network().train()
+        weights = list(network.parameters())
+        trained = [weight for weight in weights if weight.requires_grad]
+        blocks = [sum(weight.numel() for weight in block.parameters()) for block in network.separate_blocks()]
+        others = num_bytes(weights) - 4 * sum(blocks)
+        gradients = num_bytes(trained)
+        parts = [4 * _part(weights, gpus), 4 * _part(trained, gpus)]
+        parts.append(_state_bytes(make_optimizer(network), trained, gpus))
+    scattered = 2 * size * sum(blocks) + others + gradients
+    gathered = others + size * sum(sorted(blocks)[-2:])
+    return GpuCosts(
+        gpus=gpus,
+        sent_bytes=2 * gradients * (gpus - 1) // gpus,
+        sharded_sent_bytes=scattered * (gpus - 1) // gpus,
+        sharded_weight_bytes=parts[0],
+        sharded_gradient_bytes=parts[1],
+        sharded_optimizer_bytes=parts[2],
+        gathered_bytes=gathered,
+        sharded_bytes=sum(parts) + gathered,
+    )
+
+
+def _part(tensors: Iterable[Tensor], gpus: int) -> int:
+    """The number of elements of the first GPU's part of tensors, whose rows are divided among them."""
+    return sum(-(-len(tensor) // gpus) * tensor[0].numel() for tensor in tensors)
+
+
 def activation_bytes(network: Network, batch: int, dtype: str) -> int:
     """Bytes that the layers store for the backward pass of sequences as long as the context; it changes the network.
 
@@ -118,14 +177,16 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> int:
-    """Bytes of an optimizer's state, which its first step creates."""
+def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], gpus: int = 1) -> int:
+    """Bytes of an optimizer's state, which its first step creates; of the first GPU's part, where it is sharded."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     parts = getattr(optimizer, "optimizers", [optimizer])
-    states = [state for part in parts for state in part.state.values()]
-    return _bytes(value for state in states for value in state.values() if isinstance(value, Tensor))
+    states = [(weight, value) for part in parts for weight in part.state for value in part.state[weight].values()]
+    whole = [value for weight, value in states if isinstance(value, Tensor) and value.shape != weight.shape]
+    of_weights = [value for weight, value in states if isinstance(value, Tensor) and value.shape == weight.shape]
+    return _bytes(whole) + sum(_part([value], gpus) * value.element_size() for value in of_weights)
 
 
 def _choose_kernels(network: Network) -> None:

@@ -68,7 +68,8 @@ def run_program(
                 print(" ".join(invocation.overrides), end="  ", flush=True)  # the line ends with the result
             # Reported here: Hydra would hold back the error of a job until all jobs of the sweep have ended.
             try:
-                # Lightning starts the other processes of a run with this command line.
+                # Lightning starts the other processes of a run with this command line, and with this environment.
+                os.environ["HYDRA_FULL_ERROR"] = str(int(with_traceback))
                 with config_keys(config), argv([*script, *words, *arguments]):
                     job(config, folder, invocation)
             except BrokenPipeError:
@@ -80,6 +81,8 @@ def run_program(
                 # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
                 if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
                     remove_unused(folder)
+            finally:
+                os.environ["HYDRA_FULL_ERROR"] = "1"
         if exit_codes and is_side_by_side:
             raise JobFailed(exit_codes[-1])
 

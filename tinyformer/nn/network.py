@@ -45,6 +45,12 @@ class Network(nn.Module):
     def attentions(self) -> list[BaseAttention]:
         """The attention modules with heads by kind, those of each kind from the first layer to the last."""
 
+    def separate_blocks(self) -> list[nn.Module]:
+        """The blocks of all stacks; none where they share weights, as those of T5's positions."""
+        blocks = [block for stack in self.stacks() for block in stack.layers]
+        weights = [weight for block in blocks for weight in block.parameters()]
+        return blocks if len(set(weights)) == len(weights) else []
+
     def attention_sublayers(self) -> Iterator[tuple[nn.Module, nn.Module | None]]:
         """Each attention module of any class, with the residual connection around it."""
         for stack in self.stacks():

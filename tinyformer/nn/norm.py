@@ -1,6 +1,8 @@
 """Normalisation of each token's vector."""
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tinyformer.errors import require_at_least
 
@@ -11,6 +13,13 @@ class LayerNorm(nn.LayerNorm):
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True) -> None:
         require_at_least(0, {"eps": 1e-5}, eps=eps)
         super().__init__(d_model, eps=eps, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise in fp32 also where the weights were gathered in bf16, which torch refuses to mix on a CPU."""
+        if x.dtype != torch.float32 or self.weight.dtype == x.dtype:
+            return super().forward(x)
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x, self.normalized_shape, self.weight.float(), bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -7,7 +7,7 @@ each figure, and `analysis/memory.py` those of a batch.
 import argparse
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +27,8 @@ CONFIG_NAME = "card"
 AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]
-"""The overrides of a variant, the fields of its `Costs`, and in `batch` those of its `BatchCosts`, or None."""
+"""The overrides of a variant and the fields of its `Costs`; in `batch` and `gpus` those of `BatchCosts` and `GpuCosts`,
+or None."""
 
 GPT2_VOCAB_SIZE = 50_257  # used in place of the tokenizer's vocabulary size where `model.vocab_size` is null
 
@@ -67,6 +68,14 @@ ROWS = (
     ("    state of the optimizer", "batch.optimizer_bytes"),
     ("    activations", "batch.activation_bytes"),
     ("  bytes of the KV cache", "batch.cache_bytes"),
+    ("GPUs", "gpus.gpus"),
+    ("  bytes that each sends in a step, trainer=ddp", "gpus.sent_bytes"),
+    ("  bytes that each sends in a step, trainer=fsdp", "gpus.sharded_sent_bytes"),
+    ("  bytes of each without activations, trainer=fsdp", "gpus.sharded_bytes"),
+    ("    part of the weights", "gpus.sharded_weight_bytes"),
+    ("    part of the gradients", "gpus.sharded_gradient_bytes"),
+    ("    part of the optimizer's state", "gpus.sharded_optimizer_bytes"),
+    ("    gathered weights", "gpus.gathered_bytes"),
 )
 """The rows of the table from top to bottom: labels, and fields of a `Card`."""
 
@@ -74,6 +83,10 @@ BATCH_NOTES = """\
 A training step holds weights, gradients and the optimizer's state in fp32, and what the layers store for the backward
 pass, in mixed precision with dtype=bf16. Attention is counted as on CUDA, where backend=auto chooses a fused kernel if
 one computes the variant. Logits, which are computed in parts, and memory within operations come on top."""
+
+GPU_NOTES = """\
+With trainer=ddp each GPU holds all that its batch needs; with trainer=fsdp a part of weights, gradients and state, the
+whole weights of two blocks and those outside of the blocks. What Muon sends in addition is not counted."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -115,7 +128,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from torch import device
 
     from tinyformer.analysis.costs import count_costs
-    from tinyformer.analysis.memory import count_batch
+    from tinyformer.analysis.memory import count_batch, count_gpus
     from tinyformer.run.match import match_size
     from tinyformer.run.own_scores import register_score
 
@@ -130,13 +143,15 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))
-        batch = None
-        if config.batch is not None:
-            check_value(count_batch, "batch", config.batch, "batch")
-            check_types(config, "optimizer", config.hydra.runtime.choices)
-            make_network = functools.partial(instantiate, sized.network, _convert_="all")
-            batch = asdict(count_batch(make_network, instantiate(config.optimizer), config.batch, config.dtype))
-    return {"overrides": list(overrides), **asdict(costs), "batch": batch}
+        card: Card = {"overrides": list(overrides), **asdict(costs), "batch": None, "gpus": None}
+        make_network = functools.partial(instantiate, sized.network, _convert_="all")
+        counts: dict[str, Callable[..., Any]] = {"batch": count_batch, "gpus": count_gpus}
+        for name, count in counts.items():
+            if config[name] is not None:
+                check_value(count, name, config[name], name)
+                check_types(config, "optimizer", config.hydra.runtime.choices)
+                card[name] = asdict(count(make_network, instantiate(config.optimizer), config[name], config.dtype))
+    return card
 
 
 def _print_table(cards: Sequence[Card]) -> None:
@@ -149,15 +164,15 @@ def _print_table(cards: Sequence[Card]) -> None:
     for card in cards:
         values = (card["overrides"][index].partition("=")[2] for index in differing)
         table.add_column("\n".join(values), justify="right")
-    has_batch = any(card["batch"] for card in cards)
+    notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES}
+    given = [group for group in notes if not group or any(card[group] for card in cards)]
     for label, field in ROWS:
-        if has_batch or not field.startswith("batch."):
+        group, is_of_group, _ = field.partition(".")
+        if not is_of_group or group not in notes or group in given:
             table.add_row(label, *(_shown(card, field) for card in cards))
     # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in overrides are not markup.
     Console(width=10_000, markup=False).print(table)
-    print(NOTES)
-    if has_batch:
-        print(BATCH_NOTES)
+    print(*(notes[group] for group in given), sep="\n")
 
 
 def _shown(card: Card, field: str) -> str:

@@ -81,7 +81,7 @@ def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num
     mode = settings.compile_mode
     if mode == "auto":
         is_one_batch = (settings.arguments.get("accumulate_grad_batches") or 1) == num_processes == 1
-        repeats = is_one_batch and not varies and mask.documents is None
+        repeats = is_one_batch and not varies and mask.documents is None and not settings.is_sharded
         mode = "reduce-overhead" if settings.device == "cuda" and repeats else "default"
     # Without `dynamic` torch compiles twice: for the length of the first batch, then, at the second, for any.
     return {"mode": mode, "dynamic": varies or None}

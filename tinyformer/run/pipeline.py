@@ -85,10 +85,12 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         run = set_up(config, folder, invocation or Invocation())
         with ending_in_a_queue(run), closing(run.loggers):
             fit(run)
-            if run.trainer.world_size > 1:
-                torch.distributed.destroy_process_group()
-            run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
-            return summarise_training(run, *score_training(run)) if is_first_process() else {}
+            with run.module.whole_network():
+                run.network = run.module.network
+                if run.trainer.world_size > 1:
+                    torch.distributed.destroy_process_group()
+                run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
+                return summarise_training(run, *score_training(run)) if is_first_process() else {}
 
 
 def evaluate(

@@ -184,7 +184,7 @@ def summarise(
         "num_parameters": network.num_parameters(),
         "device": describe_device(run.settings.device),
         "precision": run.settings.precision,
-        "is_compiled": network._compiled_call_impl is not None,
+        "is_compiled": run.is_compiled,
         "attention_backend": run.config.attention.get("backend"),
         "attention_kernel": kernel,
         "steps": steps,

@@ -60,6 +60,11 @@ class Run:
         return [callback for callback in self.trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether the network is compiled: an evaluation, which writes no checkpoints, takes it as it is."""
+        return self.settings.compile_mode is not None and bool(self.callbacks(Checkpoints))
+
+    @property
     def telemetry(self) -> list[AttentionTelemetry]:
         return self.callbacks(AttentionTelemetry)
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ import lightning as L
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Timer, WeightAveraging
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tinyformer.config.checks import check_value
@@ -28,6 +28,7 @@ from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device
 from tinyformer.nn import Network
 from tinyformer.run.cluster import is_in_cluster, with_environment
 from tinyformer.run.parts import Options
+from tinyformer.training.sharding import FullyShardedStrategy
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
@@ -46,9 +47,12 @@ POSITIVE: dict[str, tuple[int, str]] = {
 }
 """Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
 
-STRATEGIES = {"ddp": partial(DDPStrategy, broadcast_buffers=False, gradient_as_bucket_view=True)}
-"""What a name stands for, if it is not what Lightning makes of it: buffers are the same in all processes, and gradients
-exist once, in the buckets that are reduced."""
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "ddp": partial(DDPStrategy, broadcast_buffers=False, gradient_as_bucket_view=True),
+    "fsdp": FullyShardedStrategy,
+}
+"""What a name stands for, if it is not what Lightning makes of it. In `ddp`, buffers are the same in all processes, and
+gradients exist once, in the buckets that are reduced."""
 
 CHOSEN = (
     *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
@@ -71,6 +75,8 @@ def _told_by_trainer() -> Iterator[None]:
     """Tell what Lightning refuses as a mistake in the `trainer` group."""
     try:
         yield
+    except ArgumentError:
+        raise
     except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error
@@ -95,6 +101,10 @@ class Settings:
     @property
     def is_one_process(self) -> bool:
         return self.arguments.get("devices") in (1, "1", "auto") and (self.arguments.get("num_nodes") or 1) == 1
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.arguments.get("strategy") == "fsdp"
 
     @property
     def limit(self) -> float | None:
@@ -133,6 +143,8 @@ def set_up_process() -> None:
         r"It is recommended to use `self\.log\('val/",
         # Evaluation batches are in order, whatever their sampler is called.
         r"You requested to overfit but enabled val dataloader shuffling",
+        # No task changes the output of a network in place.
+        r"FSDP2-wrapped module .* returned a view tensor",
         # A resumed run may leave callbacks out.
         r"Be aware that when using `ckpt_path`",
         # A short run may end before the first report.
@@ -207,6 +219,8 @@ def training_trainer(
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
     strategy, own = settings.arguments.get("strategy"), ("profiler", "plugins", "strategy")
+    if settings.is_sharded and any(isinstance(callback, WeightAveraging) for callback in callbacks):
+        raise ArgumentError("trainer.strategy", strategy, "cannot average weights", {"strategy": "ddp"})
     trainer = L.Trainer(
         **{name: value for name, value in settings.arguments.items() if name not in own},
         strategy=STRATEGIES[strategy]() if strategy in STRATEGIES else strategy or "auto",

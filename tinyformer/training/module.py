@@ -1,6 +1,7 @@
 """The Lightning module: a training step, validation metrics, the optimizer and its schedule."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
-from tinyformer.training.processes import sum_over_processes
+from tinyformer.training.processes import max_over_processes, sum_over_processes
 from tinyformer.training.schedules import Schedule
+from tinyformer.training.sharding import FullyShardedStrategy, blank_copy, shard, whole, whole_copy
 
 
 class TrainingModule(L.LightningModule):
@@ -50,9 +52,35 @@ class TrainingModule(L.LightningModule):
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
         self.checkpoint = checkpoint
+        self.blank: tuple[Network, ...] = ()  # the network without weights, once it is sharded; no submodule
         self.metrics: dict[str, float | None] = {}  # of the last validation; None for one that is undefined
         self.step_targets: list[Tensor] = []  # of the batches of an optimizer step so far; empty between steps
         self.factor: Tensor | float = 1.0  # turns sums of the last step's losses and gradients into means over targets
+
+    def configure_model(self) -> None:
+        """Shard the network, if that is the strategy."""
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FullyShardedStrategy) and not self.blank:
+            self.blank = (blank_copy(self.network),)
+            shard(self.network, strategy.device_mesh["data_parallel"], str(self.trainer.precision))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Convert the weights before they are loaded: Lightning does it later, so that fp64 was rounded to fp32."""
+        self.trainer.precision_plugin.convert_module(self)
+
+    @contextmanager
+    def whole_network(self, everywhere: bool = False) -> Iterator[None]:
+        """Within, `network` has all of its weights, in the first process or in all; no step can be taken.
+
+        All processes have to enter it together, since each may have a part of the weights.
+        """
+        parts, is_kept = self.network, everywhere or self.trainer.is_global_zero
+        if self.blank:
+            self.network = whole_copy(parts, self.blank[0], is_kept) or parts
+        try:
+            yield
+        finally:
+            self.network = parts
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
         """Count the targets of a batch; the first batch of a step clears the gradients of the step before."""
@@ -105,7 +133,7 @@ class TrainingModule(L.LightningModule):
         """The norm of the gradients of all weights that the optimizer updates, computed once a step."""
         if self._gradient_norm is None:
             gradients = [weight.grad for weight in self.updated if weight.grad is not None]
-            self._gradient_norm = torch.nn.utils.get_total_norm(gradients)
+            self._gradient_norm = whole(torch.nn.utils.get_total_norm(gradients), True)
         return self._gradient_norm
 
     def configure_gradient_clipping(
@@ -116,9 +144,10 @@ class TrainingModule(L.LightningModule):
     ) -> None:
         """Clip by the norm that the check of the step has already computed, where Lightning would compute it again."""
         max_norm, is_norm = gradient_clip_val or 0.0, gradient_clip_algorithm != "value"
-        # Under FSDP a process has a part of the gradients; and Lightning refuses fused optimizers with loss scaling.
-        holds_all = isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy)
-        if max_norm > 0.0 and is_norm and holds_all and not getattr(optimizer, "_step_supports_amp_scaling", False):
+        # With another strategy a process may have a part of the gradients; and Lightning refuses fused optimizers with
+        # loss scaling.
+        is_ours = isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy | FullyShardedStrategy)
+        if max_norm > 0.0 and is_norm and is_ours and not getattr(optimizer, "_step_supports_amp_scaling", False):
             torch.nn.utils.clip_grads_with_norm_(self.updated, max_norm, self.gradient_norm())
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -158,9 +187,17 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.sums: dict[str, Tensor] = {}
+        self.num_batches = int(self.trainer.num_val_batches[0])
+        self.num_missing = 0  # batches that another process has more than this one
+        if self.blank:
+            most = max_over_processes(torch.tensor(self.num_batches, device=self.device))
+            self.num_missing = int(most) - self.num_batches
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
+        """Add the scores of a batch; the last is computed again for others that gather the weights once more."""
         self.add_scores(self.sums, batch)
+        for _ in range(self.num_missing if batch_index == self.num_batches - 1 else 0):
+            self.task.score(self.network, batch)
 
     def add_scores(self, sums: dict[str, Tensor], batch: Batch) -> None:
         for name, score in self.task.score(self.network, batch).items():

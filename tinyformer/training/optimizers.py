@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.hardware import has_native_bf16
-from tinyformer.training.processes import of_all_processes, own_part
+from tinyformer.training.processes import of_all_processes, own_part, rows_of_whole, whole_of_own
 
 WORKS = {"lr": 1e-3, "adamw_lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
 
@@ -158,13 +159,18 @@ class StackedMuon(torch.optim.Muon):
         if is_masked is not None:
             kept = torch.where(is_masked, 1.0, kept)
         parameters = [parameter for stack in by_shape.values() for parameter in stack]
-        sizes = [len(stack) * shape.numel() for shape, stack in by_shape.items()]
-        parts = self._average(parameters, group, is_masked).split(sizes)
-        updates = [part.view(-1, *shape) for part, shape in zip(parts, by_shape, strict=True)]
-        directions = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
-        torch._foreach_mul_(parameters, kept)
-        for (shape, stack), direction in zip(by_shape.items(), directions, strict=True):
-            changes = direction if is_masked is None else direction.masked_fill(is_masked, 0.0)
+        stacks = [list(map(_own, stack)) for stack in by_shape.values()]
+        parts = self._average(parameters, group, is_masked).split([len(stack) * stack[0].numel() for stack in stacks])
+        updates = [part.view(len(stack), *stack[0].shape) for part, stack in zip(parts, stacks, strict=True)]
+        is_sharded = isinstance(parameters[0], DTensor)
+        if is_sharded:
+            updates = [whole_of_own(update, shape[0]) for update, shape in zip(updates, by_shape, strict=True)]
+        options = group["ns_coefficients"], group["ns_steps"], group["eps"]
+        directions = orthogonalise(updates, *options, shared=not is_sharded)
+        torch._foreach_mul_([own for stack in stacks for own in stack], kept)
+        for shape, stack, direction in zip(by_shape, stacks, directions, strict=True):
+            changes = rows_of_whole(direction, len(stack), len(stack[0])) if is_sharded else direction
+            changes = changes if is_masked is None else changes.masked_fill(is_masked, 0.0)
             rows, columns = shape
             is_matched = group["adjust_lr_fn"] == "match_rms_adamw"
             factor = 0.2 * math.sqrt(max(rows, columns)) if is_matched else math.sqrt(max(1, rows / columns))
@@ -178,8 +184,8 @@ class StackedMuon(torch.optim.Muon):
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
-        gradients = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        buffers = [_own(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        gradients = torch.cat([_own(parameter.grad).flatten() for parameter in parameters])
         means = torch.cat([buffer.flatten() for buffer in buffers])
         if is_masked is not None:  # averaging a mean with itself changes no bit of it
             gradients = torch.where(is_masked, means, gradients)
@@ -189,17 +195,23 @@ class StackedMuon(torch.optim.Muon):
         return gradients.lerp(means, momentum) if group["nesterov"] else means
 
 
+def _own(weight: Any) -> Tensor:
+    """What this process has of a weight: all of it, or some of its rows."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
 def orthogonalise(
     stacks: Sequence[Float[Tensor, "_matrices _rows _columns"]],
     coefficients: Sequence[float],
     num_steps: int,
     eps: float,
+    shared: bool = True,
 ) -> list[Float[Tensor, "_matrices _rows _columns"]]:
     """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
 
     The stacks of matrices have one device and dtype. Matrices of transposed shapes are iterated together, in bf16 where
     the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger. Of several
-    processes, which are given the same matrices, each iterates a part of them and shares the result.
+    processes that are given the same matrices (`shared`), each iterates a part of them and shares the result.
     """
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]
@@ -210,11 +222,11 @@ def orthogonalise(
         x = torch.cat([wide[number] for number in numbers])
         x = x.bfloat16() if has_native_bf16(x.device.type) else x.float()
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
-        own = own_part(x)
+        own = own_part(x) if shared else x
         for _ in range(num_steps):
             gram = own @ own.mT
             own = torch.baddbmm(own, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), own, beta=a)
-        x = of_all_processes(own, len(x)).to(stacks[0].dtype)
+        x = (of_all_processes(own, len(x)) if shared else own).to(stacks[0].dtype)
         for number, part in zip(numbers, x.split([len(wide[number]) for number in numbers]), strict=True):
             results[number] = part if part.shape == stacks[number].shape else part.mT
     return results

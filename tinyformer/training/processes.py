@@ -49,3 +49,23 @@ def of_all_processes(own: Float[Tensor, "own rows columns"], number: int) -> Flo
     ]
     torch.distributed.all_gather(parts, own.contiguous())
     return torch.cat(parts)[:number]
+
+
+def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) -> Float[Tensor, "own rows columns"]:
+    """The `own_part` of matrices, whole, of which each process has some of the rows: as many as `torch.chunk` gives."""
+    size = torch.distributed.get_world_size()
+    most, share = math.ceil(num_rows / size), math.ceil(len(rows) / size)
+    sent = F.pad(rows, (0, 0, 0, most - rows.shape[1], 0, share * size - len(rows)))
+    torch.distributed.all_to_all_single(received := torch.empty_like(sent), sent.contiguous())
+    return received.unflatten(0, (size, share)).transpose(0, 1).flatten(1, 2)[:, :num_rows]
+
+
+def rows_of_whole(
+    own: Float[Tensor, "own rows columns"], number: int, num_rows: int
+) -> Float[Tensor, "{number} {num_rows} columns"]:
+    """The rows that this process has of all matrices, of which each process has a part; undoes `whole_of_own`."""
+    size = torch.distributed.get_world_size()
+    most = math.ceil(own.shape[1] / size)
+    sent = F.pad(own, (0, 0, 0, most * size - own.shape[1])).unflatten(1, (size, most)).transpose(0, 1).contiguous()
+    torch.distributed.all_to_all_single(received := torch.empty_like(sent), sent)
+    return received.flatten(0, 1)[:number, :num_rows]

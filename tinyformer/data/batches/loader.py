@@ -243,7 +243,7 @@ def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) 
     """All items of a data set in order, or one process's share of them; None as batch size where items are batches."""
     number = len(cast(Sized, dataset))
     if 0 < number < world_size:  # some processes would have nothing to evaluate
-        reason = f"there are only {number} items to evaluate, fewer than devices"
+        reason = f"must be at most {number}, the number of items to evaluate"
         raise ArgumentError("trainer.devices", world_size, reason, {"devices": 1})
     return DataLoader(
         dataset,

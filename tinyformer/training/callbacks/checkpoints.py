@@ -98,6 +98,9 @@ class Checkpoints(Checkpoint):
             if callback.state_key in checkpoint["callbacks"]:
                 checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
         states = [checkpoint[KEY]["random_state"], *checkpoint[KEY].get("other_random_states", [])]
+        if len(states) != trainer.world_size and trainer.is_global_zero:
+            number = f"{trainer.world_size} instead of {len(states)}"
+            print(f"processes: {number}; dropout, if any, has other masks than in an unbroken run")
         if trainer.global_rank < len(states):  # a process that the saved run did not have starts from its seed
             self.random_state = states[trainer.global_rank]
 

@@ -182,7 +182,7 @@ def _mask_of(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
 
 def _origin(trainer: L.Trainer, module: TrainingModule, step: _Step) -> str | None:
     origin = None
-    with trainer.precision_plugin.train_step_context():
+    with module.whole_network(everywhere=True), trainer.precision_plugin.train_step_context():
         for batch in step.batches:
             origin = origin or first_non_finite(module.network, partial(module.training_step, batch, 0))
     if trainer.world_size == 1:

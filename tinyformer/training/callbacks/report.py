@@ -222,11 +222,13 @@ class TrainingScores(L.Callback):
         self.metrics: dict[str, float] = {}  # of the last validation
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self.num_rows or trainer.state.fn != TrainerFn.FITTING or not trainer.is_global_zero:
-            return
         assert isinstance(pl_module, TrainingModule)
+        if not self.num_rows or trainer.state.fn != TrainerFn.FITTING:
+            return
         sums: dict[str, torch.Tensor] = {}
-        with trainer.precision_plugin.forward_context():
+        with pl_module.whole_network(), trainer.precision_plugin.forward_context():
+            if not trainer.is_global_zero:
+                return
             for batch in pl_module.data.sample("train", self.num_rows):
                 pl_module.add_scores(sums, trainer.strategy.batch_to_device(batch))
         metrics = pl_module.task.metrics(sums, pl_module.data.splits["train"])

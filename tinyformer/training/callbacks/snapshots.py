@@ -18,6 +18,7 @@ from tinyformer.hardware import synchronize
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule, num_steps
+from tinyformer.training.processes import max_over_processes
 
 
 class Snapshots(L.Callback):
@@ -55,7 +56,8 @@ class Snapshots(L.Callback):
             self._first = None if self._first_step else raw
             file = io.BytesIO()
             torch.save(raw, file)
-            self._plan(num_steps(trainer), file.tell())  # in every process, which a refusal ends
+            size = max_over_processes(torch.tensor(file.tell(), device=trainer.strategy.root_device))
+            self._plan(num_steps(trainer), int(size))  # in every process, which a refusal ends
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if cast(TrainingModule, pl_module).step_targets:

@@ -105,19 +105,20 @@ class AttentionTelemetry(L.Callback):
         A network without attention maps is measured no more.
         """
         assert isinstance(pl_module, TrainingModule)
-        if self.refusal or not trainer.is_global_zero:
-            return
-        synchronize(pl_module.device)
-        start = time.perf_counter()
-        try:
-            measures = self._measure(trainer, pl_module, costly)
-            if plots:
-                self._write(trainer, pl_module, measures)
-        except NoMapsError as error:
-            self.refusal = str(error)
-            print(f"No attention heads are measured: {error}", file=sys.stderr)
-        synchronize(pl_module.device)
-        spent = time.perf_counter() - start
+        with pl_module.whole_network():
+            if self.refusal or not trainer.is_global_zero:
+                return
+            synchronize(pl_module.device)
+            start = time.perf_counter()
+            try:
+                measures = self._measure(trainer, pl_module, costly)
+                if plots:
+                    self._write(trainer, pl_module, measures)
+            except NoMapsError as error:
+                self.refusal = str(error)
+                print(f"No attention heads are measured: {error}", file=sys.stderr)
+            synchronize(pl_module.device)
+            spent = time.perf_counter() - start
         self.seconds += spent
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Report):

@@ -1,0 +1,189 @@
+"""Sharded training: the steps of one process, checkpoints for any number of processes, and all that reads weights."""
+
+import subprocess
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from commands import PYTHON, ROOT, SMALL, TEXT, Program, ran, results_of, table, weights_of
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing import ProcessRaisedException
+from training.runs import CONTENTS, QUIET, fit, interrupt, strategy_of
+from training.step_cases import TASKS, off, trained
+
+from tinyformer.analysis.memory import count_gpus
+from tinyformer.checkpoint.file import load_raw
+from tinyformer.training import AdamW, MuonWithAdamW, optimizers
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import FiniteCheck
+from tinyformer.training.trainer_parts import WholeCheckpointIO
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation")]
+
+LAYOUTS = {"causal_lm": [(2, 1, 5), (3, 1, 3)], "seq2seq": [(2, 2, 2)], "span": [(2, 1, 4)]}
+"""Processes, accumulated batches and their rows, by task; three processes have 11, 11 and 10 rows of a matrix."""
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [(name, layout) for name, layouts in LAYOUTS.items() for layout in layouts]
+)
+def test_the_steps_are_those_of_one_process(name, layout, tmp_path):
+    gradients, weights, loss, _ = trained(tmp_path, name)
+    found, after, reported, _ = trained(tmp_path, name, layout, strategy="fsdp")
+    assert off(found, gradients) < 1e-9
+    assert off(after, weights) < 1e-9
+    assert reported == pytest.approx(loss, rel=1e-9)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_steps_of_muon_are_those_of_one_process(processes, tmp_path, monkeypatch):
+    """In fp32: of matrices whose rows and whose number cannot be divided by the number of processes, too."""
+    monkeypatch.setattr(optimizers, "has_native_bf16", lambda device: False)
+    muon, exact = MuonWithAdamW(lr=0.01), {"precision": "32-true"}
+    _, weights, loss, _ = trained(tmp_path, "seq2seq", optimizer=muon, **exact)
+    layout = (processes, 1, 4 if processes == 2 else 3)
+    _, after, reported, _ = trained(tmp_path, "seq2seq", layout, optimizer=muon, strategy="fsdp", **exact)
+    assert off(after, weights) < 2e-4
+    assert reported == pytest.approx(loss, rel=1e-4)
+
+
+ONE = ("", 1)
+
+
+def run(folder, kind, *callbacks, optimizer=None, precision="64-true", checkpoint=None):
+    """A run of 8 steps of 6 rows, by a strategy and in a number of processes: what its last checkpoint holds."""
+    settings = strategy_of(*kind, precision) | {"log_every_n_steps": 1, "gradient_clip_val": 1.0}
+    settings["plugins"] = [*filter(None, [settings.get("plugins")]), WholeCheckpointIO()]
+    parts = [*callbacks, Checkpoints(folder, CONTENTS)]
+    data = {"batch_size": 6 // kind[1]}
+    try:
+        fit(folder, *parts, checkpoint=checkpoint, optimizer=optimizer, data=data, **settings)
+    except Interrupted:
+        pass
+    except ProcessRaisedException as end:
+        if Interrupted.__name__ not in str(end):
+            raise
+    return load_raw(folder / "last.ckpt")
+
+
+@pytest.mark.parametrize(("first", "second"), [(("fsdp", 2), ("fsdp", 3)), (("fsdp", 3), ONE), (ONE, ("fsdp", 2))])
+def test_a_run_continues_with_any_number_of_processes(first, second, tmp_path, capfd):
+    """Its batches are the same, and so are its weights and the state of its optimizer."""
+    whole = run(tmp_path / "whole", ONE)
+    begun = run(tmp_path / "broken", first, interrupt(3))
+    assert begun["global_step"] == 3
+    rest = run(tmp_path / "broken", second, checkpoint=str(tmp_path / "broken/last.ckpt"))
+    assert rest["global_step"] == whole["global_step"] == 8
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        torch.testing.assert_close(rest[part], whole[part], rtol=1e-9, atol=1e-12)
+    assert f"processes: {second[1]} instead of {first[1]}; dropout" in capfd.readouterr().out
+
+
+def test_a_stopped_run_continues_bit_by_bit(tmp_path):
+    """With the optimizer that keeps states of two kinds, and shares them by rows."""
+    muon, kind = MuonWithAdamW(), ("fsdp", 2)
+    whole = run(tmp_path / "whole", kind, optimizer=muon, precision="32-true")
+    begun = run(tmp_path / "broken", kind, interrupt(3), optimizer=muon, precision="32-true")
+    rest = run(
+        tmp_path / "broken", kind, optimizer=muon, precision="32-true", checkpoint=str(tmp_path / "broken/last.ckpt")
+    )
+    assert (begun["global_step"], rest["global_step"]) == (3, 8)
+    for part in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(rest[part], whole[part], rtol=0, atol=0)
+
+
+class Noted(L.Callback):
+    """Writes the bytes that each process holds, and the dtypes of a block's weight and of another when gathered."""
+
+    def __init__(self, path):
+        self.path, self.dtypes = path, {}
+
+    def on_train_start(self, trainer, module):
+        layer, others = module.network.encoder.layers[0], module.network.encoder.token_embedding
+        for name, part in {"block": layer.feed_forward.down_proj, "others": others}.items():
+            part.register_forward_pre_hook(lambda part, _, name=name: self.dtypes.update({name: part.weight.dtype}))
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.gradients = held(weight.grad for weight in module.parameters())
+
+    def on_train_end(self, trainer, module):
+        states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
+        found = held(module.parameters()), self.gradients, held(states)
+        torch.save((found, self.dtypes), self.path / f"{trainer.global_rank}.pt")
+
+
+def held(tensors):
+    own = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in own)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_each_process_holds_what_the_card_counts_and_gathers_blocks_in_bf16(processes, tmp_path):
+    """The card counts those of the first, which has 13 of 50 rows of the embedding where there are four."""
+    trained(tmp_path, "causal_lm", (processes, 1, 2), None, [Noted(tmp_path)], "fsdp", "bf16-mixed")
+    found, dtypes = torch.load(tmp_path / "0.pt")
+    costs = count_gpus(TASKS["causal_lm"][1], AdamW(), processes)
+    assert found == (costs.sharded_weight_bytes, costs.sharded_gradient_bytes, costs.sharded_optimizer_bytes)
+    assert dtypes == {"block": torch.bfloat16, "others": torch.float32}
+    others = [torch.load(tmp_path / f"{rank}.pt")[0][0] for rank in range(processes)]
+    assert sum(others) == 4 * TASKS["causal_lm"][1]().num_parameters()
+
+
+class Poison(L.Callback):
+    """Makes the loss of one process infinite at a step, and its part of a weight at the sixth."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def setup(self, trainer, module, stage):
+        def training_step(batch, batch_idx):
+            is_bad = trainer.global_rank == 1 and trainer.global_step == self.step - 1
+            return compute(batch, batch_idx) * (torch.inf if is_bad else 1.0)
+
+        compute, module.training_step = module.training_step, training_step
+
+    def on_train_batch_start(self, trainer, module, *args):
+        if trainer.global_rank == 1 and trainer.global_step == 5:
+            weight = module.network.encoder.layers[1].feed_forward.down_proj.weight
+            weight.data.to_local().fill_(torch.inf)
+
+
+def test_all_processes_skip_a_bad_step_of_one_and_name_its_bad_weight(tmp_path):
+    """Found before it would be saved, or, where the run does not skip steps, when the step is run again."""
+    muon, kind, exact = MuonWithAdamW(), ("fsdp", 2), {"precision": "32-true"}
+    before = run(tmp_path / "before", kind, interrupt(2), optimizer=muon, **exact)
+    weight = r"encoder\.layers\.1\.feed_forward\.down_proj\.weight"
+    with pytest.raises(
+        ProcessRaisedException, match=rf"step 6 left weights that are not finite.* weight network\.{weight}"
+    ):
+        run(tmp_path / "run", kind, Poison(3), FiniteCheck("skip"), optimizer=muon, **exact)
+    skipped = load_raw(tmp_path / "run/last.ckpt")
+    assert skipped["global_step"] == 3
+    for raw in (skipped, before):  # learning rates advance
+        raw["states"] = [part["state"] for part in raw["optimizer_states"][0]["optimizers"]]
+    for part in ("state_dict", "states"):
+        torch.testing.assert_close(skipped[part], before[part], rtol=0, atol=0)
+    with pytest.raises(
+        ProcessRaisedException, match=rf"step 6 has a loss of nan.*first not finite: the weight {weight}"
+    ):
+        run(tmp_path / "run", kind, Poison(9), FiniteCheck())
+
+
+def test_a_run_is_measured_scored_and_saved_as_one_of_one_process(program: Program, book: Path) -> None:
+    """Validation has three batches in one process and two in the other, and blocks share their positions."""
+    words = f"{SMALL} {TEXT} position=t5 data.test_fraction=0.1 optimizer.lr=0.01 schedule.warmup_steps=1 "
+    words += "callbacks.training_scores.num_rows=8 callbacks.snapshots.every_n_steps=2 trainer.limit_val_batches=null"
+    ran(program, "train.py", words, "data.batch_size=8 hydra.run.dir=one")
+    sharded = "trainer=fsdp trainer.accelerator=cpu trainer.devices=2 data.batch_size=4 hydra.run.dir=sharded"
+    subprocess.run([PYTHON, ROOT / "train.py", *words.split(), *sharded.split()], check=True, capture_output=True)
+    one, other = results_of("one"), results_of("sharded")
+    names = [name for name in one if name.startswith(("val/", "test/", "train/", "best/"))]
+    assert {name: other[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-5)
+    assert (other["num_parameters"], other["sample"]) == (one["num_parameters"], one["sample"])
+    for name in ("last", "best", "../snapshots/step_000000", "../snapshots/step_000002"):
+        torch.testing.assert_close(weights_of("sharded", name), weights_of("one", name), rtol=1e-4, atol=1e-6)
+    heads, others = (table(f"{run}/attention/heads.csv") for run in ("one", "sharded"))
+    assert [row["label"] for row in others] == [row["label"] for row in heads]
+    entropies = [float(row["entropy"]) for row in heads]
+    assert [float(row["entropy"]) for row in others] == pytest.approx(entropies, rel=1e-4)

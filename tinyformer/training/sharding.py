@@ -1,0 +1,111 @@
+"""Fully sharded data parallelism: each process has a part of every weight, gradient and state of the optimizer.
+
+It is stage 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) by torch's `fully_shard` (Zhao et al. 2023, arXiv
+2304.11277): the weights of a block are gathered for its forward pass and for its backward pass.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tinyformer.nn import Network
+
+
+class FullyShardedStrategy(ModelParallelStrategy):
+    """Lightning's strategy for `fully_shard`; its checkpoints are those of a run with one process.
+
+    The first process gathers weights and optimizer state, one tensor at a time. So a run may be resumed with another
+    number of processes, or with another strategy.
+    """
+
+    lightning_restore_optimizer = True
+
+    def __init__(self) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        assert self.lightning_module is not None
+        return whole(self.lightning_module.state_dict(), self.is_global_zero, "cpu")
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        own, loaded = self.lightning_module.state_dict(), checkpoint["state_dict"]
+        parts = {name: part_as(own[name], value) if name in own else value for name, value in loaded.items()}
+        self.lightning_module.load_state_dict(parts, strict=strict)
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return whole(super(ModelParallelStrategy, self).optimizer_state(optimizer), self.is_global_zero, "cpu")
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+            for part in getattr(optimizer, "optimizers", [optimizer]):
+                for weight, values in part.state.items():
+                    values.update({name: part_as(weight, value) for name, value in values.items()})
+
+
+def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
+    """Leave each process its part of every weight: of rows, where a weight is a matrix.
+
+    The weights of a block are gathered together, and all others, such as the embeddings, for the whole of a step. In
+    mixed precision a block's weights are gathered in bf16, and its gradients summed in fp32.
+    """
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if precision == "bf16-mixed":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for block in network.separate_blocks():
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(network, mesh=mesh, reshard_after_forward=False)
+
+
+def whole(values: Any, is_kept: bool, device: str | torch.device | None = None) -> Any:
+    """A state with all of its tensors whole, which all processes have to ask for; empty ones where it is not kept."""
+    if isinstance(values, DTensor):
+        gathered = values.full_tensor()
+        return gathered.to(device or gathered.device) if is_kept else torch.empty(0)
+    if isinstance(values, Mapping):
+        return {name: whole(value, is_kept, device) for name, value in values.items()}
+    return [whole(value, is_kept, device) for value in values] if isinstance(values, list) else values
+
+
+def part_as(own: Any, value: Any) -> Any:
+    """The part of a whole tensor that this process has of a weight; what has another shape stays as it is."""
+    if not isinstance(own, DTensor) or not isinstance(value, Tensor) or own.shape != value.shape:
+        return value
+    placed = value.to(own.device, own.dtype)
+    return distribute_tensor(placed, own.device_mesh, own.placements, src_data_rank=None)
+
+
+def blank_copy(network: Network) -> Network:
+    """A copy without the weights, on the device "meta"."""
+    return _with_weights(network, {name: weight.detach().to("meta") for name, weight in network.named_parameters()})
+
+
+def _with_weights(network: Network, weights: Mapping[str, Tensor]) -> Network:
+    """A copy of a network that has other weights."""
+    named = network.named_parameters()
+    memo: dict[int, Any] = {id(old): nn.Parameter(weights[name], old.requires_grad) for name, old in named}
+    return copy.deepcopy(network, memo)  # which finds them where it would copy the old ones
+
+
+def whole_copy(network: Network, blank: Network, is_kept: bool) -> Network | None:
+    """A copy of a sharded network that is not, which all processes have to ask for; None where it is not kept."""
+    weights = whole(dict(network.named_parameters()), is_kept)
+    if not is_kept:
+        return None
+    device = next(iter(weights.values())).device  # the copy without weights was made before they were moved to it
+    return _with_weights(blank, weights).train(network.training).to(device)
