@@ -176,7 +176,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Pr
     assert not list(Path().glob(".*.lock"))
 
 
-TWO = f"trainer=ddp trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run {CONSTANT} model.dropout=0.2"
+TWO = f"trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run {CONSTANT} model.dropout=0.2"
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -198,12 +198,30 @@ def end(run: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
+def test_where_a_process_is_killed_the_others_end_and_the_run_continues(book: Path, program: Program) -> None:
+    """Even as one process, though each of the two had a part of the weights."""
+    run = start(f"{LONG} {TWO} trainer=fsdp trainer.max_steps=1000000")
+    while not (CHECKPOINTS / "last.ckpt").exists() and run.poll() is None:
+        time.sleep(0.05)
+    (second,) = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    os.kill(int(second), signal.SIGKILL)
+    code, _, error = end(run)
+    said = r"Another process of the run has ended during step \d+\. What it has not saved is lost\. To continue: .*=run"
+    assert (code, bool(re.search(said, error))) == (1, True), error
+    step = load_checkpoint(CHECKPOINTS / "last.ckpt").step
+    out = ran(program, "train.py", f"resume=run trainer=cpu trainer.devices=1 trainer.max_steps={step + 2}")
+    assert "processes: 1 instead of 2" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
 def test_a_signal_or_a_bad_step_of_one_process_stops_both_and_they_resume_bit_equal(
-    program: Program, book: Path
+    strategy: str, program: Program, book: Path
 ) -> None:
     """Then the final test is scored once, and as one process scores it."""
     Path("reviews.csv").write_text(REVIEWS)
-    settings = f"{SMALL} {CLASSIFIED} {TWO} trainer.val_check_interval=1 callbacks.snapshots.every_n_steps=64"
+    settings = f"{SMALL} {CLASSIFIED} trainer={strategy} {TWO} trainer.val_check_interval=1 "
+    settings += "callbacks.snapshots.every_n_steps=64"
     run = start(settings, "trainer.max_steps=1000000")
     while not Path("run/checkpoints/last.ckpt").exists() and run.poll() is None:
         time.sleep(0.05)

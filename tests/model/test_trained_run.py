@@ -126,8 +126,8 @@ def test_what_cannot_work_is_a_sentence_and_leaves_no_folder(word: str, capsys: 
 @pytest.mark.parametrize(
     ("last", "said"),
     [
-        (1, "\nStopped during step 1, which is lost. Nothing was saved.\n"),
-        (3, '\nStopped during step 3, which is lost. To continue: tinyformer.train(["resume=run"])\n'),
+        (1, "\nStopped during step 1. Nothing was saved.\n"),
+        (3, '\nStopped during step 3. What it has not saved is lost. To continue: tinyformer.train(["resume=run"])\n'),
     ],
 )
 def test_ctrl_c_that_makes_a_step_fail_is_no_error(

@@ -302,12 +302,17 @@ def fit(run: Run) -> None:
     except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
         raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        how = "Nothing was saved."
+        if run.checkpoints.last.exists():
+            command = run.invocation.call(f"resume={relative_path(run.folder)}")
+            how = f"What it has not saved is lost. To continue: {command}"
+        when = f"during step {run.trainer.global_step + 1}. {how}"
         if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
-            how = "Nothing was saved."
-            if run.checkpoints.last.exists():
-                how = f"To continue: {run.invocation.call(f'resume={relative_path(run.folder)}')}"
-            print(f"\nStopped during step {run.trainer.global_step + 1}, which is lost. {how}")
+            print(f"\nStopped {when}")
             raise SystemExit(128 + number) from error
+        if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
+            print(f"\nAnother process of the run has ended {when}", file=sys.stderr)
+            raise SystemExit(1) from error
         is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
         if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
             raise
