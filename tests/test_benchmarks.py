@@ -93,6 +93,7 @@ def run_benchmark(name: str, folder: Path, arguments: Sequence[str]) -> str:
     return ended.stdout
 
 
+@pytest.mark.nightly
 def test_a_language_model_translates_by_continuing(tmp_path: Path, program: Program) -> None:
     english = {"uno": "one", "dos": "two", "tres": "three", "cuatro": "four", "cinco": "five"}
     pairs = [(" ".join(few), " ".join(map(english.get, few))) for n in (2, 3, 4) for few in permutations(english, n)]
@@ -116,6 +117,7 @@ def test_a_language_model_translates_by_continuing(tmp_path: Path, program: Prog
     assert translate(model, sources, Beam(3)) == translate(model, sources, Beam(3), use_cache=False)
 
 
+@pytest.mark.nightly
 def test_a_name_says_more_of_a_summary_than_the_first_sentence_does(tmp_path: Path) -> None:
     printed = run_benchmark("summaries", tmp_path, [])
     sentence, constant, name = (float(line.split("ROUGE-L ")[1].split(",")[0]) for line in printed.splitlines())

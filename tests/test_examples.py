@@ -22,8 +22,15 @@ def test_a_notebook_is_stored_with_its_charts_and_without_the_atlas(path):
     assert path.stat().st_size < 300_000
 
 
+LONGEST = ("lesson", "why")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.nightly] if path.stem in LONGEST else []) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_and_shows_what_it_stores(path, tmp_path):
     notebook = executed(path, tmp_path, max_steps=10)
     assert displays(as_stored(notebook)) == displays(nbformat.read(path, as_version=4))

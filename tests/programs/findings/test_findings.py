@@ -121,7 +121,10 @@ def place(tmp_path: Path, book: Path) -> Place:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "by"), [([], signal.SIGINT), (SIDE_BY_SIDE, signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("launcher", "by"),
+    [([], signal.SIGINT), pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.nightly)],
+)
 def test_a_stopped_finding_continues_and_repeats_no_run(
     place: Place, call: Program, launcher: list[str], by: int
 ) -> None:
@@ -315,8 +318,13 @@ def test_every_finding_is_broken() -> None:
     assert sorted(BROKEN) == finding_names()
 
 
+LONGEST = ("rank", "warmup", "grouped", "robust", "scale", "longer")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] if name in LONGEST else []) for name in BROKEN]
+)
 def test_a_finding_without_its_mechanism_fails(name: str, tmp_path: Path) -> None:
     finding = broken(name)
     planned = plan(finding, tmp_path)
