@@ -253,8 +253,9 @@ def test_gpus_gather_two_blocks_and_send_as_many_bytes_as_rings_do(position: str
     found, total = count_gpus(lambda: tiny(f"position={position}"), AdamW(), 4), numel(model, "")
     block = numel(model, "encoder.layers.0.") if position == "rotary" else 0
     blocks = len(model.encoder.layers) * block
-    assert found.gathered_bytes == 4 * (total - blocks) + 2 * 2 * block
+    assert found.whole_weight_bytes == 4 * (total - blocks) + 2 * 2 * block
+    assert found.whole_gradient_bytes == 4 * (total - blocks) + 2 * block
     assert found.sent_bytes == 2 * 4 * total * 3 // 4
     assert found.sharded_sent_bytes == (2 * 2 * blocks + 4 * (total - blocks) + 4 * total) * 3 // 4
     parts = found.sharded_weight_bytes + found.sharded_gradient_bytes + found.sharded_optimizer_bytes
-    assert found.sharded_bytes == parts + found.gathered_bytes
+    assert found.sharded_bytes == parts + found.whole_weight_bytes + found.whole_gradient_bytes

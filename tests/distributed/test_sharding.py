@@ -7,6 +7,8 @@ import lightning as L
 import pytest
 import torch
 from commands import PYTHON, ROOT, SMALL, TEXT, Program, ran, results_of, table, weights_of
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import ProcessRaisedException
 from training.runs import CONTENTS, QUIET, fit, interrupt, strategy_of
@@ -14,7 +16,10 @@ from training.step_cases import TASKS, off, trained
 
 from tinyformer.analysis.memory import count_gpus
 from tinyformer.checkpoint.file import load_raw
-from tinyformer.training import AdamW, MuonWithAdamW, optimizers
+from tinyformer.errors import ArgumentError
+from tinyformer.run.parts import Options
+from tinyformer.run.trainer import make_settings, training_trainer
+from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, optimizers
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import FiniteCheck
 from tinyformer.training.trainer_parts import WholeCheckpointIO
@@ -104,13 +109,27 @@ class Noted(L.Callback):
         for name, part in {"block": layer.feed_forward.down_proj, "others": others}.items():
             part.register_forward_pre_hook(lambda part, _, name=name: self.dtypes.update({name: part.weight.dtype}))
 
+        layer.register_forward_pre_hook(lambda part, args: self.dtypes.update(stream=args[0].dtype))
+        self.policy = fully_shard.state(layer)._mp_policy
+
+    def on_before_backward(self, trainer, module, loss):
+        encoder = module.network.encoder
+        self.gathered = [not isinstance(part.weight, DTensor) for part in (encoder.token_embedding, encoder.final_norm)]
+
     def on_before_optimizer_step(self, trainer, module, optimizer):
         self.gradients = held(weight.grad for weight in module.parameters())
 
     def on_train_end(self, trainer, module):
         states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
         found = held(module.parameters()), self.gradients, held(states)
-        torch.save((found, self.dtypes), self.path / f"{trainer.global_rank}.pt")
+        saved = {
+            weight.data_ptr(): weight.numel() for weight in trainer.strategy.lightning_module_state_dict().values()
+        }
+        module.eval()
+        with module.whole_network():
+            is_training = module.network.training
+        told = self.dtypes, self.policy.reduce_dtype, self.gathered, sum(saved.values()), is_training
+        torch.save((found, told), self.path / f"{trainer.global_rank}.pt")
 
 
 def held(tensors):
@@ -122,12 +141,15 @@ def held(tensors):
 def test_each_process_holds_what_the_card_counts_and_gathers_blocks_in_bf16(processes, tmp_path):
     """The card counts those of the first, which has 13 of 50 rows of the embedding where there are four."""
     trained(tmp_path, "causal_lm", (processes, 1, 2), None, [Noted(tmp_path)], "fsdp", "bf16-mixed")
-    found, dtypes = torch.load(tmp_path / "0.pt")
-    costs = count_gpus(TASKS["causal_lm"][1], AdamW(), processes)
-    assert found == (costs.sharded_weight_bytes, costs.sharded_gradient_bytes, costs.sharded_optimizer_bytes)
-    assert dtypes == {"block": torch.bfloat16, "others": torch.float32}
-    others = [torch.load(tmp_path / f"{rank}.pt")[0][0] for rank in range(processes)]
-    assert sum(others) == 4 * TASKS["causal_lm"][1]().num_parameters()
+    found, told = zip(*(torch.load(tmp_path / f"{rank}.pt") for rank in range(processes)), strict=True)
+    costs, total = count_gpus(TASKS["causal_lm"][1], AdamW(), processes), TASKS["causal_lm"][1]().num_parameters()
+    assert found[0] == (costs.sharded_weight_bytes, costs.sharded_gradient_bytes, costs.sharded_optimizer_bytes)
+    assert sum(weights for weights, _, _ in found) == 4 * total
+    dtypes = {"block": torch.bfloat16, "others": torch.float32, "stream": torch.float32}
+    # The first process alone keeps what is gathered, in which tied weights are one; a copy is in the mode of the model.
+    assert list(told) == [
+        (dtypes, torch.float32, [True, True], total * (rank == 0), False) for rank in range(processes)
+    ]
 
 
 class Poison(L.Callback):
@@ -170,13 +192,37 @@ def test_all_processes_skip_a_bad_step_of_one_and_name_its_bad_weight(tmp_path):
         run(tmp_path / "run", kind, Poison(9), FiniteCheck())
 
 
+def settings_of(**changes):
+    arguments = {"accelerator": "cpu", "devices": 2, "precision": "32-true", "max_steps": 1, "limit_val_batches": None}
+    arguments |= {"enable_progress_bar": False, "strategy": "fsdp"}
+    return make_settings(arguments | changes, Options())
+
+
+def test_what_sharded_weights_do_not_support_is_refused(tmp_path):
+    for precision in ("64-true", "16-mixed", "16-true"):
+        with pytest.raises(
+            ArgumentError, match=f"precision='{precision}': must be one of 32-true, bf16-mixed, bf16-true"
+        ):
+            settings_of(precision=precision)
+    node = {"_target_": "lightning.pytorch.strategies.ModelParallelStrategy"}
+    with pytest.raises(ArgumentError, match="strategy='ModelParallelStrategy': shards nothing by itself"):
+        settings_of(strategy=node)
+    for averages in (EMAWeightAveraging(), StochasticWeightAveraging(0.1)):
+        with pytest.raises(ArgumentError, match=r"trainer.strategy='fsdp': cannot average weights"):
+            training_trainer(settings_of(), tmp_path, [], [averages])
+    with pytest.raises(ProcessRaisedException, match="every_n_steps=2: makes 6 snapshots"):
+        run(tmp_path / "run", ("fsdp", 2), Snapshots(2, max_gb=1e-9))
+
+
 def test_a_run_is_measured_scored_and_saved_as_one_of_one_process(program: Program, book: Path) -> None:
     """Validation has three batches in one process and two in the other, and blocks share their positions."""
     words = f"{SMALL} {TEXT} position=t5 data.test_fraction=0.1 optimizer.lr=0.01 schedule.warmup_steps=1 "
     words += "callbacks.training_scores.num_rows=8 callbacks.snapshots.every_n_steps=2 trainer.limit_val_batches=null"
     ran(program, "train.py", words, "data.batch_size=8 hydra.run.dir=one")
-    sharded = "trainer=fsdp trainer.accelerator=cpu trainer.devices=2 data.batch_size=4 hydra.run.dir=sharded"
-    subprocess.run([PYTHON, ROOT / "train.py", *words.split(), *sharded.split()], check=True, capture_output=True)
+    sharded = "trainer=fsdp trainer.accelerator=cpu trainer.devices=2 data.batch_size=4 hydra.sweep.dir=sweep seed=1,0"
+    sweep = [PYTHON, ROOT / "train.py", "-m", *words.split(), *sharded.split()]  # whose second run is compared
+    subprocess.run(sweep, check=True, capture_output=True, timeout=120)
+    Path("sharded").symlink_to("sweep/1")
     one, other = results_of("one"), results_of("sharded")
     names = [name for name in one if name.startswith(("val/", "test/", "train/", "best/"))]
     assert {name: other[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-5)

@@ -79,8 +79,9 @@ class GpuCosts:
     """Memory and traffic of a training step on each of several GPUs, with a batch of its own.
 
     With `trainer=ddp` a GPU holds what `BatchCosts` counts. With `trainer=fsdp` it has a part of every weight, gradient
-    and state, the first GPU the largest one, and gathers whole weights for the pass through a block. Traffic is that of
-    rings, in which a GPU sends (n - 1) / n of what it reduces, gathers or scatters, in fp32 but for gathered weights.
+    and state, the first GPU the largest one, and whole weights and gradients for the pass through a block. Traffic is
+    that of rings, in which a GPU sends (n - 1) / n of what it reduces, gathers or scatters, in fp32 but for gathered
+    weights; of each batch, if gradients are accumulated with `trainer=fsdp`.
     """
 
     gpus: int
@@ -89,8 +90,9 @@ class GpuCosts:
     sharded_weight_bytes: int
     sharded_gradient_bytes: int
     sharded_optimizer_bytes: int
-    gathered_bytes: int  # of whole weights: those outside of the blocks, and of the largest block and the next
-    sharded_bytes: int  # the sum of the four before
+    whole_weight_bytes: int  # of the weights outside of the blocks, and of the largest block and the next
+    whole_gradient_bytes: int  # of the weights outside of the blocks, and of the largest block
+    sharded_bytes: int  # the sum of the five before
 
 
 def count_gpus(
@@ -109,22 +111,21 @@ def count_gpus(
         network = make_network().train()
         weights = list(network.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
-        blocks = [sum(weight.numel() for weight in block.parameters()) for block in network.separate_blocks()]
-        others = num_bytes(weights) - 4 * sum(blocks)
-        gradients = num_bytes(trained)
+        blocks = sorted(sum(weight.numel() for weight in block.parameters()) for block in network.separate_blocks())
+        others, gradients = num_bytes(weights) - 4 * sum(blocks), num_bytes(trained)
         parts = [4 * _part(weights, gpus), 4 * _part(trained, gpus)]
-        parts.append(_state_bytes(make_optimizer(network), trained, gpus))
-    scattered = 2 * size * sum(blocks) + others + gradients
-    gathered = others + size * sum(sorted(blocks)[-2:])
+        parts += [_state_bytes(make_optimizer(network), trained, gpus)]
+        parts += [others + size * sum(blocks[-2:]), others + size * sum(blocks[-1:])]
     return GpuCosts(
         gpus=gpus,
         sent_bytes=2 * gradients * (gpus - 1) // gpus,
-        sharded_sent_bytes=scattered * (gpus - 1) // gpus,
+        sharded_sent_bytes=(2 * size * sum(blocks) + others + gradients) * (gpus - 1) // gpus,
         sharded_weight_bytes=parts[0],
         sharded_gradient_bytes=parts[1],
         sharded_optimizer_bytes=parts[2],
-        gathered_bytes=gathered,
-        sharded_bytes=sum(parts) + gathered,
+        whole_weight_bytes=parts[3],
+        whole_gradient_bytes=parts[4],
+        sharded_bytes=sum(parts),
     )
 
 

@@ -30,5 +30,6 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise in the dtype of the weight; under autocast torch would warn about mixed dtypes."""
-        return super().forward(x.to(self.weight.dtype))
+        """Normalise in the higher dtype of input and weight; under autocast torch would warn about mixed ones."""
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)

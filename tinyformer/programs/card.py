@@ -75,7 +75,8 @@ ROWS = (
     ("    part of the weights", "gpus.sharded_weight_bytes"),
     ("    part of the gradients", "gpus.sharded_gradient_bytes"),
     ("    part of the optimizer's state", "gpus.sharded_optimizer_bytes"),
-    ("    gathered weights", "gpus.gathered_bytes"),
+    ("    whole weights", "gpus.whole_weight_bytes"),
+    ("    whole gradients", "gpus.whole_gradient_bytes"),
 )
 """The rows of the table from top to bottom: labels, and fields of a `Card`."""
 
@@ -85,8 +86,9 @@ pass, in mixed precision with dtype=bf16. Attention is counted as on CUDA, where
 one computes the variant. Logits, which are computed in parts, and memory within operations come on top."""
 
 GPU_NOTES = """\
-With trainer=ddp each GPU holds all that its batch needs; with trainer=fsdp a part of weights, gradients and state, the
-whole weights of two blocks and those outside of the blocks. What Muon sends in addition is not counted."""
+With trainer=ddp each GPU holds all that its batch needs; with trainer=fsdp a part of weights, gradients and state, and
+whole those outside of the blocks, the weights of two blocks and the gradients of one. The first GPU holds all weights
+while heads are measured and checkpoints are scored. What Muon sends in addition is not counted."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -167,8 +169,8 @@ def _print_table(cards: Sequence[Card]) -> None:
     notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES}
     given = [group for group in notes if not group or any(card[group] for card in cards)]
     for label, field in ROWS:
-        group, is_of_group, _ = field.partition(".")
-        if not is_of_group or group not in notes or group in given:
+        group = field.partition(".")[0]
+        if group in given or group not in notes:
             table.add_row(label, *(_shown(card, field) for card in cards))
     # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in overrides are not markup.
     Console(width=10_000, markup=False).print(table)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.utils import instantiate
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import caption
@@ -163,7 +164,13 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     if invocation.in_python:
         require_one_process(trainer)
     parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
-    run = Run(config, folder, invocation, start, stored, *parts, matched=matched, warning=warning, backends=measured)
+    found: Any = {
+        "matched": matched,
+        "warning": warning,
+        "backends": measured,
+        "is_compiled": bool(settings.compile_mode),
+    }
+    run = Run(config, folder, invocation, start, stored, *parts, **found)
     log_hyperparameters(run.loggers, run.config, run.network)
     return run
 
@@ -302,16 +309,11 @@ def fit(run: Run) -> None:
     except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
         raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
-        how = "Nothing was saved."
-        if run.checkpoints.last.exists():
-            command = run.invocation.call(f"resume={relative_path(run.folder)}")
-            how = f"What it has not saved is lost. To continue: {command}"
-        when = f"during step {run.trainer.global_step + 1}. {how}"
         if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
-            print(f"\nStopped {when}")
+            print(f"\nStopped {_amid_a_step(run)}")
             raise SystemExit(128 + number) from error
         if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
-            print(f"\nAnother process of the run has ended {when}", file=sys.stderr)
+            rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
             raise SystemExit(1) from error
         is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
         if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
@@ -324,6 +326,15 @@ def fit(run: Run) -> None:
     if not run.trainer.global_step:
         limit = format_value(run.settings.arguments.get("max_time"))
         raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
+
+
+def _amid_a_step(run: Run) -> str:
+    """Where a run has ended that could not save, and what to do."""
+    how = "Nothing was saved."
+    if run.checkpoints.last.exists():
+        command = run.invocation.call(f"resume={relative_path(run.folder)}")
+        how = f"What it has not saved is lost. To continue: {command}"
+    return f"during step {run.trainer.global_step + 1}. {how}"
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class Run:
     matched: Matched | None = None  # the size that was solved for, if any
     warning: str | None = None  # a sentence if the attention weights of a training step will not fit into memory
     backends: str | None = None  # the backends of its layers, where they were chosen by measurement
+    is_compiled: bool = False  # whether the network is; that of an evaluation is not
     analysis: Analysis | None = None  # the analysis of an evaluation, if one is chosen
     is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 
@@ -58,11 +59,6 @@ class Run:
 
     def callbacks(self, kind: type[C]) -> list[C]:
         return [callback for callback in self.trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the network is compiled: an evaluation, which writes no checkpoints, takes it as it is."""
-        return self.settings.compile_mode is not None and bool(self.callbacks(Checkpoints))
 
     @property
     def telemetry(self) -> list[AttentionTelemetry]:

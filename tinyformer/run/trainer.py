@@ -14,9 +14,9 @@ import lightning as L
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import Timer, WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer, WeightAveraging
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tinyformer.config.checks import check_value
@@ -28,7 +28,7 @@ from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device
 from tinyformer.nn import Network
 from tinyformer.run.cluster import is_in_cluster, with_environment
 from tinyformer.run.parts import Options
-from tinyformer.training.sharding import FullyShardedStrategy
+from tinyformer.training.sharding import PRECISIONS, FullyShardedStrategy
 from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
@@ -170,14 +170,7 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
             if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
                 raise ArgumentError(name, value, reason, {name: example})
         _refuse_arguments(arguments)
-        if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
-            reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
-            raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
-        strategy = arguments.get("strategy")
-        copies = str(strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook"))
-        if copies or getattr(strategy, "_start_method", "popen") != "popen":
-            reason = "starts processes with a copy of the run, which cannot be made"
-            raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
+        _check_strategy(arguments)
         for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
             if arguments.get(name) is not None:
                 require_choice(name, arguments[name], choices)
@@ -186,6 +179,9 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
     if device == "cuda":
         torch.cuda.set_device(_own_gpu(arguments["devices"]))
     arguments["precision"] = resolve_precision(arguments["precision"], device)
+    if arguments.get("strategy") == "fsdp":
+        with argument_path("trainer"):
+            require_choice("precision", arguments["precision"], PRECISIONS)
     mode = options.compile_mode
     is_compiled = device == "cuda" if options.compile == "auto" else options.compile
     if is_compiled and mode in WITH_CUDA_GRAPHS and (arguments.get("accumulate_grad_batches") or 1) > 1:
@@ -204,6 +200,20 @@ def _check_time(limit: Any) -> None:
         raise ArgumentError("max_time", limit, reason, {"max_time": "00:00:30:00"}) from error
 
 
+def _check_strategy(arguments: dict[str, Any]) -> None:
+    """Refuse processes that could not be started, or that would train apart."""
+    if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
+        reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
+        raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
+    strategy = arguments.get("strategy")
+    copies = str(strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook"))
+    if copies or getattr(strategy, "_start_method", "popen") != "popen":
+        reason = "starts processes with a copy of the run, which cannot be made"
+        raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
+    if isinstance(strategy, ModelParallelStrategy):
+        raise ArgumentError("strategy", type(strategy).__name__, "shards nothing by itself", {"strategy": "fsdp"})
+
+
 def _refuse_arguments(arguments: dict[str, Any]) -> None:
     """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
     for name in sorted(arguments.keys() & CHOSEN):
@@ -219,7 +229,7 @@ def training_trainer(
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
     strategy, own = settings.arguments.get("strategy"), ("profiler", "plugins", "strategy")
-    if settings.is_sharded and any(isinstance(callback, WeightAveraging) for callback in callbacks):
+    if settings.is_sharded and any(isinstance(each, WeightAveraging | StochasticWeightAveraging) for each in callbacks):
         raise ArgumentError("trainer.strategy", strategy, "cannot average weights", {"strategy": "ddp"})
     trainer = L.Trainer(
         **{name: value for name, value in settings.arguments.items() if name not in own},

@@ -16,7 +16,7 @@ from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
 from tinyformer.training.processes import max_over_processes, sum_over_processes
 from tinyformer.training.schedules import Schedule
-from tinyformer.training.sharding import FullyShardedStrategy, blank_copy, shard, whole, whole_copy
+from tinyformer.training.sharding import FullyShardedStrategy, shard, whole, whole_copy, without_weights
 
 
 class TrainingModule(L.LightningModule):
@@ -52,7 +52,7 @@ class TrainingModule(L.LightningModule):
         self.make_optimizer, self.schedule = optimizer, schedule
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
         self.checkpoint = checkpoint
-        self.blank: tuple[Network, ...] = ()  # the network without weights, once it is sharded; no submodule
+        self._unsharded: tuple[Network, ...] = ()  # a copy without weights; in a tuple, so that it is no submodule
         self.metrics: dict[str, float | None] = {}  # of the last validation; None for one that is undefined
         self.step_targets: list[Tensor] = []  # of the batches of an optimizer step so far; empty between steps
         self.factor: Tensor | float = 1.0  # turns sums of the last step's losses and gradients into means over targets
@@ -60,12 +60,17 @@ class TrainingModule(L.LightningModule):
     def configure_model(self) -> None:
         """Shard the network, if that is the strategy."""
         strategy = self.trainer.strategy
-        if isinstance(strategy, FullyShardedStrategy) and not self.blank:
-            self.blank = (blank_copy(self.network),)
+        if isinstance(strategy, FullyShardedStrategy) and not self.is_sharded:
+            self._unsharded = (without_weights(self.network),)
             shard(self.network, strategy.device_mesh["data_parallel"], str(self.trainer.precision))
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has a part of the weights."""
+        return bool(self._unsharded)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Convert the weights before they are loaded: Lightning does it later, so that fp64 was rounded to fp32."""
+        """Convert the weights before they are loaded. Lightning loads first, which would round fp64 to fp32."""
         self.trainer.precision_plugin.convert_module(self)
 
     @contextmanager
@@ -75,8 +80,8 @@ class TrainingModule(L.LightningModule):
         All processes have to enter it together, since each may have a part of the weights.
         """
         parts, is_kept = self.network, everywhere or self.trainer.is_global_zero
-        if self.blank:
-            self.network = whole_copy(parts, self.blank[0], is_kept) or parts
+        if self.is_sharded:
+            self.network = whole_copy(parts, self._unsharded[0], is_kept) or parts
         try:
             yield
         finally:
@@ -187,16 +192,16 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.num_batches = int(self.trainer.num_val_batches[0])
-        self.num_missing = 0  # batches that another process has more than this one
-        if self.blank:
-            most = max_over_processes(torch.tensor(self.num_batches, device=self.device))
-            self.num_missing = int(most) - self.num_batches
+        self.last_batch = -1  # the index of the last batch, where other processes have one more
+        if self.is_sharded:
+            own = int(self.trainer.num_val_batches[0])
+            most = max_over_processes(torch.tensor(own, device=self.device))
+            self.last_batch = own - 1 if int(most) > own else -1
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Add the scores of a batch; the last is computed again for others that gather the weights once more."""
+        """Add the scores of a batch. If others have one more, run the last again: all gather the weights together."""
         self.add_scores(self.sums, batch)
-        for _ in range(self.num_missing if batch_index == self.num_batches - 1 else 0):
+        if batch_index == self.last_batch:
             self.task.score(self.network, batch)
 
     def add_scores(self, sums: dict[str, Tensor], batch: Batch) -> None:

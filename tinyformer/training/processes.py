@@ -56,7 +56,7 @@ def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) ->
     size = torch.distributed.get_world_size()
     most, share = math.ceil(num_rows / size), math.ceil(len(rows) / size)
     sent = F.pad(rows, (0, 0, 0, most - rows.shape[1], 0, share * size - len(rows)))
-    torch.distributed.all_to_all_single(received := torch.empty_like(sent), sent.contiguous())
+    torch.distributed.all_to_all_single(received := torch.empty_like(sent), sent)
     return received.unflatten(0, (size, share)).transpose(0, 1).flatten(1, 2)[:, :num_rows]
 
 

@@ -5,6 +5,8 @@ It is stage 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) by torch's `fu
 """
 
 import copy
+import itertools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +15,14 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from tinyformer.nn import Network
+
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+"""What sharded weights are trained in: Lightning has no loss scaling and no fp64 for them."""
+
+_runs = itertools.count()
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
@@ -30,16 +37,26 @@ class FullyShardedStrategy(ModelParallelStrategy):
     def __init__(self) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
-    def setup_environment(self) -> None:
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
+    def _setup_distributed(self) -> None:
+        """Give each run of a process keys of its own: torch's caches keep the store of a sweep's earlier runs open."""
+        environment, self._data_parallel_size = self.cluster_environment, self.num_nodes * self.num_processes
+        assert environment is not None
+        assert self.accelerator is not None
+        self.set_world_ranks()
+        self.accelerator.setup_device(self.root_device)
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        place = next(torch.distributed.rendezvous("env://", self.global_rank, self.world_size))
+        store = torch.distributed.PrefixStore(f"run {next(_runs)}", place[0])
+        group: Any = {"store": store, "rank": self.global_rank, "world_size": self.world_size, "timeout": self._timeout}
+        torch.distributed.init_process_group(self._get_process_group_backend(), **group)
+        super()._setup_distributed()  # which finds the group
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.lightning_module is not None
-        return whole(self.lightning_module.state_dict(), self.is_global_zero, "cpu")
+        return whole(self.lightning_module.state_dict(keep_vars=True), self.is_global_zero, torch.device("cpu"))
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
@@ -48,14 +65,17 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self.lightning_module.load_state_dict(parts, strict=strict)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return whole(super(ModelParallelStrategy, self).optimizer_state(optimizer), self.is_global_zero, "cpu")
+        state = super(ModelParallelStrategy, self).optimizer_state(optimizer)
+        return whole(state, self.is_global_zero, torch.device("cpu"))
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parts, states = getattr(optimizer, "optimizers", [optimizer]), state.get("optimizers", [state])
+            for part, of_part in zip(parts, states, strict=True):
+                weights = [weight for group in part.param_groups for weight in group["params"]]
+                for number, values in of_part["state"].items():
+                    values.update({name: part_as(weights[number], value) for name, value in values.items()})
             optimizer.load_state_dict(state)
-            for part in getattr(optimizer, "optimizers", [optimizer]):
-                for weight, values in part.state.items():
-                    values.update({name: part_as(weight, value) for name, value in values.items()})
 
 
 def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
@@ -72,26 +92,34 @@ def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
     fully_shard(network, mesh=mesh, reshard_after_forward=False)
 
 
-def whole(values: Any, is_kept: bool, device: str | torch.device | None = None) -> Any:
-    """A state with all of its tensors whole, which all processes have to ask for; empty ones where it is not kept."""
+def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: dict | None = None) -> Any:
+    """A state with all of its tensors whole, which all processes have to ask for; empty ones where it is not kept.
+
+    Tied weights, which are one object, stay one.
+    """
+    seen = {} if seen is None else seen
     if isinstance(values, DTensor):
-        gathered = values.full_tensor()
-        return gathered.to(device or gathered.device) if is_kept else torch.empty(0)
+        if id(values) not in seen:
+            gathered: Tensor = values.detach().full_tensor()  # type: ignore[attr-defined]
+            seen[id(values)] = gathered.to(device or gathered.device) if is_kept else torch.empty(0)
+        return seen[id(values)]
     if isinstance(values, Mapping):
-        return {name: whole(value, is_kept, device) for name, value in values.items()}
-    return [whole(value, is_kept, device) for value in values] if isinstance(values, list) else values
+        return {name: whole(value, is_kept, device, seen) for name, value in values.items()}
+    return [whole(value, is_kept, device, seen) for value in values] if isinstance(values, list) else values
 
 
 def part_as(own: Any, value: Any) -> Any:
     """The part of a whole tensor that this process has of a weight; what has another shape stays as it is."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or own.shape != value.shape:
         return value
-    placed = value.to(own.device, own.dtype)
-    return distribute_tensor(placed, own.device_mesh, own.placements, src_data_rank=None)
+    first = own.device_mesh.get_local_rank() * -(-len(value) // own.device_mesh.size())  # as `torch.chunk` divides rows
+    part = value[first : first + len(own.to_local())].to(own.device, copy=True)
+    layout: Any = {"shape": own.shape, "stride": own.stride()}
+    return DTensor.from_local(part, own.device_mesh, own.placements, run_check=False, **layout)
 
 
-def blank_copy(network: Network) -> Network:
-    """A copy without the weights, on the device "meta"."""
+def without_weights(network: Network) -> Network:
+    """A copy whose weights are on the device "meta", without memory."""
     return _with_weights(network, {name: weight.detach().to("meta") for name, weight in network.named_parameters()})
 
 
@@ -103,9 +131,12 @@ def _with_weights(network: Network, weights: Mapping[str, Tensor]) -> Network:
 
 
 def whole_copy(network: Network, blank: Network, is_kept: bool) -> Network | None:
-    """A copy of a sharded network that is not, which all processes have to ask for; None where it is not kept."""
+    """A copy of a sharded network that is whole, which all processes have to ask for; None where it is not kept.
+
+    `blank` is the copy without weights that was made before the network was sharded.
+    """
     weights = whole(dict(network.named_parameters()), is_kept)
     if not is_kept:
         return None
-    device = next(iter(weights.values())).device  # the copy without weights was made before they were moved to it
+    device = next(iter(weights.values())).device  # to which the buffers were moved, too
     return _with_weights(blank, weights).train(network.training).to(device)
