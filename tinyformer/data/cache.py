@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import numpy as np
 from jaxtyping import UInt64
 
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.documents import from_columns, iterate_rows, iterate_texts, text_columns
+from tinyformer.data.shards import encode_shards, num_shards
+from tinyformer.data.sources.documents import from_columns, iterate_rows, iterate_texts, text_columns, text_lengths
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
-from tinyformer.data.stream import Prepared, open_split, with_progress, write_split
+from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
@@ -68,7 +70,11 @@ class Recipe:
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
-        return build_once(self._folder(cache_dir), self._open, self._build)
+        folder = self._folder(cache_dir)
+        kept = folder.with_name(f"{folder.name}.shards")
+        prepared = build_once(folder, self._open, partial(self._build, kept=kept))
+        shutil.rmtree(kept, ignore_errors=True)
+        return prepared
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
         """What `prepare` left in the cache folder; None if it is missing, incomplete or damaged."""
@@ -91,7 +97,7 @@ class Recipe:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
             return None
 
-    def _build(self, folder: Path) -> None:
+    def _build(self, folder: Path, kept: Path) -> None:
         with argument_path("source"):
             kind, load = self.row_format.source_rows, self.source.load
             # Texts are the default, which sources that have nothing else need not know.
@@ -103,8 +109,12 @@ class Recipe:
         folder.mkdir()
         counts, limit = {}, self.row_format.max_tokens
         for name, rows in splits.items():
-            texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), name)
-            counts[name] = write_split(texts, tokenizer, folder, name, limit)
+            if num_shards(rows) > 1:
+                encoded = encode_shards(rows, texts_of, tokenizer, name, kept, limit)
+            else:
+                texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), name)
+                encoded = encode(texts, tokenizer, limit)
+            counts[name] = write_split(encoded, tokenizer, folder, name)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
         (folder / "tokenizer.json").write_text(tokenizer.to_json())
@@ -127,7 +137,7 @@ class Recipe:
             loaded = {"all": datasets.concatenate_datasets([loaded[split] for split in SPLITS if split in loaded])}
         if not row_format.keep_whole:
             for split, rows in loaded.items():
-                loaded[split] = _select(rows, iterate_texts(rows), left_out[split], _NO_TEXT)
+                loaded[split] = _select(rows, text_lengths(rows), left_out[split], _NO_TEXT)
         splits, division = hold_out(
             loaded,
             0 if self.whole else self.validation_fraction,
@@ -174,7 +184,7 @@ def _select(
     rows: datasets.Dataset, is_kept: Iterable[object], left_out: dict[str, int], reason: str
 ) -> datasets.Dataset:
     """Some of the rows; the number of the others is added to `left_out`."""
-    kept = [row for row, keep in enumerate(is_kept) if keep]
+    kept = np.flatnonzero(np.fromiter(map(bool, is_kept), bool, len(rows)))
     if len(kept) == len(rows):
         return rows  # remains a memory map without a table of indices
     left_out[reason] = len(rows) - len(kept)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tinyformer.data.near_copies import near_copy_groups
-from tinyformer.data.sources.documents import from_columns, iterate_texts
+from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
 
 _LARGEST = 0.05
 """Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""
@@ -61,7 +61,7 @@ def hold_out(
     if not fractions:
         return dict(splits), None
     train = splits["train"]
-    sizes = np.fromiter((1 if keep_whole else len(text) for text in iterate_texts(train)), np.int64, len(train))
+    sizes = np.ones(len(train), np.int64) if keep_whole else text_lengths(train)
     levels = _levels(train, group_near_copies, compared)
     if not keep_whole and len(np.unique(levels[-1]()[sizes > 0])) < 2:
         return dict(splits) | _cut(train, fractions), "one document, cut by position"

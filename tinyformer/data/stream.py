@@ -2,11 +2,13 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import datasets
 import numpy as np
@@ -17,7 +19,9 @@ from rich.progress import track
 
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
-_BATCH = 2**21  # characters tokenised at a time: the encodings of two batches take about 1 GB at most
+T = TypeVar("T")
+
+_BATCH = 2**20  # characters tokenised at a time: the encodings of three batches take about 1 GB at most
 
 
 class Split(ABC):
@@ -101,28 +105,49 @@ def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[s
     return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), tokenizer=tokenizer, **counts)
 
 
-def write_split(
-    texts: Iterable[str], tokenizer: TextTokenizer, folder: Path, name: str, limit: int | None = None
-) -> dict[str, int]:
-    """Write the stream `eos t1 eos t2 ...` and the offset of each text's `eos`; return the counts of `TokenSplit`.
+class Encoded(NamedTuple):
+    """The tokens of some texts: `eos t1 eos t2 ...`."""
 
-    It ends after `limit` scored tokens, if there is a limit.
-    """
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    ids: Int64[np.ndarray, " tokens"] | UInt[np.ndarray, " tokens"]
+    lengths: Int64[np.ndarray, " texts"]  # of each text, its `eos` included
+    num_bytes: int
+    num_characters: int
+
+    @classmethod
+    def of(cls, texts: Sequence[str], documents: Sequence[Sequence[int]], tokenizer: TextTokenizer) -> "Encoded":
+        """The stream of texts, given the tokens of each."""
+        lengths = np.array([1 + len(tokens) for tokens in documents], np.int64)
+        # One array for all documents of a batch: one for each would take a fifth as long as tokenising them.
+        tokens = chain.from_iterable((tokenizer.start_id, *tokens) for tokens in documents)
+        ids = np.fromiter(tokens, dtype_of(tokenizer), int(lengths.sum()))
+        return cls(ids, lengths, sum(len(text.encode()) for text in texts), sum(map(len, texts)))
+
+    @classmethod
+    def joined(cls, parts: Iterable["Encoded"]) -> "Encoded":
+        """The stream of all texts."""
+        ids, lengths, num_bytes, num_characters = zip(*parts, strict=True)
+        return cls(np.concatenate(ids), np.concatenate(lengths), sum(num_bytes), sum(num_characters))
+
+
+def dtype_of(tokenizer: TextTokenizer) -> np.dtype:
+    """The dtype of token ids on disk."""
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+
+
+def write_split(encoded: Iterable[Encoded], tokenizer: TextTokenizer, folder: Path, name: str) -> dict[str, int]:
+    """Write the stream `eos t1 eos t2 ...` and the offset of each text's `eos`; return the counts of `TokenSplit`."""
     counts = dict.fromkeys(("num_bytes", "num_characters", "num_unknown"), 0)
     with (
-        _ArrayWriter(folder / f"{name}.npy", dtype) as ids,
+        _ArrayWriter(folder / f"{name}.npy", dtype_of(tokenizer)) as ids,
         _ArrayWriter(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
     ):
-        for texts_read, documents in _encode(texts, tokenizer, limit):
-            # One array for all documents of a batch: one for each would take a fifth as long as tokenising them.
-            stream = np.array([token for tokens in documents for token in (tokenizer.start_id, *tokens)])
-            lengths = np.array([1 + len(tokens) for tokens in documents])
-            offsets.append(ids.length + lengths.cumsum() - lengths)
-            ids.append(stream)
-            counts["num_bytes"] += sum(len(text.encode()) for text in texts_read)
-            counts["num_characters"] += sum(map(len, texts_read))
-            counts["num_unknown"] += int((stream == tokenizer.unk_id).sum())  # 0 where unk_id is None
+        for part in encoded:
+            offsets.append(ids.length + part.lengths.cumsum() - part.lengths)
+            ids.append(part.ids)
+            counts["num_bytes"] += part.num_bytes
+            counts["num_characters"] += part.num_characters
+            if tokenizer.unk_id is not None:
+                counts["num_unknown"] += int((part.ids == tokenizer.unk_id).sum())
         offsets.append(np.array([ids.length]))
     return counts
 
@@ -152,35 +177,35 @@ class _ArrayWriter:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-def _encode(
-    documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None
-) -> Iterator[tuple[list[str], list[list[int]]]]:
-    """Batches of documents and their tokens; the last one is cut where the stream reaches `limit` scored tokens."""
+def encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None = None) -> Iterator[Encoded]:
+    """The stream of documents, in batches; it ends after `limit` scored tokens, if there is a limit."""
     room = sys.maxsize if limit is None else limit
     for texts, encoded in _prefetched(_batches(documents), tokenizer.encode_batch):
         for index, tokens in enumerate(encoded):
             if len(tokens) >= room:
-                yield [*texts[:index], tokenizer.prefix(texts[index], room)], [*encoded[:index], tokens[:room]]
+                texts[index:], encoded[index:] = [tokenizer.prefix(texts[index], room)], [tokens[:room]]
+                yield Encoded.of(texts, encoded, tokenizer)
                 return
             room -= len(tokens) + 1  # the next document's eos is scored too
             if room <= 0:
-                yield texts[: index + 1], encoded[: index + 1]
+                yield Encoded.of(texts[: index + 1], encoded[: index + 1], tokenizer)
                 return
-        if texts:
-            yield texts, encoded
+        yield Encoded.of(texts, encoded, tokenizer)
 
 
 def _prefetched(
     batches: Iterable[list[str]], encode: Callable[[list[str]], list[list[int]]]
 ) -> Iterator[tuple[list[str], list[list[int]]]]:
-    """Each batch, of one at least, and its tokens; a thread encodes the next one (outside of the GIL) meanwhile."""
-    with ThreadPoolExecutor(1) as executor:
-        pending = ((texts, executor.submit(encode, texts)) for texts in batches)
-        texts, encoded = next(pending)
-        for following in pending:
+    """Each batch and its tokens; threads encode the next two (outside of the GIL) meanwhile."""
+    with ThreadPoolExecutor(2) as executor:
+        pending: deque[tuple[list[str], Future[list[list[int]]]]] = deque()
+        for texts in batches:
+            pending.append((texts, executor.submit(encode, texts)))
+            if len(pending) > 2:
+                first, encoded = pending.popleft()
+                yield first, encoded.result()
+        for texts, encoded in pending:
             yield texts, encoded.result()
-            texts, encoded = following
-        yield texts, encoded.result()
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -196,7 +221,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def with_progress(texts: Iterable[str], number: int, name: str) -> Iterator[str]:
-    """The texts, with a progress bar on standard error if that is a terminal."""
+def with_progress(parts: Iterable[T], number: int, name: str) -> Iterator[T]:
+    """The texts or shards, with a progress bar on standard error if that is a terminal."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    yield from track(texts, f"Tokenising {name}", number, console=console, transient=True, disable=hidden)
+    yield from track(parts, f"Tokenising {name}", number, console=console, transient=True, disable=hidden)

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Int64
 
 from tinyformer.errors import ArgumentError
 
@@ -43,6 +46,16 @@ def iterate_rows(documents: datasets.Dataset) -> Iterator[tuple[str, ...]]:
 def iterate_texts(documents: datasets.Dataset) -> Iterator[str]:
     """The texts of a dataset in order; a pair is joined to one text of two lines."""
     return map("\n".join, iterate_rows(documents))
+
+
+def text_lengths(documents: datasets.Dataset) -> Int64[np.ndarray, " rows"]:
+    """The number of characters of each of `iterate_texts`."""
+    columns = text_columns(documents)
+    lengths = [np.zeros(0, np.int64)]
+    for table in documents.with_format("arrow").iter(10_000):
+        counted = [pc.utf8_length(table[column].cast(pa.large_string())).fill_null(0).to_numpy() for column in columns]
+        lengths.append(np.stack(counted).sum(axis=0) + len(columns) - 1)
+    return np.concatenate(lengths)
 
 
 def one_or_two(text_column: str | Sequence[str]) -> list[str]:

@@ -1,0 +1,88 @@
+"""Tokenising in shards gives the files of one piece, and continues with the shard in which it was stopped."""
+
+import pytest
+
+from tinyformer.data import CharTokenizer, Recipe, WindowFormat, shards, stream
+from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
+from tinyformer.data.stream import encode, write_split
+
+TEXTS = ["abc " * 9, "", "é😀", *(f"{n} cats " * (n % 7 + 1) for n in range(60))]
+WHOLE = sum(len(text) + 1 for text in TEXTS if text)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_BYTES", 300)
+    monkeypatch.setattr(stream, "_BATCH", 80)
+
+
+def texts_of(rows):
+    return filter(None, iterate_texts(rows))
+
+
+def written(encoded, tokenizer, folder):
+    folder.mkdir()
+    counts = write_split(encoded, tokenizer, folder, "train")
+    return counts, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("limit", [None, 1, 36, 37, 38, 500, WHOLE - 1, WHOLE])
+def test_the_files_are_those_of_one_piece(limit, tmp_path):
+    """Of rows in an order of their own, with characters that the vocabulary lacks."""
+    tokenizer = CharTokenizer().build(TEXTS[3:])
+    rows = from_columns(text=[*reversed(TEXTS)]).select(range(len(TEXTS))[::-1])
+    assert shards.num_shards(rows) > 5
+    expected = written(encode(texts_of(rows), tokenizer, limit), tokenizer, tmp_path / "one")
+    encoded = shards.encode_shards(rows, texts_of, tokenizer, "train", tmp_path / "kept", limit)
+    assert written(encoded, tokenizer, tmp_path / "shards") == expected
+    assert expected[0]["num_unknown"] > 0 or limit == 1
+
+
+def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(tmp_path, monkeypatch):
+    """And leaves nothing beside its files in the end."""
+    encoded, encode_batch = [], shards.TextTokenizer.encode_batch
+
+    def noted(self, texts):
+        if is_stopped and texts[0].startswith("30 "):
+            raise KeyboardInterrupt
+        encoded.extend(texts)
+        return encode_batch(self, texts)
+
+    monkeypatch.setattr(shards.TextTokenizer, "encode_batch", noted)
+    recipe, is_stopped = Recipe(Rows(from_columns(text=TEXTS[3:])), CharTokenizer(), WindowFormat(8)), True
+    with pytest.raises(KeyboardInterrupt):
+        recipe.prepare(tmp_path)
+    before, is_stopped = encoded[:], False
+    encoded.clear()
+    prepared = recipe.prepare(tmp_path)
+    again = [text for text in encoded if text in before]
+    assert len(before) > 20
+    assert sum(map(len, again)) <= shards.SHARD_BYTES
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
+    assert prepared.splits["train"].num_characters == sum(map(len, TEXTS[3:]))
+
+
+class Rows:
+    """A source of given rows."""
+
+    name = "rows"
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def fingerprint(self):
+        return "rows"
+
+    def load(self, max_characters=None):
+        return {"train": self.rows}
+
+
+@pytest.mark.parametrize("columns", [("text",), ("text", "pair")])
+def test_lengths_are_those_of_the_texts(columns):
+    rows = from_columns(**{name: ["é😀", None, "", "a\nb"] for name in columns}).select([3, 0, 1, 2])
+    assert text_lengths(rows).tolist() == [len(text) for text in iterate_texts(rows)]
+
+
+@pytest.mark.parametrize(("texts", "number"), [(["a" * 250], 1), (["a" * 900], 1), (["a" * 200] * 4, 3)])
+def test_a_text_is_in_one_shard(texts, number):
+    assert shards.num_shards(from_columns(text=texts)) == number
