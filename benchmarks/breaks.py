@@ -830,6 +830,61 @@ BREAKS = (
         "if mask.allowed is not None:",
         ("tests/nn/test_varlen.py",),
     ),
+    # sharding, and shards of text
+    Break(
+        "no_batch_for_the_others",
+        "training/module.py",
+        "self.last_batch = own - 1 if int(most) > own else -1",
+        "self.last_batch = -1",
+        ("tests/distributed/test_sharding.py", "-k", "measured"),
+        SLOW,
+    ),
+    Break(
+        "blocks_get_a_rounded_stream",
+        "training/sharding.py",
+        "torch.bfloat16, torch.float32, cast_forward_inputs=False",
+        "torch.bfloat16, torch.float32",
+        ("tests/distributed/test_sharding.py", "-k", "card"),
+        SLOW,
+    ),
+    Break(
+        "rows_of_another_process",
+        "training/sharding.py",
+        "own.device_mesh.get_local_rank() * -(-len(value)",
+        "own.device_mesh.get_local_rank() * (len(value)",
+        ("tests/distributed/test_sharding.py", "-k", "any_number"),
+        SLOW,
+    ),
+    Break(
+        "matrices_are_not_sent_back",
+        "training/processes.py",
+        "(size, most)).transpose(0, 1).contiguous()",
+        "(most, size)).transpose(1, 2).transpose(0, 1).contiguous()",
+        ("tests/distributed/test_sharding.py", "-k", "muon"),
+        SLOW,
+    ),
+    Break(
+        "runs_of_a_sweep_share_a_store",
+        "training/sharding.py",
+        'f"run {next(_runs)}"',
+        '"run"',
+        ("tests/distributed/test_sharding.py", "-k", "measured"),
+        SLOW,
+    ),
+    Break(
+        "the_last_shard_is_not_cut",
+        "data/shards.py",
+        "limit - len(encoded.ids)",
+        "limit",
+        ("tests/data/test_shards.py",),
+    ),
+    Break(
+        "a_full_shard_is_not_cut",
+        "data/shards.py",
+        "if limit is not None and len(encoded.ids) >= limit:",
+        "if limit is not None and len(encoded.ids) > limit:",
+        ("tests/data/test_shards.py",),
+    ),
 )
 
 

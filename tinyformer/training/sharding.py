@@ -48,6 +48,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         place = next(torch.distributed.rendezvous("env://", self.global_rank, self.world_size))
         store = torch.distributed.PrefixStore(f"run {next(_runs)}", place[0])
         group: Any = {"store": store, "rank": self.global_rank, "world_size": self.world_size, "timeout": self._timeout}
+        group["device_id"] = None if self.root_device.type == "cpu" else self.root_device
         torch.distributed.init_process_group(self._get_process_group_backend(), **group)
         super()._setup_distributed()  # which finds the group
 
