@@ -30,6 +30,7 @@ QUIET = (
     "ignore:You requested to overfit but",
     "ignore:FSDP2-wrapped module .* returned a view tensor",
     "ignore:It is recommended to use `self.log",
+    "ignore:You're using the WeightAveraging callback with a model that overrides",
     "ignore:The `srun` command is available",
 )
 """What Lightning says about runs this small."""

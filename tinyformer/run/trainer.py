@@ -145,6 +145,8 @@ def set_up_process() -> None:
         r"You requested to overfit but enabled val dataloader shuffling",
         # No task changes the output of a network in place.
         r"FSDP2-wrapped module .* returned a view tensor",
+        # The hook shards weights, which is refused where they are averaged.
+        r"You're using the WeightAveraging callback with a model that overrides the configure_model callback",
         # A resumed run may leave callbacks out.
         r"Be aware that when using `ckpt_path`",
         # A short run may end before the first report.
