@@ -26,11 +26,14 @@ def written(encoded, tokenizer, folder):
     return counts, {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("limit", [None, 1, 36, 37, 38, 500, WHOLE - 1, WHOLE])
+@pytest.mark.parametrize("limit", [None, 1, 36, 37, 38, 500, "a shard", WHOLE - 1, WHOLE])
 def test_the_files_are_those_of_one_piece(limit, tmp_path):
     """Of rows in an order of their own, with characters that the vocabulary lacks."""
     tokenizer = CharTokenizer().build(TEXTS[3:])
     rows = from_columns(text=[*reversed(TEXTS)]).select(range(len(TEXTS))[::-1])
+    if limit == "a shard":
+        first = rows.shard(shards.num_shards(rows), 0, contiguous=True)
+        limit = sum(len(text) + 1 for text in texts_of(first))
     assert shards.num_shards(rows) > 5
     expected = written(encode(texts_of(rows), tokenizer, limit), tokenizer, tmp_path / "one")
     encoded = shards.encode_shards(rows, texts_of, tokenizer, "train", tmp_path / "kept", limit)

@@ -215,15 +215,16 @@ def test_what_sharded_weights_do_not_support_is_refused(tmp_path):
 
 
 def test_a_run_is_measured_scored_and_saved_as_one_of_one_process(program: Program, book: Path) -> None:
-    """Validation has three batches in one process and two in the other, and blocks share their positions."""
-    words = f"{SMALL} {TEXT} position=t5 data.test_fraction=0.1 optimizer.lr=0.01 schedule.warmup_steps=1 "
-    words += "callbacks.training_scores.num_rows=8 callbacks.snapshots.every_n_steps=2 trainer.limit_val_batches=null"
-    ran(program, "train.py", words, "data.batch_size=8 hydra.run.dir=one")
-    sharded = "trainer=fsdp trainer.accelerator=cpu trainer.devices=2 data.batch_size=4 hydra.sweep.dir=sweep seed=1,0"
-    sweep = [PYTHON, ROOT / "train.py", "-m", *words.split(), *sharded.split()]  # whose second run is compared
+    """Validation has five batches in one process and four in the other; in another run blocks share their positions."""
+    words = f"{SMALL} {TEXT} data.test_fraction=0.1 optimizer=adamw optimizer.lr=0.01 schedule.warmup_steps=1 "
+    words += "callbacks.training_scores.num_rows=8 callbacks.snapshots.every_n_steps=2 data.validation_fraction=0.099"
+    ran(program, "train.py", words, "data.batch_size=8 hydra.run.dir=one position=rotary")
+    sharded = "trainer=fsdp trainer.accelerator=cpu trainer.devices=2 data.batch_size=4 hydra.sweep.dir=sweep"
+    sweep = [PYTHON, ROOT / "train.py", "-m", *words.split(), *sharded.split(), "position=t5,rotary"]
     subprocess.run(sweep, check=True, capture_output=True, timeout=120)
     Path("sharded").symlink_to("sweep/1")
     one, other = results_of("one"), results_of("sharded")
+    assert -(-one["val/num_tokens"] // 16) == 33
     names = [name for name in one if name.startswith(("val/", "test/", "train/", "best/"))]
     assert {name: other[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-5)
     assert (other["num_parameters"], other["sample"]) == (one["num_parameters"], one["sample"])
