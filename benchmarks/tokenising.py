@@ -11,7 +11,7 @@ from measure import alternate
 from tokenizers import Tokenizer
 
 from tinyformer.data.sources.pydoc import Pydoc
-from tinyformer.data.stream import write_split
+from tinyformer.data.stream import encode, write_split
 from tinyformer.data.tokenizer.recipes import BPETokenizer
 
 ALONE = "tokenizers alone"
@@ -31,7 +31,7 @@ def tokenise_in_turn(folder: Path, repeats: int, rounds: int) -> tuple[int, dict
     library, texts = Tokenizer.from_str(tokenizer.to_json()), repeats * own
 
     def ours() -> None:
-        write_split(texts, tokenizer, folder, "train")
+        write_split(encode(texts, tokenizer), tokenizer, folder, "train")
 
     def alone() -> list[list[int]]:
         return [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
