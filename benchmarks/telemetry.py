@@ -27,8 +27,9 @@ from here import ROOT, commit, with_config
 from omegaconf import DictConfig
 
 from tinyformer.config.compose import Invocation
+from tinyformer.run.fitting import fit
 from tinyformer.run.loggers import closing
-from tinyformer.run.pipeline import fit, set_up
+from tinyformer.run.pipeline import set_up
 from tinyformer.training import AttentionTelemetry
 
 EXPERIMENT = "experiment=shakespeare_cpu"

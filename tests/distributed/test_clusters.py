@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from tinyformer.config import run_name
 from tinyformer.config.compose import Invocation
 from tinyformer.config.run_name import name_of_run
-from tinyformer.run.pipeline import ending_in_a_queue
+from tinyformer.run.fitting import ending_in_a_queue
 
 TWO = f"{SMALL} {TEXT} trainer=ddp trainer.accelerator=cpu model.dropout=0.2 callbacks.attention=null"
 SCRIPT = re.search(r"```text\n(#!/bin/bash\n.*?)```", (ROOT / "docs/pages/scale.md").read_text(), re.DOTALL)

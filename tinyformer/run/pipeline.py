@@ -1,7 +1,6 @@
 """A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses one that was trained."""
 
 import copy
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import caption
@@ -21,21 +19,21 @@ from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
-from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, config_keys, in_sentences
+from tinyformer.config.errors import config_keys, in_sentences
 from tinyformer.config.folder import has_checkpoint, is_first_process, locked
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.config.stored import describe_config
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.files import atomic_write, import_matplotlib, relative_path
+from tinyformer.files import atomic_write, import_matplotlib
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
 from tinyformer.run.backends import choose_kernels, training_kernels
-from tinyformer.run.cluster import is_requeued, requeue
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
+from tinyformer.run.fitting import ending_in_a_queue, fit
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
 from tinyformer.run.parts import (
@@ -53,7 +51,6 @@ from tinyformer.run.results import has_test, score_evaluation, score_training, s
 from tinyformer.run.run import Run
 from tinyformer.run.sample import Generation, make_generation
 from tinyformer.run.starting_checkpoint import Start, load_start, refuse_finished, starting_network
-from tinyformer.run.summary import describe_non_finite
 from tinyformer.run.trainer import (
     Settings,
     make_settings,
@@ -63,8 +60,7 @@ from tinyformer.run.trainer import (
     training_trainer,
 )
 from tinyformer.training import TrainingModule
-from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
-from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.weights_memory import find_memory_shortage
@@ -273,68 +269,6 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
     for name, text in texts.items():
         with atomic_write(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def ending_in_a_queue(run: Run) -> Iterator[None]:
-    """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
-    try:
-        yield
-    except SystemExit as end:
-        if is_first_process() and isinstance(end.code, int) and is_requeued(end.code - 128, run.invocation):
-            requeue()
-        raise
-
-
-def fit(run: Run) -> None:
-    """Run the training loop."""
-    if is_first_process() and run.warning:
-        print(run.warning, file=sys.stderr)
-    resumed = str(run.checkpoint.path) if run.start and run.start.is_resumed else None
-    try:
-        passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
-        with argument_path(passed=passed):
-            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
-    except (NonFiniteStep, Interrupted) as stop:
-        if not is_first_process():  # the first one reports how the run ended
-            raise SystemExit(0) from stop
-        folder, last = relative_path(run.folder), run.checkpoints.last
-        if isinstance(stop, NonFiniteStep):
-            raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
-        how = f"To continue: {run.invocation.call(f'resume={folder}')}"
-        if is_requeued(stop.signal_number, run.invocation):
-            how = "Slurm is asked to start the job again."
-        print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
-        raise SystemExit(128 + stop.signal_number) from stop
-    except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
-        raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
-    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
-        if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
-            print(f"\nStopped {_amid_a_step(run)}")
-            raise SystemExit(128 + number) from error
-        if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
-            rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
-            raise SystemExit(1) from error
-        is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
-        if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
-            raise
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ConfigError(
-            f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
-            f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
-        ) from error
-    if not run.trainer.global_step:
-        limit = format_value(run.settings.arguments.get("max_time"))
-        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
-
-
-def _amid_a_step(run: Run) -> str:
-    """Where a run has ended that could not save, and what to do."""
-    how = "Nothing was saved."
-    if run.checkpoints.last.exists():
-        command = run.invocation.call(f"resume={relative_path(run.folder)}")
-        how = f"What it has not saved is lost. To continue: {command}"
-    return f"during step {run.trainer.global_step + 1}. {how}"
 
 
 @contextmanager

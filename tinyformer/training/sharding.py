@@ -101,7 +101,7 @@ def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: 
     seen = {} if seen is None else seen
     if isinstance(values, DTensor):
         if id(values) not in seen:
-            gathered: Tensor = values.detach().full_tensor()  # type: ignore[attr-defined]
+            gathered = values.full_tensor().detach()
             seen[id(values)] = gathered.to(device or gathered.device) if is_kept else torch.empty(0)
         return seen[id(values)]
     if isinstance(values, Mapping):

@@ -1,0 +1,82 @@
+"""The training loop of a run, and the ways in which it ends: signals, steps that are not finite, lost processes."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
+from tinyformer.config.folder import is_first_process
+from tinyformer.config.keys import format_value
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.files import relative_path
+from tinyformer.run.cluster import is_requeued, requeue
+from tinyformer.run.run import Run
+from tinyformer.run.summary import describe_non_finite
+from tinyformer.training.callbacks.checkpoints import Interrupted
+from tinyformer.training.callbacks.finite import NonFiniteStep
+
+
+@contextmanager
+def ending_in_a_queue(run: Run) -> Iterator[None]:
+    """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
+    try:
+        yield
+    except SystemExit as end:
+        if is_first_process() and isinstance(end.code, int) and is_requeued(end.code - 128, run.invocation):
+            requeue()
+        raise
+
+
+def fit(run: Run) -> None:
+    """Run the training loop."""
+    if is_first_process() and run.warning:
+        print(run.warning, file=sys.stderr)
+    resumed = str(run.checkpoint.path) if run.start and run.start.is_resumed else None
+    try:
+        passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
+        with argument_path(passed=passed):
+            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
+    except (NonFiniteStep, Interrupted) as stop:
+        if not is_first_process():  # the first one reports how the run ended
+            raise SystemExit(0) from stop
+        folder, last = relative_path(run.folder), run.checkpoints.last
+        if isinstance(stop, NonFiniteStep):
+            raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
+        how = f"To continue: {run.invocation.call(f'resume={folder}')}"
+        if is_requeued(stop.signal_number, run.invocation):
+            how = "Slurm is asked to start the job again."
+        print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
+        raise SystemExit(128 + stop.signal_number) from stop
+    except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
+        raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
+            print(f"\nStopped {_amid_a_step(run)}")
+            raise SystemExit(128 + number) from error
+        if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
+            rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
+            raise SystemExit(1) from error
+        is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
+        if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
+            raise
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError(
+            f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
+            f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
+        ) from error
+    if not run.trainer.global_step:
+        limit = format_value(run.settings.arguments.get("max_time"))
+        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
+
+
+def _amid_a_step(run: Run) -> str:
+    """Where a run has ended that could not save, and what to do."""
+    how = "Nothing was saved."
+    if run.checkpoints.last.exists():
+        command = run.invocation.call(f"resume={relative_path(run.folder)}")
+        how = f"What it has not saved is lost. To continue: {command}"
+    return f"during step {run.trainer.global_step + 1}. {how}"
