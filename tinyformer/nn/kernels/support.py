@@ -2,7 +2,7 @@
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -146,19 +146,24 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
     if name == "auto":
         return BACKENDS[fastest(case, [other for other in ("sdpa", "flash", "flex") if _can(other, case)])]
     require_choice("backend", name, ["auto", *BACKENDS])
-    reason = BACKENDS[name].refusal(case)
-    if reason is not None:
-        able = ", ".join(other for other in BACKENDS if _can(other, case))
-        raise ArgumentError("backend", name, f"{reason} ({able} can)", {"backend": "auto"})
+    _require(name, [case])
     BACKENDS[name].activate()
     return BACKENDS[name]
 
 
 def require_possible(name: str, case: AttentionCase) -> None:
     """Refuse a backend that does not exist, or that cannot compute a case on any device."""
-    on_devices = [case._replace(device=device) for device in ("cpu", "cuda")]
-    if name != "auto" and not (name in BACKENDS and any(_can(name, there) for there in on_devices)):
-        select_backend(name, case)
+    if name != "auto":
+        require_choice("backend", name, ["auto", *BACKENDS])
+        _require(name, [case._replace(device=device) for device in ("cpu", "cuda")])
+
+
+def _require(name: str, cases: Sequence[AttentionCase]) -> None:
+    """Refuse a backend that can compute none of the cases, which are one on several devices."""
+    reasons = [BACKENDS[name].refusal(case) for case in cases]
+    if None not in reasons:
+        able = ", ".join(other for other in BACKENDS if all(_can(other, case) for case in cases))
+        raise ArgumentError("backend", name, f"{', and '.join(map(str, reasons))} ({able} can)", {"backend": "auto"})
 
 
 def _can(name: str, case: AttentionCase) -> bool:
