@@ -26,7 +26,8 @@ from tinyformer.training.trainer_parts import WholeCheckpointIO
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation")]
 
-LAYOUTS = {"causal_lm": [(2, 1, 5), (3, 1, 3)], "seq2seq": [(2, 2, 2)], "span": [(2, 1, 4)]}
+LAYOUTS = {"causal_lm": [(2, 1, 5), (3, 1, 3)], "seq2seq": [(2, 2, 2)]}
+LAYOUTS |= {name: [(2, 1, 4)] for name in ("masked_lm", "classification", "span")}
 """Processes, accumulated batches and their rows, by task; three processes have 11, 11 and 10 rows of a matrix."""
 
 
@@ -137,7 +138,7 @@ def held(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in own)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [1, 2, 4])
 def test_each_process_holds_what_the_card_counts_and_gathers_blocks_in_bf16(processes, tmp_path):
     """The card counts those of the first, which has 13 of 50 rows of the embedding where there are four."""
     trained(tmp_path, "causal_lm", (processes, 1, 2), None, [Noted(tmp_path)], "fsdp", "bf16-mixed")

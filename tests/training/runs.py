@@ -77,7 +77,7 @@ class ForkedShards(FullyShardedStrategy):
 
 def strategy_of(name, processes, precision):
     """The settings of a strategy; Lightning knows no fp64 where weights are sharded."""
-    if processes == 1:
+    if processes == 1 and name != "fsdp":
         return {"precision": precision}
     if name == "ddp":
         return {"precision": precision, "strategy": "ddp_fork", "devices": processes}

@@ -9,14 +9,15 @@ from nn.model_cases import make_encoder, make_transformer
 
 from tinyformer.batch import IGNORED
 from tinyformer.data.batches.loader import EpochLoader
-from tinyformer.nn import SpanReadout, Transformer
-from tinyformer.tasks import CausalLM, Seq2Seq, SpanExtraction
+from tinyformer.nn import ClassReadout, SpanReadout, Transformer
+from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.sharding import whole
 from training.runs import make_trainer, strategy_of
 
 ROWS, SEQ, STEPS = 8, 12, 12
+LABELS = ["bad", "good", "neither"]
 
 
 class OwnTask(CausalLM):
@@ -30,6 +31,11 @@ class OwnTask(CausalLM):
 TASKS = {
     "causal_lm": (CausalLM(), make_transformer),
     "seq2seq": (Seq2Seq(label_smoothing=0.1), lambda: loud_encoder_decoder().train()),
+    "masked_lm": (MaskedLM(), make_transformer),
+    "classification": (
+        Classification(LABELS, label_smoothing=0.1),
+        lambda: Transformer(make_encoder(), partial(ClassReadout, labels=LABELS)),
+    ),
     "span": (SpanExtraction(), lambda: Transformer(make_encoder(), SpanReadout)),
     "own": (OwnTask(), make_transformer),
 }
@@ -42,6 +48,8 @@ def rows_of(name, step):
     if name == "span":
         contexts = torch.full((ROWS,), 2)
         return batch | {"contexts": contexts, "starts": contexts, "ends": batch["lengths"] - 1}
+    if name == "classification":
+        return batch | {"labels": draw(len(LABELS), (ROWS,))}
     is_target = torch.arange(SEQ) < draw(0 if name == "own" else 1, SEQ, (ROWS, 1))
     batch["targets"] = torch.where(is_target, draw(50, (ROWS, SEQ)), IGNORED)
     if name == "seq2seq":
@@ -88,6 +96,7 @@ class Gradients(L.Callback):
 LAYOUTS = {
     "accumulated unequally": (1, 3, 3),
     "processes unequally": (2, 1, 5),
+    "four processes": (4, 1, 2),
     "accumulated in processes": (2, 2, 2),
 }
 """Processes, accumulated batches, and the rows of each; the last batch of a step may have fewer."""
