@@ -35,6 +35,8 @@ MISTAKES = {
     "dtype=fp8": "dtype=fp8: ",
     "batch=0": "batch=0: must be at least 1; batch=8 works.",
     "gpus=0": "gpus=0: must be at least 1; gpus=8 works.",
+    "mfu=0.4,40": "mfu=40: must be above 0, and at most 1; mfu=0.4 works.",
+    "mfu=0.4 gpu=T4": "gpu=T4: must be one of B200, H200 NVL, H200, ",
     "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",
     "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
 }
@@ -49,12 +51,15 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
 
 
 def test_alternatives_are_combined(call: Program) -> None:
-    ended = call("card dtype=bf16,fp32 model.num_layers=range(1,3) model.vocab_size=100 --json")
+    ended = call("card dtype=bf16,fp32 model.num_layers=range(1,3) model.vocab_size=100 mfu=0.5 batch=8 --json")
     first, *_, last = cards = json.loads(ended.out)["cards"]
-    assert first["overrides"] == ["dtype=bf16", "model.num_layers=1", "model.vocab_size=100"]
-    assert last["overrides"] == ["dtype=fp32", "model.num_layers=2", "model.vocab_size=100"]
+    assert first["overrides"][:3] == ["dtype=bf16", "model.num_layers=1", "model.vocab_size=100"]
+    assert last["overrides"][:3] == ["dtype=fp32", "model.num_layers=2", "model.vocab_size=100"]
     assert [card["cache_bytes_per_token"] for card in cards] == [2 * 128 * size for size in (2, 4, 4, 8)]
     assert [card["flops_per_token_by_part"]["readout"] for card in cards] == [2 * 100 * 128] * 4
+    for card, peak in zip(cards, [989.5e12, 989.5e12, 67e12, 67e12], strict=True):  # of an H200, which is the default
+        assert card["speed"]["tokens_per_second"] == round(0.5 * peak / card["training_flops_per_token"])
+        assert card["speed"]["step_seconds"] == pytest.approx(card["batch"]["training_flops"] / peak / 0.5)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forw
 
 Card: TypeAlias = dict[str, Any]
 """The overrides of a variant and the fields of its `Costs`; in `batch` and `gpus` those of `BatchCosts` and `GpuCosts`,
-or None."""
+in `speed` what `_speed` returns, or None."""
 
 GPT2_VOCAB_SIZE = 50_257  # used in place of the tokenizer's vocabulary size where `model.vocab_size` is null
 
@@ -77,6 +77,10 @@ ROWS = (
     ("    part of the optimizer's state", "gpus.sharded_optimizer_bytes"),
     ("    whole weights", "gpus.whole_weight_bytes"),
     ("    whole gradients", "gpus.whole_gradient_bytes"),
+    ("model FLOPs utilisation", "speed.mfu"),
+    ("  of peak TFLOP/s", "speed.peak_tflops"),
+    ("  tokens per second of a GPU", "speed.tokens_per_second"),
+    ("  seconds of a training step", "speed.step_seconds"),
 )
 """The rows of the table from top to bottom: labels, and fields of a `Card`."""
 
@@ -89,6 +93,9 @@ GPU_NOTES = """\
 With trainer=ddp each GPU holds all that its batch needs; with trainer=fsdp a part of weights, gradients and state, and
 whole those outside of the blocks, the weights of two blocks and the gradients of one. The first GPU holds all weights
 while heads are measured and checkpoints are scored. What Muon sends in addition is not counted."""
+
+SPEED_NOTES = """\
+Speed follows from the MFU that is given, and leaves out what a GPU waits for others."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -145,7 +152,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))
-        card: Card = {"overrides": list(overrides), **asdict(costs), "batch": None, "gpus": None}
+        card: Card = {"overrides": list(overrides), **asdict(costs), "batch": None, "gpus": None, "speed": None}
         make_network = functools.partial(instantiate, sized.network, _convert_="all")
         counts: dict[str, Callable[..., Any]] = {"batch": count_batch, "gpus": count_gpus}
         for name, count in counts.items():
@@ -153,7 +160,30 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
                 check_value(count, name, config[name], name)
                 check_types(config, "optimizer", config.hydra.runtime.choices)
                 card[name] = asdict(count(make_network, instantiate(config.optimizer), config[name], config.dtype))
+        if config.mfu is not None:
+            check_value(_speed, "mfu", config.mfu, "mfu")
+            has_tf32 = config.matmul_precision != "highest"
+            card["speed"] = _speed(card, config.mfu, str(config.gpu), config.dtype, has_tf32)
     return card
+
+
+def _speed(card: Card, mfu: float, gpu: str, dtype: str, has_tf32: bool) -> dict[str, float | None]:
+    """The speed of training on a GPU whose model FLOPs utilisation is known, see `Work.mfu`."""
+    from torch import bfloat16, float32
+
+    from tinyformer.hardware import TFLOPS, known_flops
+
+    if not 0 < mfu <= 1:
+        raise ArgumentError("mfu", mfu, "must be above 0, and at most 1", {"mfu": 0.4})
+    if (peak := known_flops(gpu, {"bf16": bfloat16, "fp32": float32}[dtype], has_tf32)) is None:
+        known = ", ".join(name.rstrip("$") for name in TFLOPS)
+        raise ArgumentError("gpu", gpu, f"must be one of {known}, with a peak in {dtype}", {"gpu": "H200"})
+    return {
+        "mfu": mfu,
+        "peak_tflops": peak / 1e12,
+        "tokens_per_second": round(mfu * peak / card["training_flops_per_token"]),
+        "step_seconds": card["batch"] and card["batch"]["training_flops"] / (mfu * peak),
+    }
 
 
 def _print_table(cards: Sequence[Card]) -> None:
@@ -166,7 +196,7 @@ def _print_table(cards: Sequence[Card]) -> None:
     for card in cards:
         values = (card["overrides"][index].partition("=")[2] for index in differing)
         table.add_column("\n".join(values), justify="right")
-    notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES}
+    notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES, "speed": SPEED_NOTES}
     given = [group for group in notes if not group or any(card[group] for card in cards)]
     for label, field in ROWS:
         group = field.partition(".")[0]
@@ -178,9 +208,9 @@ def _print_table(cards: Sequence[Card]) -> None:
 
 
 def _shown(card: Card, field: str) -> str:
-    """A figure of a card; empty for a batch that the card is without."""
+    """A figure of a card; empty where the card is without, as without a batch."""
     group, _, name = field.rpartition(".")
-    value = (card[group] or {}).get(name, "") if group else card[name]
+    value = (card[group] or {}).get(name) if group else card[name]
     if isinstance(value, float):
-        return f"{value:.2f}x"
-    return f"{value:,}" if isinstance(value, int) else value
+        return f"{value:.2f}x" if name == "cache_reduction" else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else value or ""
