@@ -235,3 +235,12 @@ def test_a_run_is_measured_scored_and_saved_as_one_of_one_process(program: Progr
     assert [row["label"] for row in others] == [row["label"] for row in heads]
     entropies = [float(row["entropy"]) for row in heads]
     assert [float(row["entropy"]) for row in others] == pytest.approx(entropies, rel=1e-4)
+
+
+def test_a_run_of_one_process_follows_one_that_ended_in_a_mistake(program: Program, book: Path) -> None:
+    """As in a notebook: the mistake is found when there is a process group."""
+    words = f"{SMALL} {TEXT} trainer=fsdp trainer.accelerator=cpu trainer.devices=1 callbacks.snapshots.every_n_steps=1"
+    for folder, gigabytes, code in (("mistaken", "1e-9", 2), ("first", "1", 0), ("second", "1", 0)):
+        ended = program("train.py", f"{words} callbacks.snapshots.max_gb={gigabytes} hydra.run.dir={folder}")
+        assert ended.code == code, ended.err
+    assert not torch.distributed.is_initialized()

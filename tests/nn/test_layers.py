@@ -105,25 +105,32 @@ def test_parts_come_to_the_whole(rows, bias):
     torch.testing.assert_close(result(ours, *given), result(reference, *given))
 
 
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that was made."""
+class Made(TorchDispatchMode):
+    """The number of elements of the largest tensor that was made, and the rows of each product that gives scores."""
 
-    elements = 0
+    def __init__(self):
+        super().__init__()
+        self.elements, self.rows = 0, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple | list) else [made]:
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.numel())
+        if func is torch.ops.aten.addmm.default:
+            self.rows.append(len(made))
         return made
 
 
-@pytest.mark.parametrize(("allowed", "most"), [(10**9, 30), (10 * VOCAB_SIZE, 10)])
-def test_no_more_scores_are_held_than_allowed_in_both_passes(allowed, most):
+@pytest.mark.parametrize(
+    ("allowed", "parts"), [(30, [30]), (28, [26, 2, 2, 2, 2]), (20, [10] * 5), (12, [6] * 9), (1, [0, *[1] * 60])]
+)
+def test_scores_beyond_those_allowed_are_computed_in_parts_and_again_in_the_backward_pass(allowed, parts):
     given = case()
-    with Largest() as made:
-        vocabulary_cross_entropy(*given, max_logits=allowed).backward()
-    assert made.elements == most * VOCAB_SIZE
+    with Made() as made:
+        vocabulary_cross_entropy(*given, max_logits=allowed * VOCAB_SIZE).backward()
+    assert made.rows == parts
+    assert made.elements == max(*parts, 8) * VOCAB_SIZE  # those of the weight, whose gradient is whole
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
@@ -134,7 +141,7 @@ def test_rows_of_zeros_change_no_score(bias):
     torch.testing.assert_close(*scores)
     pull = torch.randn_like(scores[0])
     torch.testing.assert_close(*(torch.autograd.grad(score, inputs, pull) for score in scores))
-    with Largest() as made:
+    with Made() as made:
         padded_scores(x, weight, bias)
     assert made.elements == 30 * 128
 

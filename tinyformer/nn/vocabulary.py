@@ -58,7 +58,7 @@ def vocabulary_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean of -log softmax(x Wᵀ + b)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
 
-    If there are more than `max_logits`, they are computed in chunks of rows and recomputed in the backward pass.
+    If there are more than `max_logits`, those of further rows are computed in parts, and again in the backward pass.
 
     By default these are `CPU_LOGITS`, or what `GPU_FRACTION` allows. `label_smoothing` is the share of the target
     probability that is spread evenly over the vocabulary (Szegedy et al. 2015, arXiv 1512.00567).
@@ -73,10 +73,12 @@ def vocabulary_cross_entropy(
         nats = _summed_nats(x, weight, targets, bias, label_smoothing)
     else:
         recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
-        chunks = zip(x.split(rows), targets.split(rows), strict=True)
-        nats = torch.stack(
-            [recomputed_nats(chunk, weight, target, bias, label_smoothing) for chunk, target in chunks]
-        ).sum()
+        part = max(min(len(x) - rows, rows // 2), 1)  # is recomputed at a time, while the scores of `held` rows are kept
+        held = rows - part
+        parts = [_summed_nats(x[:held], weight, targets[:held], bias, label_smoothing)]
+        for chunk, target in zip(x[held:].split(part), targets[held:].split(part), strict=True):
+            parts.append(recomputed_nats(chunk, weight, target, bias, label_smoothing))
+        nats = torch.stack(parts).sum()
     return nats / scored.sum().clamp(min=1)
 
 

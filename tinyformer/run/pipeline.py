@@ -63,6 +63,7 @@ from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.processes import has_processes
 from tinyformer.training.weights_memory import find_memory_shortage
 
 
@@ -84,7 +85,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
             fit(run)
             with run.module.whole_network():
                 run.network = run.module.network
-                if run.trainer.world_size > 1:
+                if has_processes():
                     torch.distributed.destroy_process_group()
                 run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
                 return summarise_training(run, *score_training(run)) if is_first_process() else {}
