@@ -1,11 +1,12 @@
 """Files that are written whole or not at all, numbers for JSON, YAML from strangers, and libraries' settings."""
 
 import contextlib
+import csv
 import importlib
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file by `atomic_write`."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a CSV file with the names of its columns; see `atomic_write`."""
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *rows])
 
 
 def _remove(path: Path) -> None:

@@ -65,12 +65,19 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def run(device: dict[str, str], tmp_path: Path) -> Run:
-    """Run a script of this folder on the device: `run("run_program.py", "train.py", "trainer=gpu …")`."""
+    """Run a script of this folder on the device: `run("run_program.py", "train.py", "trainer=gpu …")`.
 
-    def start(script: str, *words: str) -> Report:
-        report = tmp_path / "report.json"
+    With several processes it is one of them, as on a node of torchrun that has one GPU.
+    """
+
+    def start(script: str, *words: str, processes: int = 1, rank: int = 0) -> Report:
+        report = tmp_path / f"report-{rank}.json"
         report.unlink(missing_ok=True)
         environment = os.environ | device | {"REPORT": str(report), "OMP_NUM_THREADS": "1"}
+        if processes > 1:
+            ranks = {"WORLD_SIZE": processes, "RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            ranks |= {"TORCHELASTIC_RUN_ID": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 29541}
+            environment |= {name: str(value) for name, value in ranks.items()}
         command = f'ulimit -v {MEMORY_KB}; exec "$@"'
         arguments = [sys.executable, str(HERE / script), *" ".join(words).split()]
         limited = ["bash", "-c", command, "-", *arguments]

@@ -1,9 +1,9 @@
 """Run `train.py`, `evaluate.py` or a benchmark on the stand-in device, with counts: `run_program.py train.py WORDS`.
 
 What looks at numbers is replaced: metrics, which would divide by zero tokens or count classes, the draw of a token, the
-end of a beam search, the text of an answer, the flags of steps that are not finite, and the entropy, whose kernel torch
-compiles while it runs. The report says how often the host launched kernels and waited, in each step and in each
-measurement of the heads, and how many graphs were compiled.
+end of a beam search, the text of an answer, whether weights are finite, and the entropy, whose kernel torch compiles
+while it runs. What processes send one another on the device does not arrive. The report says how often the host
+launched kernels and waited, in each step and in each measurement of the heads, and how many graphs were compiled.
 """
 
 import ctypes
@@ -16,7 +16,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch._dynamo.utils import counters
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
 
 from tinyformer.data import QuestionSplit
 from tinyformer.generation import beam_search
@@ -65,13 +67,28 @@ def count_measurements() -> None:
     AttentionTelemetry._measure = counted  # type: ignore[method-assign]
 
 
+def unreduced(state: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Gradients as they are; the "fake" group gives DistributedDataParallel none."""
+    reduced: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    reduced.set_result(bucket.buffer())
+    return reduced
+
+
 def replace_numbers() -> None:
+    for strategy in (DDPStrategy, ModelParallelStrategy):
+        strategy._get_process_group_backend = lambda self: "cpu:gloo,cuda:fake"  # type: ignore[method-assign]
+    initialise = torch.distributed.init_process_group
+
+    def without_device(*args: Any, device_id: Any = None, **options: Any) -> None:
+        initialise(*args, **options)  # a group of a device is split by what NCCL alone has
+
+    torch.distributed.init_process_group = without_device
+    DDPStrategy._register_ddp_hooks = lambda self: self.model.register_comm_hook(None, unreduced)  # type: ignore
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN asks the driver for more than the device has
     torch.special.entr = torch.neg
     Sampling.draw = lambda self, logits, generator=None: torch.zeros(len(logits), dtype=torch.long)  # type: ignore
     classification.multiclass_confusion_matrix = lambda logits, labels, number: labels.new_zeros(number, number)
-    FiniteCheck._read = lambda self, trainer, module: None  # type: ignore[method-assign]
-    FiniteCheck.on_save_checkpoint = lambda self, trainer, module, checkpoint: None  # type: ignore[method-assign]
+    FiniteCheck.on_save_checkpoint = lambda self, *_: None  # type: ignore[method-assign]
     beam_search._unfinished = lambda ended, going_on: torch.arange(len(ended)).to(ended.device)  # type: ignore
     beam_search.PairTokens.without_bos = lambda self, text: []  # type: ignore[method-assign]
     QuestionSplit.texts_of = lambda self, spans: [""] * len(spans)  # type: ignore[method-assign]
@@ -89,6 +106,7 @@ def main() -> None:
     sys.modules["run_program"] = sys.modules["__main__"]
     if sys.argv[0].endswith("train.py"):
         sys.argv.append("+callbacks.counter={_target_:run_program.StepCounter}")
+        sys.argv += ["callbacks.finite.action=skip", "callbacks.finite.max_skipped=1000"]  # flags are any value
     replace_numbers()
     count_measurements()
     try:

@@ -1,12 +1,13 @@
 """Runs on a CUDA device from the first step to the last picture, and what a step costs there."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from commands import BOOK, TEXT
 
-from .conftest import Run
+from .conftest import Report, Run
 
 SMALL = (
     "trainer=gpu model.num_layers=2 model.num_heads=2 model.d_model=32 model.max_seq_len=32 data.batch_size=4 "
@@ -79,6 +80,29 @@ def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(overrides:
     launches, waits = ended.values["measurements"][2]
     assert launches <= most_of_a_measurement
     assert waits <= 4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_no_step_of_several_processes_waits_for_the_device(strategy: str, processes: int, run: Run) -> None:
+    """Except at reports, and once where DistributedDataParallel arranges its buckets; what is sent does not arrive."""
+    words = f"{SMALL} {TEXT} trainer={strategy} trainer.devices=1 trainer.num_nodes={processes} trainer.max_steps=8"
+
+    def of_all(*words: str) -> list[Report]:
+        with ThreadPoolExecutor(processes) as pool:
+            started = [
+                pool.submit(run, "run_program.py", "train.py", *words, processes=processes, rank=rank)
+                for rank in range(processes)
+            ]
+        return [each.result() for each in started]
+
+    for ended in of_all(words, "trainer.log_every_n_steps=4"):
+        assert ended.code == 0, ended.text
+        assert "stream does not match" not in ended.text
+        buckets = 2 if strategy == "ddp" else 0
+        assert [waits for _, waits in ended.values["steps"][1:]] == [buckets, 0, 1, 0, 0, 0, 1]
+    for ended in of_all("resume=run trainer.max_steps=10"):
+        assert (ended.code, len(ended.values["steps"])) == (0, 2), ended.text
 
 
 def test_the_benchmarks_of_a_gpu_run_to_their_end(run: Run, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def vocabulary_cross_entropy(
         nats = _summed_nats(x, weight, targets, bias, label_smoothing)
     else:
         recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
-        part = max(min(len(x) - rows, rows // 2), 1)  # is recomputed at a time, while the scores of `held` rows are kept
+        part = max(min(len(x) - rows, rows // 2), 1)  # recomputed at a time, while the scores of `held` rows are kept
         held = rows - part
         parts = [_summed_nats(x[:held], weight, targets[:held], bias, label_smoothing)]
         for chunk, target in zip(x[held:].split(part), targets[held:].split(part), strict=True):

@@ -1,7 +1,6 @@
 """Analyses of a trained model, and the files that they write."""
 
 import copy
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.stored import describe_config, recorded_sources
 from tinyformer.data import DataModule
 from tinyformer.errors import argument_path
-from tinyformer.files import relative_path
+from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
 from tinyformer.run.parts import make_seeded_network
 from tinyformer.run.run import Run
@@ -46,8 +45,7 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
     """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([columns, *rows])
+        write_table(path, columns, rows)
         findings.files.append(path)
     for name, figure in findings.figures.items():
         own = findings.own_facts.get(name) or findings.facts or facts

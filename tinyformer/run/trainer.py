@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer, WeightAveraging
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tinyformer.config.checks import check_value
@@ -29,7 +28,13 @@ from tinyformer.nn import Network
 from tinyformer.run.cluster import is_in_cluster, with_environment
 from tinyformer.run.parts import Options
 from tinyformer.training.sharding import PRECISIONS, FullyShardedStrategy
-from tinyformer.training.trainer_parts import PROFILERS, FitLoop, WholeCheckpointIO, make_profiler
+from tinyformer.training.trainer_parts import (
+    PROFILERS,
+    FitLoop,
+    ReplicatedStrategy,
+    WholeCheckpointIO,
+    make_profiler,
+)
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
 
@@ -48,11 +53,10 @@ POSITIVE: dict[str, tuple[int, str]] = {
 """Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "ddp": partial(DDPStrategy, broadcast_buffers=False, gradient_as_bucket_view=True),
+    "ddp": ReplicatedStrategy,
     "fsdp": FullyShardedStrategy,
 }
-"""What a name stands for, if it is not what Lightning makes of it. In `ddp`, buffers are the same in all processes, and
-gradients exist once, in the buckets that are reduced."""
+"""What a name stands for, if it is not what Lightning makes of it."""
 
 CHOSEN = (
     *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),

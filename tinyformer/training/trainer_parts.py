@@ -1,4 +1,4 @@
-"""What a run replaces of Lightning's trainer: its loops, the writing of checkpoints, and the profilers."""
+"""What a run replaces of Lightning's trainer: its loops, a strategy, the writing of checkpoints, and the profilers."""
 
 import math
 import os
@@ -12,6 +12,9 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule
 
 from tinyformer.checkpoint.file import LAST, PREVIOUS, write_raw
@@ -105,6 +108,20 @@ class EpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         return self.trainer.fit_loop.done or super()._should_check_val_fx(data_fetcher)
+
+
+class ReplicatedStrategy(DDPStrategy):
+    """Each process has all weights, and gradients once, in the buckets that are reduced.
+
+    Buffers are the same in all processes, and are not sent. Lightning 2.6 wraps the network on a stream of its own, on
+    which gradients are then summed: each would wait for the stream of the steps, of which torch warns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        return DistributedDataParallel(model, self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
 
 class WholeCheckpointIO(TorchCheckpointIO):

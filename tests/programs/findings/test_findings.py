@@ -26,7 +26,8 @@ from tinyformer.programs.findings.launching import require_launcher
 from tinyformer.programs.findings.outcomes import kept_records, read_outcomes
 from tinyformer.programs.findings.pages import page
 from tinyformer.programs.findings.quantities import VERSIONS
-from tinyformer.programs.findings.running import PlannedRun, plan, records_of, run_all
+from tinyformer.programs.findings.records import PlannedRun, records_of
+from tinyformer.programs.findings.running import plan, run_all
 from tinyformer.programs.findings.statements import statement_of
 from tinyformer.programs.findings.verdicts import FAILS, HOLDS, INCONCLUSIVE, measure
 

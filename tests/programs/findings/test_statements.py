@@ -11,8 +11,9 @@ from tinyformer.config.folder import held
 from tinyformer.programs.findings import statements
 from tinyformer.programs.findings.files import Finding, read_finding
 from tinyformer.programs.findings.pages import page
-from tinyformer.programs.findings.running import PlannedRun, _recorded_start, plan
-from tinyformer.programs.findings.statements import digest_of, in_force, keep_statements, read_statements, statement_of
+from tinyformer.programs.findings.records import PlannedRun, digest_of
+from tinyformer.programs.findings.running import _recorded_start, plan
+from tinyformer.programs.findings.statements import in_force, keep_statements, read_statements, statement_of
 
 RANK = read_finding("rank")
 SEEDS = " ".join(map(str, RANK.seeds))

@@ -5,7 +5,6 @@ One row per setting, averaged over seeds; a setting is the values of the config 
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from tinyformer.config.errors import exit_code_of, option_names, printable
 from tinyformer.errors import ArgumentError
-from tinyformer.files import import_matplotlib
+from tinyformer.files import import_matplotlib, write_table
 from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
 from tinyformer.programs.compare.folders import find_runs, read_run
 
@@ -56,11 +55,8 @@ def _show(options: argparse.Namespace) -> None:
             if path.is_symlink():  # which leads anywhere, in the folder of a stranger
                 raise ArgumentError("out", path, "is a symbolic link; remove it")
     notes = notes_on(comparison, folders)
-    with table.open("w", newline="", encoding="utf-8") as file:
-        lines = [row.settings | _statistics(row) for row in comparison.rows]
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
+    lines = [row.settings | _statistics(row) for row in comparison.rows]
+    write_table(table, list(lines[0]), [list(line.values()) for line in lines])
     if not options.json:
         _print_table(comparison, notes)
     _draw(comparison, picture)

@@ -35,8 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("trusted", nargs="*", metavar="KEY=CLASS", help=trust)
     results = "the folder of tables and figures, beside which the page of all findings is written"
     parser.add_argument("--results", type=Path, metavar="FOLDER", default=Path("findings"), help=results)
-    kept = Path("outputs/findings")
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", default=kept, help="the folder of the runs")
+    runs = Path("outputs/findings")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", default=runs, help="the folder of the runs")
     launching = "the launcher of Hydra for the runs, and its settings: joblib, or joblib n_jobs=2, for runs in parallel"
     words = ("NAME", "KEY=VALUE")
     parser.add_argument("--launcher", nargs="+", metavar=words, default=["basic"], help=launching)
@@ -50,7 +50,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    import_matplotlib()
     from tinyformer.config.folder import refuse_foreign_files
     from tinyformer.programs.findings.files import finding_names, read_finding, trust
     from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
@@ -67,6 +66,7 @@ def _show(options: argparse.Namespace) -> int:
         for finding in known:
             _tell(finding, f"{finding.title} ({finding.paper})", outcomes.get(finding.name, [None])[-1])
         return 0
+    import_matplotlib()
     require_launcher(options.launcher)
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)

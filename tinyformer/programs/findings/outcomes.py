@@ -6,15 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tinyformer.analysis import save_png
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value
 from tinyformer.files import write_whole
-from tinyformer.programs.findings.figure import CAPTION, draw
 from tinyformer.programs.findings.files import Finding
-from tinyformer.programs.findings.records import Record, Records, packed, unpacked
-from tinyformer.programs.findings.running import PlannedRun, facts_of, records_of
-from tinyformer.programs.findings.statements import digest_of, read_statements, statement_of
+from tinyformer.programs.findings.records import (
+    PlannedRun,
+    Record,
+    Records,
+    digest_of,
+    facts_of,
+    packed,
+    records_of,
+    unpacked,
+)
+from tinyformer.programs.findings.statements import read_statements, statement_of
 from tinyformer.programs.findings.verdicts import Measured, measure, verdicts
 
 Measurement: TypeAlias = dict[str, Any]  # one of the list in `NAME.json`
@@ -24,6 +30,9 @@ KEYS = {"time", "verdicts", "checks", "digest", "statement", "earlier", "runs"} 
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
     """Measure a finding whose runs have ended; write `NAME.records.json`, `NAME.png` and, last, `NAME.json`."""
+    from tinyformer.analysis import save_png
+    from tinyformer.programs.findings.figure import CAPTION, draw
+
     facts = facts_of(planned)
     named = [check.of for check in finding.checks.values()] + [curve.of for curve in finding.curves]
     # What is kept of the runs is what is measured, so that a reader computes the same.
@@ -34,7 +43,7 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
     packed_runs = [packed(record) for of_seed in records for record in of_seed.values()]
     kept = _all_records(folder, finding.name) | {_key(last): packed_runs}
     lines = (f"{json.dumps(key)}: [\n" + ",\n".join(map(json.dumps, runs)) + "\n]" for key, runs in kept.items())
-    write_whole(_records_path(folder, finding.name), "{\n" + ",\n".join(lines) + "\n}\n")
+    write_whole(folder / f"{finding.name}.records.json", "{\n" + ",\n".join(lines) + "\n}\n")
     save_png(figure, folder / f"{finding.name}.png", f"{finding.name} · {CAPTION}")
     before = read_outcomes(folder, [finding.name]).get(finding.name, [])
     if before and all(before[-1][key] == last[key] for key in ("statement", "runs")):  # measured again
@@ -49,6 +58,7 @@ def _measurement(
     """A finding as it was stated, what was measured, and when, where and by which code each of its runs was made."""
     statement, stated = statement_of(finding), read_statements(runs_folder).get(finding.name, {})
     digest = digest_of(statement)
+    used = {run["statement"] for run in runs} - {digest}
     return {
         "time": max(run.get("analysis", run)["time"] for run in runs),
         "verdicts": verdicts(finding, measured),
@@ -64,11 +74,7 @@ def _measurement(
         },
         "digest": digest,
         "statement": statement,
-        "earlier": {
-            old: stated[old]
-            for old in dict.fromkeys(run["statement"] for run in runs)
-            if old in stated and old != digest
-        },
+        "earlier": {old: text for old, text in stated.items() if old in used},
         "runs": runs,
     }
 
@@ -125,13 +131,9 @@ def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path
     return finding.picture.name, files[-1]
 
 
-def _records_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.records.json"
-
-
 def _all_records(folder: Path, name: str) -> dict[str, list[Any]]:
     """The packed records of the runs of each measurement, by its `_key`."""
-    path = _records_path(folder, name)
+    path = folder / f"{name}.records.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 

@@ -1,6 +1,7 @@
-"""What a run wrote, as a finding reads it; and the part of it that a finding's measurements are computed from."""
+"""A run that a finding needs, what it wrote, and the part of it that a finding's measurements are computed from."""
 
 import csv
+import hashlib
 import json
 import math
 import re
@@ -27,6 +28,32 @@ STATISTICS: dict[str, Callable[[list[float]], float]] = {
 
 HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
 """The columns of `metrics.csv` for the measures of heads."""
+
+ENDED = "ended.json"  # written last: a folder with it is never made again
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
+
+    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run if there are any.
+    """
+
+    finding: str
+    name: str
+    seed: int
+    program: str
+    words: list[str]
+    folder: Path
+    evaluate: list[str]
+
+    @property
+    def analysed(self) -> Path | None:
+        return self.folder / f"evaluate-{digest_of(self.evaluate)}" if self.evaluate else None
+
+    @property
+    def has_ended(self) -> bool:
+        return all((folder / ENDED).exists() for folder in (self.folder, self.analysed) if folder)
 
 
 @dataclass(frozen=True)
@@ -111,6 +138,34 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The contents of `results.json`; empty without one."""
     path = folder / "results.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
+    """What runs that have ended left behind: for each seed, by name."""
+    by_seed: dict[int, dict[str, Record]] = {}
+    for run in planned:
+        by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
+    return list(by_seed.values())
+
+
+def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
+    """When, where and by which code each run was made, how long it took, and the hash of what was stated before it."""
+    facts = []
+    for run in planned:
+        made = json.loads((run.folder / ENDED).read_text())
+        if run.analysed:
+            made["analysis"] = json.loads((run.analysed / ENDED).read_text())
+            del made["analysis"]["overrides"], made["analysis"]["machine"]
+        made["statement"] = made.pop("statements", {}).get(run.finding)  # runs of an earlier version recorded none
+        del made["overrides"]
+        place = (run.analysed or run.folder).relative_to(run.folder.parent)
+        facts.append({"run": run.name, "seed": run.seed, "folder": str(place), **made})
+    return facts
+
+
+def digest_of(stated: Any) -> str:
+    """A hash of plain values."""
+    return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def reduced(numbers: list[float], over: str) -> float:

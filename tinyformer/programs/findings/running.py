@@ -1,7 +1,6 @@
 """The runs of a finding: trained once, cached by their composed config, and continued after an interruption."""
 
 import contextlib
-import csv
 import functools
 import json
 import os
@@ -9,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,41 +21,15 @@ from tinyformer.config.compose import compose_run, offer_stored_run
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
 from tinyformer.config.process import keep_hydra, keep_process, named_lines
-from tinyformer.files import relative_path, write_whole
+from tinyformer.files import relative_path, write_table, write_whole
 from tinyformer.model.trained_run import train
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
 from tinyformer.programs.doctor.measured import Measurements, measured_costs, measured_kernels
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
-from tinyformer.programs.findings.records import Record, Records, read_record, read_results
-from tinyformer.programs.findings.statements import digest_of, in_force, now, versions_of
+from tinyformer.programs.findings.records import ENDED, PlannedRun, digest_of, read_results
+from tinyformer.programs.findings.statements import in_force, now, versions_of
 from tinyformer.run.pipeline import evaluate
-
-ENDED = "ended.json"  # written last: a folder with it is never made again
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
-
-    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run if there are any.
-    """
-
-    finding: str
-    name: str
-    seed: int
-    program: str
-    words: list[str]
-    folder: Path
-    evaluate: list[str]
-
-    @property
-    def analysed(self) -> Path | None:
-        return self.folder / f"evaluate-{digest_of(self.evaluate)}" if self.evaluate else None
-
-    @property
-    def has_ended(self) -> bool:
-        return all((folder / ENDED).exists() for folder in (self.folder, self.analysed) if folder)
 
 
 def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
@@ -103,29 +75,6 @@ def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_
         else:
             jobs.append(functools.partial(_make_all, runs))
     return max(launch(jobs, launcher, planned[0].folder.parent)) if jobs else 0
-
-
-def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
-    """What runs that have ended left behind: for each seed, by name."""
-    by_seed: dict[int, dict[str, Record]] = {}
-    for run in planned:
-        by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
-    return list(by_seed.values())
-
-
-def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """When, where and by which code each run was made, how long it took, and the hash of what was stated before it."""
-    facts = []
-    for run in planned:
-        made = json.loads((run.folder / ENDED).read_text())
-        if run.analysed:
-            made["analysis"] = json.loads((run.analysed / ENDED).read_text())
-            del made["analysis"]["overrides"], made["analysis"]["machine"]
-        made["statement"] = made.pop("statements", {}).get(run.finding)  # runs of an earlier version recorded none
-        del made["overrides"]
-        place = (run.analysed or run.folder).relative_to(run.folder.parent)
-        facts.append({"run": run.name, "seed": run.seed, "folder": str(place), **made})
-    return facts
 
 
 def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
@@ -237,10 +186,8 @@ def _write_measured(measured: Callable[[Sequence[str]], Measurements], words: Se
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results, indent=1))
     for name, rows in tables.items():
-        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        write_table(folder / f"{name}.csv", columns, [[row.get(key, "") for key in columns] for row in rows])
 
 
 PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {

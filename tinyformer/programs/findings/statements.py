@@ -4,7 +4,6 @@ A statement has the claim, the bands, the protocol, the evaluation, and the vers
 is kept when the program first sees it, and each run records the statements that were in force when it started.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable
@@ -13,14 +12,13 @@ from typing import Any, TypeAlias
 
 from hydra.utils import get_class
 
-from tinyformer.analysis.measures.measures import VERSION
 from tinyformer.config.conf import config_dir
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import held
 from tinyformer.files import load_plain_yaml, write_whole
 from tinyformer.programs.findings.files import Finding
 from tinyformer.programs.findings.quantities import VERSIONS
-from tinyformer.programs.findings.records import sources
+from tinyformer.programs.findings.records import digest_of, sources
 
 Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
 
@@ -43,15 +41,12 @@ def statement_of(finding: Finding) -> Statement:
 
 def versions_of(finding: Finding) -> dict[str, int]:
     """The versions of the measures of heads and of the analysis whose tables a finding measures."""
+    from tinyformer.analysis.measures.measures import VERSION  # which needs torch
+
     versions = {f"version of {word}": _version(word) for word in finding.evaluate if word.startswith("analysis=")}
     if any("heads" in source for check in finding.checks.values() for source in sources(check.of)):
         versions["version of the measures of heads"] = VERSION
     return versions
-
-
-def digest_of(stated: Any) -> str:
-    """A hash of plain values."""
-    return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def difference(old: Statement, new: Statement) -> str:

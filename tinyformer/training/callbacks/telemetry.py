@@ -1,9 +1,8 @@
 """Telemetry: exact measures of every attention head while a fused kernel trains."""
 
-import csv
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tinyformer import analysis
 from tinyformer.data.module import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
-from tinyformer.files import atomic_write, relative_path
+from tinyformer.files import relative_path, write_table
 from tinyformer.hardware import synchronize
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.heads import layer_title
@@ -188,7 +187,7 @@ class HeadLog:
     def heads(self, step: int, measures: analysis.HeadMeasures, traits: Mapping[str, analysis.Trait]) -> None:
         """Save and log the latest measures of each head, and its label, as a table."""
         columns, rows = measures.table(traits)
-        _write_csv(self.folder / "attention" / "heads.csv", columns, rows)
+        write_table(self.folder / "attention" / "heads.csv", columns, rows)
         for logger in self.wandb:
             logger.log_table("attention/heads", columns, rows, step=step)
 
@@ -200,14 +199,7 @@ class HeadLog:
         names = [field.name for field in fields(analysis.Event)]
         columns = names if any(event.kind for event in events) else names[:-1]  # without `kind`
         rows = [list(astuple(event))[: len(columns)] for event in events]
-        _write_csv(self.folder / "events.csv", columns, rows)
+        write_table(self.folder / "events.csv", columns, rows)
         for logger in self.wandb if events else ():
             texts = [[*row, str(event)] for row, event in zip(rows, events, strict=True)]
             logger.log_table("attention/events", [*columns, "text"], texts, step=step)
-
-
-def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(rows)
