@@ -87,6 +87,7 @@ def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(overrides:
 def test_no_step_of_several_processes_waits_for_the_device(strategy: str, processes: int, run: Run) -> None:
     """Except at reports, and once where DistributedDataParallel arranges its buckets; what is sent does not arrive."""
     words = f"{SMALL} {TEXT} trainer={strategy} trainer.devices=1 trainer.num_nodes={processes} trainer.max_steps=8"
+    words += f" compile={'auto' if processes == 1 else 'false'}"
 
     def of_all(*words: str) -> list[Report]:
         with ThreadPoolExecutor(processes) as pool:
