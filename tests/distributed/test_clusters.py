@@ -183,7 +183,7 @@ def test_a_job_that_is_requeued_ends_as_an_unbroken_one(call_slurm) -> None:
     until(lambda: is_in("PENDING"))
     assert "Slurm is asked to start the job again." in out.read_text()
     assert not (folder / "results.json").exists()
-    call_slurm("scontrol", "update", f"JobId={job}", "StartTime=now+3")  # not in the second of its end
+    call_slurm("scontrol", "update", f"JobId={job}", "StartTime=now+3")  # Slurm fails a job in the second of its end
     until(lambda: is_in("COMPLETED"))
     assert results_of(folder)["steps"] == 1500, out.read_text()
     call_slurm(PYTHON, ROOT / "train.py", *words, "trainer.devices=2", "hydra.run.dir=unbroken")

@@ -243,4 +243,4 @@ def test_a_run_of_one_process_follows_one_that_ended_in_a_mistake(program: Progr
     for folder, gigabytes, code in (("mistaken", "1e-9", 2), ("first", "1", 0), ("second", "1", 0)):
         ended = program("train.py", f"{words} callbacks.snapshots.max_gb={gigabytes} hydra.run.dir={folder}")
         assert ended.code == code, ended.err
-    assert not torch.distributed.is_initialized()
+        assert not torch.distributed.is_initialized()

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from commands import Program, spawned, without
 
+from tinyformer.hardware import TFLOPS
+
 
 def test_variants_stand_side_by_side_and_are_saved(call: Program) -> None:
-    ended = call("card attention=mha,gqa model=base attention.window=[null,16] --save cards.json")
+    ended = call("card attention=mha,gqa model=base attention.window=[null,16] mfu=0.4 --save cards.json")
     assert (ended.code, ended.err) == (0, "")
     title, *lines, last = [" ".join(line.split()) for line in ended.out.splitlines()]
-    assert (title, last) == ("model=base attention.window=[null,16]", "Saved in cards.json.")
+    assert (title, last) == ("model=base attention.window=[null,16] mfu=0.4", "Saved in cards.json.")
     saved = json.loads(Path("cards.json").read_text())["cards"]
     for label, *shown in (
         ("attention", "mha", "gqa"),
@@ -22,6 +24,8 @@ def test_variants_stand_side_by_side_and_are_saved(call: Program) -> None:
         ("vocabulary, tokens", "50,257", "50,257"),
         ("KV cache, bytes per token", "36,864", "18,432"),
         ("reduction from multi-head", "1.00x", "2.00x"),
+        ("of peak TFLOP/s", "989.5", "989.5"),
+        ("seconds of a training step",),
         ("parameters", *(f"{card['num_parameters']:,}" for card in saved)),
         ("if masked pairs are skipped", *(f"{card['attended_flops_per_token']:,}" for card in saved)),
     ):
@@ -29,6 +33,7 @@ def test_variants_stand_side_by_side_and_are_saved(call: Program) -> None:
     assert "bytes of a training step" not in ended.out
 
 
+WITH_BF16 = [name.rstrip("$") for name in TFLOPS if not name.startswith(("V100", "T4"))]
 MISTAKES = {
     "attention=mha,gqaa": "attention=gqaa: ",
     "model.num_heads=5": "model.num_heads=5",
@@ -36,7 +41,7 @@ MISTAKES = {
     "batch=0": "batch=0: must be at least 1; batch=8 works.",
     "gpus=0": "gpus=0: must be at least 1; gpus=8 works.",
     "mfu=0.4,40": "mfu=40: must be above 0, and at most 1; mfu=0.4 works.",
-    "mfu=0.4 gpu=T4": "gpu=T4: must be one of B200, H200 NVL, H200, ",
+    "mfu=0.4 peak_of=T4": f"peak_of=T4: must be one of {', '.join(WITH_BF16)}, whose peak in bf16 is known",
     "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",
     "--save nowhere/cards.json": "--save=nowhere/cards.json: must be a file in a folder that exists",
 }

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
 HERE = Path(__file__).parent
 SOURCES = {"runtime.c": "runtime.so", "driver.c": "libcuda.so.1"}
@@ -60,6 +61,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "STANDIN": str(folder),
+        "PORT": str(find_free_network_port()),
     }
 
 
@@ -76,12 +78,14 @@ def run(device: dict[str, str], tmp_path: Path) -> Run:
         environment = os.environ | device | {"REPORT": str(report), "OMP_NUM_THREADS": "1"}
         if processes > 1:
             ranks = {"WORLD_SIZE": processes, "RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            ranks |= {"TORCHELASTIC_RUN_ID": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": 29541}
+            ranks |= {"TORCHELASTIC_RUN_ID": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": device["PORT"]}
             environment |= {name: str(value) for name, value in ranks.items()}
         command = f'ulimit -v {MEMORY_KB}; exec "$@"'
         arguments = [sys.executable, str(HERE / script), *" ".join(words).split()]
         limited = ["bash", "-c", command, "-", *arguments]
-        ended = subprocess.run(limited, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        ended = subprocess.run(
+            limited, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        )
         values = json.loads(report.read_text()) if report.exists() else {}
         return Report(ended.returncode, ended.stdout + ended.stderr, values)
 

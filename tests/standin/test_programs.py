@@ -84,8 +84,8 @@ def test_a_step_of_six_layers_launches_few_kernels_and_waits_for_none(overrides:
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_no_step_of_several_processes_waits_for_the_device(strategy: str, processes: int, run: Run) -> None:
-    """Except at reports, and once where DistributedDataParallel arranges its buckets; what is sent does not arrive."""
+def test_no_step_of_a_strategy_waits_for_the_device(strategy: str, processes: int, run: Run) -> None:
+    """Except at reports, and twice in the second step of DistributedDataParallel, which arranges its buckets."""
     words = f"{SMALL} {TEXT} trainer={strategy} trainer.devices=1 trainer.num_nodes={processes} trainer.max_steps=8"
     words += f" compile={'auto' if processes == 1 else 'false'}"
 

@@ -58,27 +58,28 @@ def vocabulary_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean of -log softmax(x Wᵀ + b)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
 
-    If there are more than `max_logits`, those of further rows are computed in parts, and again in the backward pass.
-
-    By default these are `CPU_LOGITS`, or what `GPU_FRACTION` allows. `label_smoothing` is the share of the target
-    probability that is spread evenly over the vocabulary (Szegedy et al. 2015, arXiv 1512.00567).
+    At most `max_logits` logits are in memory at a time, by default `CPU_LOGITS`, or what `GPU_FRACTION` allows. If
+    there are more, those of the first rows are kept for the backward pass, and the others are computed in chunks, and
+    again in the backward pass. `label_smoothing` is the share of the target probability that is spread evenly over the
+    vocabulary (Szegedy et al. 2015, arXiv 1512.00567).
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
     # The number of scored rows would take a synchronisation on a GPU, and be a dynamic shape in a compiled graph.
     if not x.is_cuda and not torch.compiler.is_compiling() and not scored.all():
         x, targets = x[scored], targets[scored]
-    rows = max((max_logits or _most_logits(x.device, torch.compiler.is_compiling())) // len(weight), 1)
-    if len(x) <= rows:
+    most = max((max_logits or _most_logits(x.device, torch.compiler.is_compiling())) // len(weight), 2)
+    if len(x) <= most:
         nats = _summed_nats(x, weight, targets, bias, label_smoothing)
     else:
         recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
-        part = max(min(len(x) - rows, rows // 2), 1)  # recomputed at a time, while the scores of `held` rows are kept
-        held = rows - part
-        parts = [_summed_nats(x[:held], weight, targets[:held], bias, label_smoothing)]
-        for chunk, target in zip(x[held:].split(part), targets[held:].split(part), strict=True):
-            parts.append(recomputed_nats(chunk, weight, target, bias, label_smoothing))
-        nats = torch.stack(parts).sum()
+        chunk_size = min(len(x) - most, most // 2)
+        sizes = [most - chunk_size, len(x) - most + chunk_size]  # rows whose logits are kept, and the others
+        (kept, others), (kept_targets, other_targets) = x.split(sizes), targets.split(sizes)
+        sums = [_summed_nats(kept, weight, kept_targets, bias, label_smoothing)]
+        for chunk, target in zip(others.split(chunk_size), other_targets.split(chunk_size), strict=True):
+            sums.append(recomputed_nats(chunk, weight, target, bias, label_smoothing))
+        nats = torch.stack(sums).sum()
     return nats / scored.sum().clamp(min=1)
 
 

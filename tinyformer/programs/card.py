@@ -95,7 +95,8 @@ whole those outside of the blocks, the weights of two blocks and the gradients o
 while heads are measured and checkpoints are scored. What Muon sends in addition is not counted."""
 
 SPEED_NOTES = """\
-Speed follows from the MFU that is given, and leaves out what a GPU waits for others."""
+Speed is that at the assumed MFU, which is lower where GPUs wait for one another. With task=seq2seq, a token of the
+source and one of the target count once."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -163,21 +164,23 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
         if config.mfu is not None:
             check_value(_speed, "mfu", config.mfu, "mfu")
             has_tf32 = config.matmul_precision != "highest"
-            card["speed"] = _speed(card, config.mfu, str(config.gpu), config.dtype, has_tf32)
+            card["speed"] = _speed(card, config.mfu, str(config.peak_of), config.dtype, has_tf32)
     return card
 
 
 def _speed(card: Card, mfu: float, gpu: str, dtype: str, has_tf32: bool) -> dict[str, float | None]:
-    """The speed of training on a GPU whose model FLOPs utilisation is known, see `Work.mfu`."""
+    """The speed of training on a GPU at an assumed model FLOPs utilisation, see `Work.mfu`."""
     from torch import bfloat16, float32
 
     from tinyformer.hardware import TFLOPS, known_flops
 
     if not 0 < mfu <= 1:
         raise ArgumentError("mfu", mfu, "must be above 0, and at most 1", {"mfu": 0.4})
-    if (peak := known_flops(gpu, {"bf16": bfloat16, "fp32": float32}[dtype], has_tf32)) is None:
-        known = ", ".join(name.rstrip("$") for name in TFLOPS)
-        raise ArgumentError("gpu", gpu, f"must be one of {known}, with a peak in {dtype}", {"gpu": "H200"})
+    names = [name.rstrip("$") for name in TFLOPS]
+    peaks = {name: known_flops(name, {"bf16": bfloat16, "fp32": float32}[dtype], has_tf32) for name in names}
+    if (peak := peaks.get(gpu)) is None:
+        known = ", ".join(name for name in names if peaks[name])
+        raise ArgumentError("peak_of", gpu, f"must be one of {known}, whose peak in {dtype} is known")
     return {
         "mfu": mfu,
         "peak_tflops": peak / 1e12,
@@ -208,7 +211,7 @@ def _print_table(cards: Sequence[Card]) -> None:
 
 
 def _shown(card: Card, field: str) -> str:
-    """A figure of a card; empty where the card is without, as without a batch."""
+    """A figure of a card; empty if the card lacks it, such as the seconds of a step without `batch`."""
     group, _, name = field.rpartition(".")
     value = (card[group] or {}).get(name) if group else card[name]
     if isinstance(value, float):

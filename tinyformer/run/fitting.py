@@ -18,6 +18,7 @@ from tinyformer.run.run import Run
 from tinyformer.run.summary import describe_non_finite
 from tinyformer.training.callbacks.checkpoints import Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
+from tinyformer.training.processes import has_processes
 
 
 @contextmanager
@@ -29,6 +30,16 @@ def ending_in_a_queue(run: Run) -> Iterator[None]:
         if is_first_process() and isinstance(end.code, int) and is_requeued(end.code - 128, run.invocation):
             requeue()
         raise
+
+
+@contextmanager
+def leaving_no_group() -> Iterator[None]:
+    """End the process group of a run that failed in the only process, in which other runs may follow."""
+    try:
+        yield
+    finally:
+        if has_processes() and torch.distributed.get_world_size() == 1:
+            torch.distributed.destroy_process_group()
 
 
 def fit(run: Run) -> None:

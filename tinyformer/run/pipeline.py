@@ -33,7 +33,7 @@ from tinyformer.run.analysis_run import analyse, describe_subject
 from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
-from tinyformer.run.fitting import ending_in_a_queue, fit
+from tinyformer.run.fitting import ending_in_a_queue, fit, leaving_no_group
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
 from tinyformer.run.parts import (
@@ -81,7 +81,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
         config.resume = str(folder) if has_checkpoint(folder) else None
     with locked(folder):
         run = set_up(config, folder, invocation or Invocation())
-        with ending_in_a_queue(run), closing(run.loggers):
+        with ending_in_a_queue(run), closing(run.loggers), leaving_no_group():
             fit(run)
             with run.module.whole_network():
                 run.network = run.module.network

@@ -18,7 +18,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tinyformer.nn import Network
-from tinyformer.training.processes import has_processes
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 """What sharded weights are trained in: Lightning has no loss scaling and no fp64 for them."""
@@ -50,8 +49,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         store = torch.distributed.PrefixStore(f"run {next(_runs)}", place[0])
         group: Any = {"store": store, "rank": self.global_rank, "world_size": self.world_size, "timeout": self._timeout}
         group["device_id"] = None if self.root_device.type == "cpu" else self.root_device
-        if not has_processes():  # a run that ended in an error leaves its own
-            torch.distributed.init_process_group(self._get_process_group_backend(), **group)
+        torch.distributed.init_process_group(self._get_process_group_backend(), **group)
         super()._setup_distributed()  # which finds the group
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:

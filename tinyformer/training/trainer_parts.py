@@ -111,10 +111,11 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 class ReplicatedStrategy(DDPStrategy):
-    """Each process has all weights, and gradients once, in the buckets that are reduced.
+    """Each process has all weights, and its gradients are the buckets that are reduced, without copies.
 
-    Buffers are the same in all processes, and are not sent. Lightning 2.6 wraps the network on a stream of its own, on
-    which gradients are then summed: each would wait for the stream of the steps, of which torch warns.
+    Buffers are equal in all processes, and are not sent. Lightning 2.6 makes `DistributedDataParallel` on a side
+    stream, on which gradients would be accumulated, each after a wait for the stream of the backward pass; torch warns
+    of that.
     """
 
     def __init__(self) -> None:

@@ -159,7 +159,7 @@ def require_possible(name: str, case: AttentionCase) -> None:
 
 
 def _require(name: str, cases: Sequence[AttentionCase]) -> None:
-    """Refuse a backend that can compute none of the cases, which are one on several devices."""
+    """Refuse a backend that can compute a case on none of several devices; `cases` is that case on each."""
     reasons = [BACKENDS[name].refusal(case) for case in cases]
     if None not in reasons:
         able = ", ".join(other for other in BACKENDS if all(_can(other, case) for case in cases))

@@ -36,7 +36,7 @@ ENDED = "ended.json"  # written last: a folder with it is never made again
 class PlannedRun:
     """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
 
-    `program` is a name in `PROGRAMS`; `evaluate` are overrides of `evaluate`, which analyses the run if there are any.
+    `program` is a name in `running.PROGRAMS`. `evaluate`, if not empty, are overrides with which the run is analysed.
     """
 
     finding: str
