@@ -42,6 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.standin)
+            item.add_marker(pytest.mark.timeout(1200))  # torch compiles for minutes
             if torch.version.cuda is None or torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs torch as built for CUDA, and no GPU"))
 
@@ -84,7 +85,7 @@ def run(device: dict[str, str], tmp_path: Path) -> Run:
         arguments = [sys.executable, str(HERE / script), *" ".join(words).split()]
         limited = ["bash", "-c", command, "-", *arguments]
         ended = subprocess.run(
-            limited, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+            limited, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
         )
         values = json.loads(report.read_text()) if report.exists() else {}
         return Report(ended.returncode, ended.stdout + ended.stderr, values)
