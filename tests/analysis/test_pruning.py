@@ -102,6 +102,7 @@ class Scaled(Attention):
     ("make", "fraction", "message"),
     [
         (loud_transformer, 0.9, "fraction=0.9: is 7 of 8 heads; from 1 to 6 can be pruned"),
+        (loud_transformer, 0.01, "fraction=0.01: is 0 of 8 heads; .* fraction=0.125 works"),
         (partial(loud_transformer, num_heads=1), 0.4, "fraction=0.4: no head can be pruned"),
         (
             partial(network, partial(Scaled, D_MODEL, 4)),
