@@ -17,8 +17,8 @@ CPU_LOGITS = 2**24
 GPU_FRACTION = 1 / 4
 """The fraction of a GPU's memory for logits and their gradients."""
 
-BYTES_PER_LOGIT, COMPILED_BYTES_PER_LOGIT = 16, 8
-"""The bytes of a logit and its gradient. Compiled code holds each once, in fp32 at most; other code holds copies."""
+BYTES_PER_LOGIT = 16
+"""The bytes of a logit, its gradient and copies of both in fp32. Compiled code holds each once, and no copies."""
 
 
 def vocabulary_scores(
@@ -89,7 +89,8 @@ def _most_logits(device: torch.device, is_compiled: bool) -> int:
     if device.type != "cuda":
         return CPU_LOGITS
     memory = GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory
-    return int(memory / (COMPILED_BYTES_PER_LOGIT if is_compiled else BYTES_PER_LOGIT))
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
+    return int(memory / (2 * dtype.itemsize if is_compiled else BYTES_PER_LOGIT))
 
 
 def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, label_smoothing: float) -> Tensor:
