@@ -58,10 +58,7 @@ def mistake_in(*overrides: str) -> str:
         ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 is the default."),
         ("model.dropout=null", "model.dropout=null: should be a valid number; model.dropout=0.0 is the default."),
         ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
-        (
-            "optimizer=adamw optimizer.betas=[0.9,1.0]",
-            "optimizer.betas=[0.9,1.0]: must be two numbers from 0 to *",
-        ),
+        ("optimizer=adamw optimizer.betas=[0.9,1.0]", "optimizer.betas=[0.9,1.0]: must be two numbers from 0 to *"),
         ("callbacks.attention.thresholds.block=1.5", "callbacks.attention.thresholds.block=1.5: must be above 0 and*"),
         ("+callbacks.attention.thresholds.sink=0.5", "callbacks.attention.thresholds=*: must be thresholds of *"),
         ("callbacks.attention.probe_text=''", "callbacks.attention.probe_text=*: must not be empty; *"),

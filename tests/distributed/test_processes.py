@@ -6,13 +6,10 @@ from collections import Counter
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from training.runs import CONTENTS, QUIET
 from training.step_cases import ROWS, STEPS, off, trained
 
 from tinyformer.errors import ArgumentError
-from tinyformer.run.parts import Options
-from tinyformer.run.trainer import Settings, make_settings, training_trainer
 from tinyformer.training import MuonWithAdamW, optimizers
 from tinyformer.training.callbacks import checkpoints
 from tinyformer.training.callbacks.checkpoints import Checkpoints
@@ -89,23 +86,6 @@ def test_processes_share_the_matrices_of_muon(processes, tmp_path, monkeypatch):
     for rank in range(processes):
         parts = torch.load(tmp_path / f"{rank}.pt")[-1]
         assert parts == {shape: number / processes for shape, number in whole.items()}
-
-
-def test_ddp_sends_no_buffers_and_keeps_gradients_once(tmp_path):
-    arguments = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "precision": "32-true"}
-    trainer = training_trainer(Settings(arguments, "cpu", None), tmp_path, [], [])
-    assert isinstance(trainer.strategy, DDPStrategy)
-    assert trainer.strategy._ddp_kwargs == {"broadcast_buffers": False, "gradient_as_bucket_view": True}
-
-
-def test_a_strategy_is_given_in_full(tmp_path):
-    node = {"_target_": "lightning.pytorch.strategies.DDPStrategy", "static_graph": True}
-    arguments = {"accelerator": "cpu", "devices": 2, "precision": "32-true", "max_steps": 1, "limit_val_batches": None}
-    arguments |= {"enable_progress_bar": False}
-    settings = make_settings(arguments | {"strategy": dict(node)}, Options())
-    assert training_trainer(settings, tmp_path, [], []).strategy._ddp_kwargs == {"static_graph": True}
-    with pytest.raises(ArgumentError, match="starts processes with a copy of the run"):
-        make_settings(arguments | {"strategy": node | {"start_method": "fork"}}, Options())
 
 
 def test_processes_that_begin_at_different_steps_are_refused(tmp_path, monkeypatch):

@@ -201,6 +201,15 @@ def settings_of(**changes):
     return make_settings(arguments | changes, Options())
 
 
+def test_a_strategy_is_given_by_its_name_or_in_full(tmp_path):
+    node = {"_target_": "lightning.pytorch.strategies.DDPStrategy", "static_graph": True}
+    made = [training_trainer(settings_of(strategy=each), tmp_path, [], []) for each in ("ddp", dict(node))]
+    sent = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+    assert [trainer.strategy._ddp_kwargs for trainer in made] == [sent, {"static_graph": True}]
+    with pytest.raises(ArgumentError, match="starts processes with a copy of the run"):
+        settings_of(strategy=node | {"start_method": "fork"})
+
+
 def test_what_sharded_weights_do_not_support_is_refused(tmp_path):
     for precision in ("64-true", "16-mixed", "16-true"):
         with pytest.raises(

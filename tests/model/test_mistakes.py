@@ -65,10 +65,7 @@ MISTAKES = [
     (lambda: model().generate("q", beams=2), "task='CausalLM': takes prompts, num_tokens, temperature, top_k"),
     # Points.
     (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': is no point of the model; it has {POINT}"),
-    (
-        run(replace={"*_mid": torch.relu, POINT: torch.relu}),
-        f"replace='{POINT}': names {POINT}, which '*_mid'",
-    ),
+    (run(replace={"*_mid": torch.relu, POINT: torch.relu}), f"replace='{POINT}': names {POINT}, which '*_mid'"),
     (lambda: model(backend="flex").run(TEXTS, gradients=True), "backend='flex': cannot compute training on CPU"),
     (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor of"),
     # Heads.

@@ -15,16 +15,7 @@ from tinyformer.analysis.costs import TrainingFlops, count_costs
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.model.model import Model
-from tinyformer.nn import (
-    QKV,
-    Attention,
-    AttentionMask,
-    Encoder,
-    FeedForward,
-    LayerNorm,
-    PreNormBlock,
-    Transformer,
-)
+from tinyformer.nn import QKV, Attention, AttentionMask, Encoder, FeedForward, LayerNorm, PreNormBlock, Transformer
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.tasks import CausalLM
 

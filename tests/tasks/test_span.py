@@ -18,10 +18,7 @@ from tinyformer.tasks.text_metrics import answer_scores, scores_without_question
 
 # Two windows of [eos, question, eos, context, ...]; the second is shorter, and does not hold its answer.
 SCORES = torch.tensor(
-    [
-        [[0.0, 0.5], [9, 9], [9, 9], [1, 0], [2, -1], [0, 3]],
-        [[1.0, 0.5], [9, 9], [9, 9], [1, 2], [0.5, 0], [9, 9]],
-    ]
+    [[[0.0, 0.5], [9, 9], [9, 9], [1, 0], [2, -1], [0, 3]], [[1.0, 0.5], [9, 9], [9, 9], [1, 2], [0.5, 0], [9, 9]]]
 )
 BATCH = {
     "inputs": torch.zeros(2, 6, dtype=torch.long),

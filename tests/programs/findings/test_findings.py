@@ -123,8 +123,7 @@ def place(tmp_path: Path, book: Path) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "by"),
-    [([], signal.SIGINT), pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.nightly)],
+    ("launcher", "by"), [([], signal.SIGINT), pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.nightly)]
 )
 def test_a_stopped_finding_continues_and_repeats_no_run(
     place: Place, call: Program, launcher: list[str], by: int
