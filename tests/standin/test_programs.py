@@ -1,6 +1,7 @@
 """Runs on a CUDA device from the first step to the last picture, and what a step costs there."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,13 +90,12 @@ def test_no_step_of_a_strategy_waits_for_the_device(strategy: str, processes: in
     words = f"{SMALL} {TEXT} trainer={strategy} trainer.devices=1 trainer.num_nodes={processes} trainer.max_steps=8"
     words += f" compile={'auto' if processes == 1 else 'false'}"
 
-    def of_all(*words: str) -> list[Report]:
+    def of_all(*words: str) -> Iterator[Report]:
+        def of(rank: int) -> Report:
+            return run("run_program.py", "train.py", *words, processes=processes, rank=rank)
+
         with ThreadPoolExecutor(processes) as pool:
-            started = [
-                pool.submit(run, "run_program.py", "train.py", *words, processes=processes, rank=rank)
-                for rank in range(processes)
-            ]
-        return [each.result() for each in started]
+            return pool.map(of, range(processes))
 
     for ended in of_all(words, "trainer.log_every_n_steps=4"):
         assert ended.code == 0, ended.text

@@ -173,7 +173,7 @@ def test_a_launcher_or_setting_that_does_not_exist_is_refused(words: str, said: 
         require_launcher(words.split())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> None:
     """The same files and tables, of findings that share their training; a failed run is told, and stops no other."""
     one_seed = MINE.replace("seeds: [0, 1]", "seeds: [0]")
@@ -238,14 +238,8 @@ def test_a_file_of_a_finding_is_data_and_no_link_is_followed(mine: Program) -> N
     for old, new in {"[model.num_layers=2]": f'["{called}"]', "analysis=heads": "analysis._target_=os.mkdir"}.items():
         ended = mine("", old, new)
         assert (ended.code, "os.mkdir" in ended.err, "add it to the command" in ended.err) == (2, True, True)
-    for name in (
-        "findings",
-        "findings.md",
-        "findings/mine.json",
-        "findings/mine.records.json",
-        "findings/mine.png",
-        "runs/x",
-    ):
+    names = "findings findings.md findings/mine.json findings/mine.records.json findings/mine.png runs/x"
+    for name in names.split():
         link = Path(name)
         link.parent.mkdir(exist_ok=True)
         link.symlink_to("elsewhere")
