@@ -165,6 +165,7 @@ HALF = torch.cat([EYE[:8], 0.4 * EYE[8:] + 0.6 * EYE[5]])  # the second half att
         ("offset", 0.6 * EYE.roll(-3, 1) + 0.4 * EYE.roll(-1, 1), True, -3),
         ("offset_share", 0.9 * EYE + 0.1 / 16, False, 0.1 / 16),  # its own token does not count
         ("offset_share", EYE.roll(-12, 1), True, 0),  # too few queries see so far
+        ("offset_share", EYE.roll(-8, 1), True, 1),  # half of them do
         ("segment_vertical", HALF, False, 0.6),
         ("segment_vertical", EYE, False, 1 / 8),
         ("segment_vertical", EYE[[0]].expand(16, 16), True, 0),  # the first token

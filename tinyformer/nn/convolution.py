@@ -50,8 +50,8 @@ class BaseConv(TokenMixer):
         """The gated convolution at each token; inputs before the first token are 0."""
         seen = x if cache is None else cache.extend(x, window=self.window)[0]
         size = seen.shape[1] + self.window - 1
-        with torch.autocast(x.device.type, enabled=False):  # an FFT needs fp32
-            spectrum = torch.fft.rfft(seen.float(), size, dim=1)
-            filters = torch.fft.rfft(self.filters[:, 0].float().flip(1).T, size, dim=0)
-            mixed = torch.fft.irfft(spectrum * filters, size, dim=1)[:, seen.shape[1] - x.shape[1] : seen.shape[1]]
+        # An FFT needs fp32, which autocast leaves as it is.
+        spectrum = torch.fft.rfft(seen.float(), size, dim=1)
+        filters = torch.fft.rfft(self.filters[:, 0].float().flip(1).T, size, dim=0)
+        mixed = torch.fft.irfft(spectrum * filters, size, dim=1)[:, seen.shape[1] - x.shape[1] : seen.shape[1]]
         return self.gate_proj(x) * (mixed + self.filter_bias).to(x.dtype)
