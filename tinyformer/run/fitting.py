@@ -70,6 +70,9 @@ def fit(run: Run) -> None:
             raise SystemExit(128 + number) from error
         if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
             rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
+            for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
+                process.kill()
+            others.clear()  # where Lightning finds one that has ended, it kills this process, too, amid its own end
             raise SystemExit(1) from error
         is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
         if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
