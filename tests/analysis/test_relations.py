@@ -14,7 +14,8 @@ from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer
 from analysis.test_words import HEAD, TOKENIZER, linked_transformer
 from tinyformer.analysis import HeadRelations, Words, capture_weights
 from tinyformer.analysis.ablation import head_importance
-from tinyformer.analysis.relation_lines import Line, RelationLines, compare, holm
+from tinyformer.analysis.relation_lines import Line, RelationLines, compare, holm, read_lines
+from tinyformer.data import make_lines
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks import MaskedLM
@@ -203,6 +204,7 @@ def test_mistakes(rows, message, tmp_path):
 
 
 def test_files_and_models_that_do_not_fit(lines):
+    assert read_lines("verb_object") == make_lines("verb_object")  # a set, not a file
     with pytest.raises(ArgumentError, match=r"file='none.csv': is no \.csv"):
         HeadRelations(file="none.csv")
     with pytest.raises(ArgumentError, match=r"text='a b': file=.* has the texts"):

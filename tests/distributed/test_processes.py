@@ -95,21 +95,14 @@ def test_processes_that_begin_at_different_steps_are_refused(tmp_path, monkeypat
         trained(tmp_path, "causal_lm", callbacks=[Checkpoints(tmp_path / "run/checkpoints", CONTENTS)])
 
 
-class Ranks(L.Callback):
-    """Writes what the processes of a run make of their ranks."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_start(self, trainer, module):
-        ranks = torch.tensor([trainer.global_rank, -trainer.global_rank])
-        torch.save(
-            (sum_over_processes(ranks), max_over_processes(ranks)), self.path / f"ranks-{trainer.global_rank}.pt"
-        )
-
-
 def test_each_process_has_the_sum_and_the_largest_value_of_all(tmp_path):
-    trained(tmp_path, "causal_lm", (2, 1, ROWS // 2), callbacks=[Ranks(tmp_path)])
+    def note(trainer, module):
+        ranks = torch.tensor([trainer.global_rank, -trainer.global_rank])
+        torch.save((sum_over_processes(ranks), max_over_processes(ranks)), tmp_path / f"ranks-{trainer.global_rank}.pt")
+
+    noting = L.Callback()
+    noting.on_train_start = note
+    trained(tmp_path, "causal_lm", (2, 1, ROWS // 2), callbacks=[noting])
     for rank in (0, 1):
         total, largest = torch.load(tmp_path / f"ranks-{rank}.pt")
         assert (total.tolist(), largest.tolist()) == ([1, -1], [1, 0])

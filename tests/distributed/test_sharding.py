@@ -196,9 +196,8 @@ def test_all_processes_skip_a_bad_step_of_one_and_name_its_bad_weight(tmp_path):
 
 
 def settings_of(**changes):
-    arguments = {"accelerator": "cpu", "devices": 2, "precision": "32-true", "max_steps": 1, "limit_val_batches": None}
-    arguments |= {"enable_progress_bar": False, "strategy": "fsdp"}
-    return make_settings(arguments | changes, Options())
+    fixed = {"accelerator": "cpu", "precision": "32-true", "limit_val_batches": None, "enable_progress_bar": False}
+    return make_settings(fixed | {"devices": 2, "max_steps": 1, "strategy": "fsdp"} | changes, Options())
 
 
 def test_a_strategy_is_given_by_its_name_or_in_full(tmp_path):
