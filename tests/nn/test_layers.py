@@ -110,9 +110,7 @@ def test_parts_come_to_the_whole(rows, bias):
 class Made(TorchDispatchMode):
     """The number of elements of the largest tensor that was made, and the rows of each product that gives scores."""
 
-    def __init__(self):
-        super().__init__()
-        self.elements, self.rows = 0, []
+    elements, rows = 0, ()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
@@ -120,7 +118,7 @@ class Made(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.numel())
         if func is torch.ops.aten.addmm.default:
-            self.rows.append(len(made))
+            self.rows = (*self.rows, len(made))
         return made
 
 
@@ -131,18 +129,16 @@ def test_scores_beyond_those_allowed_are_computed_in_parts_and_again_in_the_back
     given = case()
     with Made() as made:
         vocabulary_cross_entropy(*given, max_logits=allowed * VOCAB_SIZE).backward()
-    assert made.rows == parts
+    assert made.rows == tuple(parts)
     assert made.elements == max(*parts, 8) * VOCAB_SIZE  # 8 of the weight's gradient
 
 
-@pytest.mark.parametrize(
-    ("is_compiled", "is_half", "most"), [(False, True, 1000), (True, False, 2000), (True, True, 4000)]
-)
-def test_a_gpu_holds_the_logits_of_a_quarter_of_its_memory(is_compiled, is_half, most, monkeypatch):
+@pytest.mark.parametrize(("compiled", "half", "most"), [(False, True, 1000), (True, False, 2000), (True, True, 4000)])
+def test_a_gpu_holds_the_logits_of_a_quarter_of_its_memory(compiled, half, most, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=64_000))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: is_half)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: half)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
-    assert vocabulary._most_logits(torch.device("cuda"), is_compiled) == most
+    assert vocabulary._most_logits(torch.device("cuda"), compiled) == most
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])

@@ -122,10 +122,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(32, 5), "num_heads=5: must divide d_model=32; num_heads=4 works."),
     (lambda: attention(num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
     (lambda: attention(backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash, flex, fa3, fa4."),
-    (
-        lambda: make_encoder(backend="sdpa", softcap=5.0),
-        "block.attention.backend='sdpa': cannot compute score modifications other than a bias on CPU, and cannot ",
-    ),
+    (lambda: make_encoder(backend="fa3", softcap=5.0), "block.attention.backend='fa3': runs on CUDA, not on CPU, and "),
     (lambda: Attention(64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
     (lambda: attention(score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, and score is an"),
     (lambda: attention(local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,9 @@ def test_no_step_of_a_strategy_waits_for_the_device(strategy: str, processes: in
     words += f" compile={'auto' if processes == 1 else 'false'}"
 
     def of_all(*words: str) -> Iterator[Report]:
-        def of(rank: int) -> Report:
-            return run("run_program.py", "train.py", *words, processes=processes, rank=rank)
-
+        one = partial(run, "run_program.py", "train.py", *words, processes=processes)
         with ThreadPoolExecutor(processes) as pool:
-            return pool.map(of, range(processes))
+            return pool.map(lambda rank: one(rank=rank), range(processes))
 
     for ended in of_all(words, "trainer.log_every_n_steps=4"):
         assert ended.code == 0, ended.text
