@@ -18,6 +18,7 @@ from tinyformer.data import (
     HubDataset,
     Recipe,
     WindowFormat,
+    cache,
     default_cache_dir,
     storage,
     stream,
@@ -49,14 +50,18 @@ def folders(path):
     return sorted(entry.name for entry in path.iterdir() if not entry.name.endswith(".lock"))
 
 
-def test_a_stream_has_one_eos_before_each_document(tmp_path):
-    prepared = Recipe(Texts("ab", "", "é", "c"), ByteTokenizer(), WINDOWS).prepare(tmp_path)
+def test_a_stream_has_one_eos_before_each_document(tmp_path, monkeypatch):
+    recipe = Recipe(Texts("ab", "", "é", "c"), ByteTokenizer(), WINDOWS)
+    prepared = recipe.prepare(tmp_path)
     split = prepared.splits["train"]
     assert split.ids.tolist() == [256, 97, 98, 256, 0xC3, 0xA9, 256, 99]
     assert split.offsets.tolist() == [0, 3, 6, 8]
     assert (split.num_documents, split.num_tokens, split.num_bytes, split.num_characters) == (3, 7, 5, 4)
     assert (type(split.ids), split.ids.dtype) == (np.memmap, np.uint16)
     assert prepared.facts["left_out"]["train"] == {"without text (empty, null or cut short)": 1}
+    assert len(prepared.trained_on) == 3
+    monkeypatch.setattr(cache, "MAX_FINGERPRINTS", 2)
+    assert recipe.prepare(tmp_path / "beyond the limit").trained_on is None
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,22 @@ def test_texts_pairs_questions_and_labels_are_downloaded(run):
         assert (answer[: len(expected)] if isinstance(expected, str) else answer) == expected, call
 
 
+@pytest.mark.slow
+def test_a_stream_is_read_as_far_as_asked_and_kept_in_a_memory_map(run):
+    code = """
+        loaded = HubDataset("owner/large", cache_dir=cache).load(max_characters=50_000)
+        answer = {split: [list(rows["text"]), len(rows.cache_files)] for split, rows in loaded.items()}
+    """
+    expected, served = {"train": [PARTS[0][:3], 1], "validation": [["one", "", "two"], 1]}, []
+    with HubServer(REPOSITORIES) as server:
+        for _ in range(2):
+            assert run(server, code) == expected
+            served.append(server.bytes_served)
+    size = sum(map(len, REPOSITORIES["datasets/owner/large"].values()))
+    assert served[0] < size / 3
+    assert served[1] - served[0] < served[0] / 5  # the ends of files, which describe their columns
+
+
 CARDS = {
     "plain": ("[{config_name: default, data_files: [{split: train, path: a.txt}], version: 1.0.0}]", None),
     "pattern": ("[{config_name: en, default: true, data_files: '**/a.txt'}]", None),

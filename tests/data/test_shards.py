@@ -1,5 +1,7 @@
 """Tokenising in shards gives the files of one piece, and continues with the shard in which it was stopped."""
 
+from unittest import mock
+
 import pytest
 
 from tinyformer.data import CharTokenizer, Recipe, WindowFormat, shards, stream
@@ -42,7 +44,7 @@ def test_the_files_are_those_of_one_piece(limit, tmp_path):
 
 
 def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(tmp_path, monkeypatch):
-    """And leaves nothing beside its files in the end."""
+    """With the tokenizer that it had learned, and leaves nothing beside its files in the end."""
     encoded, encode_batch = [], shards.TextTokenizer.encode_batch
 
     def noted(self, texts):
@@ -53,11 +55,13 @@ def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(
 
     monkeypatch.setattr(shards.TextTokenizer, "encode_batch", noted)
     recipe, is_stopped = Recipe(Rows(from_columns(text=TEXTS[3:])), CharTokenizer(), WindowFormat(8)), True
-    with pytest.raises(KeyboardInterrupt):
-        recipe.prepare(tmp_path)
-    before, is_stopped = encoded[:], False
-    encoded.clear()
-    prepared = recipe.prepare(tmp_path)
+    with mock.patch.object(CharTokenizer, "build", autospec=True, side_effect=CharTokenizer.build) as build:
+        with pytest.raises(KeyboardInterrupt):
+            recipe.prepare(tmp_path)
+        before, is_stopped = encoded[:], False
+        encoded.clear()
+        prepared = recipe.prepare(tmp_path)
+    assert build.call_count == 1
     again = [text for text in encoded if text in before]
     assert len(before) > 20
     assert sum(map(len, again)) <= shards.SHARD_BYTES

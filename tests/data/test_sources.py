@@ -12,6 +12,7 @@ import pytest
 from datasets import Dataset
 
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
+from tinyformer.data.sources import text_files
 from tinyformer.data.sources.documents import natural_order
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.errors import ArgumentError
@@ -52,12 +53,16 @@ def examples(path, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
+def test_every_text_survives_with_its_label_or_target(tmp_path, kind, monkeypatch):
     rows = [(AWKWARD, "2"), ("", "10"), ("مرحبا 世界 👩‍👩‍👧 é", "1"), ("None", "NA"), ("  spaces  ", "x")]
     path = tmp_path / f"rows{kind}"
     write_table(path, rows)
     assert examples(path) == {"train": [(AS_READ, "2"), *rows[1:]]}
-    assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for _ in range(2):  # then in a memory map, as for large files
+        assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
+        monkeypatch.setattr(text_files, "IN_MEMORY_BYTES", 0)
+    assert TextFiles(str(path)).load()["train"].cache_files
     assert texts_of(str(path), text_column="label") == {"train": [label for _, label in rows]}
     write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
     assert TextFiles(str(path)).load("pairs")["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}

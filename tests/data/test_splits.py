@@ -22,7 +22,7 @@ from tinyformer.data import (
     near_copy_groups,
 )
 from tinyformer.data.sources.pydoc import Pydoc
-from tinyformer.data.trained_on import LENGTH, cut_out, fingerprints, fingerprints_of_all
+from tinyformer.data.trained_on import LENGTH, cut_out, fingerprints, fingerprints_of_all, num_blocks
 
 WORDS = np.array("the of and to in is that it was for on are as with his they at be this have from or".split())  # noqa: SIM905
 
@@ -189,6 +189,7 @@ def test_blocks_of_known_text_are_cut_out_wherever_they_stand():
         assert cut_out(text, known) == left
     rows = ["short", TEXT[:2000], TEXT[1:2000], "", "shor", TEXT[:1999]]
     assert [fingerprints(row) <= set(known.tolist()) for row in rows] == [True, True, False, False, False, False]
+    assert num_blocks(np.array([*map(len, rows)])) == sum(len(fingerprints(row)) for row in rows)
 
 
 def row_of(kind, i):

@@ -14,7 +14,7 @@ from tinyformer.data import WindowFormat
 from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask
 from tinyformer.run import compiling
-from tinyformer.run.compiling import compile_arguments, decide_compiling
+from tinyformer.run.compiling import compile_arguments, compile_network, decide_compiling
 from tinyformer.run.parts import Options
 from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import Settings
@@ -108,6 +108,15 @@ def test_a_resumed_run_is_compiled_if_it_was(tmp_path, monkeypatch):
     for each in (run, resumed):
         assert each.results["is_compiled"]
         assert load_checkpoint(each.checkpoint).facts["is_compiled"]
+
+
+def test_what_was_compiled_for_an_earlier_run_is_forgotten(tmp_path):
+    graphs, network = [], make_module(make_data(tmp_path)).network
+    double = torch.compile(lambda x: 2 * x, backend=lambda graph, _: graphs.append(graph) or graph)
+    for _ in range(2):
+        compile_network(network, Settings({}, "cpu", "default"), False, WINDOWS, 1)
+        double(torch.ones(1))
+    assert len(graphs) == 2
 
 
 def test_a_machine_without_a_compiler_is_recognised():

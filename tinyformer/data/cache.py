@@ -22,8 +22,9 @@ from tinyformer.data.storage import build_once, default_cache_dir, open_intact
 from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.data.trained_on import cut_out, fingerprints, fingerprints_of_all
+from tinyformer.data.trained_on import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, num_blocks
 from tinyformer.errors import argument_path
+from tinyformer.files import atomic_write
 
 _NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
 
@@ -104,23 +105,35 @@ class Recipe:
             loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
-        with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(texts_of(next(iter(splits.values()))))
+        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer.json")
         folder.mkdir()
         counts, limit = {}, self.row_format.max_tokens
         for name, rows in splits.items():
             if num_shards(rows) > 1:
                 encoded = encode_shards(rows, texts_of, tokenizer, name, kept, limit)
             else:
-                texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), name)
+                texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
                 encoded = encode(texts, tokenizer, limit)
             counts[name] = write_split(encoded, tokenizer, folder, name)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
         (folder / "tokenizer.json").write_text(tokenizer.to_json())
         (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
-        if "train" in splits and (known := fingerprints_of_all(self._compared(splits["train"]))) is not None:
-            np.save(folder / _TRAINED_ON, known)
+        if "train" in splits and num_blocks(text_lengths(splits["train"])) <= MAX_FINGERPRINTS:
+            np.save(folder / _TRAINED_ON, fingerprints_of_all(self._compared(splits["train"])))
+
+    def _tokenizer_of(self, rows: datasets.Dataset, kept: Path) -> TextTokenizer:
+        """The tokenizer that is made for some rows; where they are many, a stopped preparation leaves it in a file."""
+        if kept.exists():
+            return TextTokenizer.from_json(kept.read_text())
+        texts = self.row_format.texts(rows)
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(with_progress(texts, len(rows), "Learning the tokens"))
+        if num_shards(rows) > 1:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(kept) as temporary:
+                temporary.write_text(tokenizer.to_json())
+        return tokenizer
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""

@@ -30,7 +30,7 @@ def encode_shards(
 ) -> Iterator[Encoded]:
     """The stream of the texts of some rows, as `encode` gives it; shards in the folder `kept` are not encoded again."""
     number = num_shards(rows)
-    for index in with_progress(range(number), number, name):
+    for index in with_progress(range(number), number, f"Tokenising {name}"):
         shard, path = rows.shard(number, index, contiguous=True), kept / f"{name}-{index}-of-{number}.npz"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -221,7 +221,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     yield batch
 
 
-def with_progress(parts: Iterable[T], number: int, name: str) -> Iterator[T]:
+def with_progress(parts: Iterable[T], number: int, action: str) -> Iterator[T]:
     """The texts or shards, with a progress bar on standard error if that is a terminal."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    yield from track(parts, f"Tokenising {name}", number, console=console, transient=True, disable=hidden)
+    yield from track(parts, action, number, console=console, transient=True, disable=hidden)

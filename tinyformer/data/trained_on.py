@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Int64, UInt64
 
 LENGTH = 128
 """Characters of a block, of which a fingerprint is taken: about 22 words."""
 
 MAX_FINGERPRINTS = 2**22
-"""Maximum number of fingerprints that are kept (32 MB): those of some 500 MB of text."""
+"""Maximum number of blocks whose fingerprints are kept (32 MB): those of some 500 MB of text."""
 
 _FACTOR = 0x9E3779B97F4A7C15
 
@@ -25,14 +25,17 @@ def fingerprints(text: str) -> set[int]:
     return {*hashes[::LENGTH].tolist(), int(hashes[-1])}
 
 
-def fingerprints_of_all(texts: Iterable[str]) -> UInt64[np.ndarray, " fingerprints"] | None:
-    """The fingerprints of all blocks of some texts; None if they are more than `MAX_FINGERPRINTS`."""
+def fingerprints_of_all(texts: Iterable[str]) -> UInt64[np.ndarray, " fingerprints"]:
+    """The fingerprints of all blocks of some texts, in ascending order."""
     found: set[int] = set()
     for text in texts:
         found |= fingerprints(text)
-        if len(found) > MAX_FINGERPRINTS:
-            return None
     return np.array(sorted(found), np.uint64)
+
+
+def num_blocks(lengths: Int64[np.ndarray, " texts"]) -> int:
+    """The number of blocks of texts, given their lengths in characters."""
+    return int(np.maximum(1, -(-lengths // LENGTH)).sum())
 
 
 def cut_out(text: str, known: UInt64[np.ndarray, " fingerprints"]) -> list[str]:

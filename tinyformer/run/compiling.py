@@ -69,6 +69,8 @@ def compile_network(
 ) -> None:
     """Compile a network in place, if the settings say so; see `compile_arguments`."""
     if settings.compile_mode is not None:
+        # Torch compiles a function eight times at most: those for the networks of earlier runs in this process count.
+        torch.compiler.reset()
         network.compile(**compile_arguments(settings, varies, mask, num_processes))
 
 

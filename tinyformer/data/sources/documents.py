@@ -4,6 +4,7 @@ The column `text` holds a document; for pairs of texts, `pair` holds the second 
 the name of the class.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ TEXTS = ("text", "pair")
 PAIR_ARGUMENTS = ("source_column", "target_column")
 """The arguments that name the columns of pairs of a source and a target."""
 
+IN_MEMORY_BYTES = 2**28
+"""The largest files whose texts are held in memory."""
+
 _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows of megabytes
 
 
@@ -29,6 +33,18 @@ def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
     """A dataset in memory with these columns of strings."""
     # large_string: the offsets of a plain Arrow string end at 2 GB of text
     return datasets.Dataset(pa.table({name: pa.array(values, pa.large_string()) for name, values in columns.items()}))
+
+
+def map_texts(texts: Iterable[str], key: str) -> datasets.Dataset:
+    """A dataset of texts in a memory map of the cache of `datasets`, which is written if it has none under this key."""
+    features = datasets.Features(text=datasets.Value("large_string"))
+    fingerprint = hashlib.sha256(key.encode()).hexdigest()
+    try:
+        return datasets.Dataset.from_generator(
+            lambda: ({"text": text} for text in texts), features, fingerprint=fingerprint
+        )
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise (error.__cause__ or error) from None  # what was raised where the texts are read
 
 
 def text_columns(documents: datasets.Dataset) -> list[str]:

@@ -20,6 +20,7 @@ from tinyformer.data.sources.documents import (
     from_columns,
     iterate_rows,
     label_column_of,
+    map_texts,
     one_or_two,
     require_all_or_no_labels,
     require_pair,
@@ -122,7 +123,8 @@ class HubDataset:
         if self.rejoin_splits:
             whole = "".join(text for split in SPLITS for text in documents.get(split, ()))
             return {"train": from_columns(text=[whole])}
-        return {split: from_columns(text=texts) for split, texts in documents.items()}
+        read = f"{self.fingerprint()} {max_characters}"
+        return {split: map_texts(texts, f"{read} {split}") for split, texts in documents.items()}
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")

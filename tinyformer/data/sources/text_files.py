@@ -9,11 +9,13 @@ from pathlib import Path
 import datasets
 
 from tinyformer.data.sources.documents import (
+    IN_MEMORY_BYTES,
     PAIR_ARGUMENTS,
     TEXTS,
     class_name,
     from_columns,
     label_column_of,
+    map_texts,
     one_or_two,
     require_all_or_no_labels,
     require_pair,
@@ -86,7 +88,8 @@ class TextFiles(LocalFiles):
     (`train.txt`, `train-00000-of-00002.parquet`, `test/a.txt`), are these splits, if one of them is for training; other
     files are for training. Line ends are those of Python's universal newlines in texts of every format: `\r\n` and `\r`
     become `\n`. Every other character is kept, except a byte-order mark at the beginning of a file. The text of a row
-    without text (null) that has a label is empty. All texts are held in memory.
+    without text (null) that has a label is empty. Texts of large files are read from a memory map, see `map_texts`;
+    others, and rows with labels or pairs, are held in memory.
 
     Args:
         files: see `LocalFiles`.
@@ -134,7 +137,10 @@ class TextFiles(LocalFiles):
 
     def _texts(self, files: Sequence[Path]) -> datasets.Dataset:
         rows = (texts for texts, _, _ in self._rows(files, None))
-        return from_columns(text=(text for texts in rows for text in self._documents(texts)))
+        documents = (text for texts in rows for text in self._documents(texts))
+        if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
+            return from_columns(text=documents)
+        return map_texts(documents, f"{self.fingerprint()} {[str(file) for file in files]}")
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""
