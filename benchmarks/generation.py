@@ -19,12 +19,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """The dtype of all weights, by its name in the table."""
 
 
-def sides(peer: Peer, shape: Shape, new_tokens: int, dtype: torch.dtype, device: str) -> dict[str, Callable[[], Any]]:
-    """Our and the peer's functions that continue one prompt; both have the same weights, and return all new tokens.
+def sides(
+    peer: Peer, shape: Shape, num_prompts: int, new_tokens: int, dtype: torch.dtype, device: str
+) -> dict[str, Callable[[], list[list[int]]]]:
+    """Our and the peer's functions that continue prompts; both have the same weights, and return all new tokens.
 
     Args:
         peer: the peer to compare with.
         shape: the shape of the models; their context is as long as the text.
+        num_prompts: number of prompts, which are continued together.
         new_tokens: number of tokens to generate.
         dtype: the dtype of the weights.
         device: the device type.
@@ -33,23 +36,19 @@ def sides(peer: Peer, shape: Shape, new_tokens: int, dtype: torch.dtype, device:
     network = our_network([*peer.like, *shape.overrides], VOCAB_SIZE)
     model = peer.build(shape, network).to(device, dtype).eval()
     network.to(device, dtype)
-    prompt = torch.arange(PROMPT_TOKENS, device=device).unsqueeze(0)
+    prompts = torch.arange(PROMPT_TOKENS, device=device) + torch.arange(num_prompts, device=device).unsqueeze(1)
 
-    def ours() -> list[int]:
-        return generate(network, prompt, new_tokens, Sampling(temperature=0))[0]
+    def ours() -> list[list[int]]:
+        return generate(network, prompts, new_tokens, Sampling(temperature=0))
 
-    def theirs() -> list[int]:
+    def theirs() -> list[list[int]]:
         options = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0, "use_cache": True}
-        everything = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
-        return everything[0, PROMPT_TOKENS:].tolist()
+        everything = model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
+        return everything[:, PROMPT_TOKENS:].tolist()
 
     return {"ours": ours, "theirs": theirs}
 
 
-def generate_in_turn(
-    peers: Sequence[Peer], shape: Shape, new_tokens: int, rounds: int, dtype: torch.dtype, device: str
-) -> dict[str, dict[str, list[float]]]:
-    """The seconds that each side takes for `new_tokens` tokens, by peer; see `sides`."""
-    return {
-        peer.name: alternate(sides(peer, shape, new_tokens, dtype, device), rounds) for peer in peers if peer.generates
-    }
+def generate_in_turn(peers: Sequence[Peer], rounds: int, *workload: Any) -> dict[str, dict[str, list[float]]]:
+    """The seconds that each side takes, by peer; see `sides`, whose further arguments `workload` are."""
+    return {peer.name: alternate(sides(peer, *workload), rounds) for peer in peers if peer.generates}

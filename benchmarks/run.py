@@ -11,6 +11,7 @@ training run, such as data=text data.files=book.txt.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -122,14 +123,14 @@ def checks_of(trained: Trained) -> dict[str, Any]:
 
 
 def generation(plan: "Plan") -> Iterator[Found]:
-    """Compare greedy generation from one prompt."""
-    new_tokens, rounds = (8, 2) if plan.quick else (128, 3)
-    for shape in plan.shapes:
+    """Compare greedy generation from one prompt, and from several together."""
+    new_tokens, rounds, numbers = (8, 2, (2,)) if plan.quick else (128, 3, (1, 16))
+    for shape, num_prompts in itertools.product(plan.shapes, numbers):
         for precision, dtype in DTYPES.items():
             if precision == "bf16" and not has_native_bf16(plan.device):
                 continue
-            name = f"{shape.num_layers} x {shape.d_model}, {new_tokens} tokens"
-            times = generate_in_turn(plan.peers, shape, new_tokens, rounds, dtype, plan.device)
+            name = f"{shape.num_layers} x {shape.d_model}, {num_prompts} x {new_tokens} tokens"
+            times = generate_in_turn(plan.peers, rounds, shape, num_prompts, new_tokens, dtype, plan.device)
             for peer, sides in times.items():
                 yield found(("generation", name, peer, precision), sides["ours"], sides["theirs"], 1)
 
