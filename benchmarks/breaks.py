@@ -888,7 +888,7 @@ BREAKS = (
     Break(
         "the_tokenizer_of_a_stopped_preparation_is_learned_again",
         "data/cache.py",
-        "if kept.exists():",
+        "if file.exists():",
         "if False:",
         ("tests/data/test_shards.py",),
     ),

@@ -1,11 +1,13 @@
 """Tokenising in shards gives the files of one piece, and continues with the shard in which it was stopped."""
 
+from types import SimpleNamespace
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from tinyformer.data import CharTokenizer, Recipe, WindowFormat, shards, stream
-from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
+from tinyformer.data.sources.documents import from_columns, iterate_texts, map_texts, text_lengths
 from tinyformer.data.stream import encode, write_split
 
 TEXTS = ["abc " * 9, "", "é😀", *(f"{n} cats " * (n % 7 + 1) for n in range(60))]
@@ -54,7 +56,9 @@ def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(
         return encode_batch(self, texts)
 
     monkeypatch.setattr(shards.TextTokenizer, "encode_batch", noted)
-    recipe, is_stopped = Recipe(Rows(from_columns(text=TEXTS[3:])), CharTokenizer(), WindowFormat(8)), True
+    rows = from_columns(text=TEXTS[3:])
+    source = SimpleNamespace(name="rows", fingerprint=lambda: "", load=lambda max_characters: {"train": rows})
+    recipe, is_stopped = Recipe(source, CharTokenizer(), WindowFormat(8)), True
     with mock.patch.object(CharTokenizer, "build", autospec=True, side_effect=CharTokenizer.build) as build:
         with pytest.raises(KeyboardInterrupt):
             recipe.prepare(tmp_path)
@@ -69,19 +73,14 @@ def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(
     assert prepared.splits["train"].num_characters == sum(map(len, TEXTS[3:]))
 
 
-class Rows:
-    """A source of given rows."""
-
-    name = "rows"
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def fingerprint(self):
-        return "rows"
-
-    def load(self, max_characters=None):
-        return {"train": self.rows}
+def test_texts_in_a_memory_map_take_no_memory(tmp_path):
+    before = pa.total_allocated_bytes()
+    rows = map_texts(("é" * 10**6 for _ in range(50)), tmp_path)
+    assert pa.total_allocated_bytes() - before < 10**6
+    assert text_lengths(rows).tolist() == [10**6] * 50
+    assert rows[49]["text"] == "é" * 10**6
+    assert list(tmp_path.iterdir()) == []
+    assert len(map_texts([], tmp_path)) == 0
 
 
 @pytest.mark.parametrize("columns", [("text",), ("text", "pair")])

@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.data.sources import text_files
-from tinyformer.data.sources.documents import natural_order
+from tinyformer.data.sources.documents import map_texts, natural_order
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.errors import ArgumentError
 from tinyformer.run.summary import describe_data
@@ -53,16 +53,12 @@ def examples(path, **settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_text_survives_with_its_label_or_target(tmp_path, kind, monkeypatch):
+def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
     rows = [(AWKWARD, "2"), ("", "10"), ("مرحبا 世界 👩‍👩‍👧 é", "1"), ("None", "NA"), ("  spaces  ", "x")]
     path = tmp_path / f"rows{kind}"
     write_table(path, rows)
     assert examples(path) == {"train": [(AS_READ, "2"), *rows[1:]]}
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    for _ in range(2):  # then in a memory map, as for large files
-        assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
-        monkeypatch.setattr(text_files, "IN_MEMORY_BYTES", 0)
-    assert TextFiles(str(path)).load()["train"].cache_files
+    assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
     assert texts_of(str(path), text_column="label") == {"train": [label for _, label in rows]}
     write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
     assert TextFiles(str(path)).load("pairs")["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
@@ -74,13 +70,19 @@ def test_every_text_survives_with_its_label_or_target(tmp_path, kind, monkeypatc
     assert texts_of(str(path), **settings) == {"train": ["premise\nhypothesis", "\nx", "y\n"]}
 
 
-def test_text_files_and_missing_texts(tmp_path):
+@pytest.mark.parametrize("is_large", [False, True])
+def test_text_files_and_missing_texts(is_large, tmp_path, monkeypatch):
+    calls = []
+    if is_large:
+        monkeypatch.setattr(text_files, "IN_MEMORY_BYTES", 1)
+        monkeypatch.setattr(text_files, "map_texts", lambda *given: calls.append(given) or map_texts(*given))
     write(tmp_path, {"awkward.txt": AWKWARD, "mark.txt": b"\xef\xbb\xbfone\xef\xbb\xbftwo"})
     assert texts_of(str(tmp_path / "awkward.txt")) == {"train": [AS_READ]}
     assert texts_of(str(tmp_path / "mark.txt")) == {"train": ["one\ufefftwo"]}  # a mark at the beginning only
     rows = '{"text": "a", "label": 1}\n\n{"text": null, "label": 0}\n{"text": "b", "label": 1}\n'
     write(tmp_path, {"a.jsonl": rows})
     assert texts_of(str(tmp_path / "a.jsonl")) == {"train": ["a", "", "b"]}
+    assert len(calls) == 3 * is_large
     assert examples(tmp_path / "a.jsonl") == {"train": [("a", "1"), ("", "0"), ("b", "1")]}
 
 

@@ -15,7 +15,7 @@ from jaxtyping import UInt64
 
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.shards import encode_shards, num_shards
-from tinyformer.data.sources.documents import from_columns, iterate_rows, iterate_texts, text_columns, text_lengths
+from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
@@ -24,7 +24,7 @@ from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.data.trained_on import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, num_blocks
 from tinyformer.errors import argument_path
-from tinyformer.files import atomic_write
+from tinyformer.files import write_whole
 
 _NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
 
@@ -119,20 +119,22 @@ class Recipe:
             self.row_format.write(folder, name, rows, tokenizer)
         (folder / "tokenizer.json").write_text(tokenizer.to_json())
         (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
-        if "train" in splits and num_blocks(text_lengths(splits["train"])) <= MAX_FINGERPRINTS:
-            np.save(folder / _TRAINED_ON, fingerprints_of_all(self._compared(splits["train"])))
+        if "train" in splits:
+            trained_on = self._compared(splits["train"])
+            if num_blocks(text_lengths(trained_on)) <= MAX_FINGERPRINTS:
+                np.save(folder / _TRAINED_ON, fingerprints_of_all(iterate_texts(trained_on)))
 
-    def _tokenizer_of(self, rows: datasets.Dataset, kept: Path) -> TextTokenizer:
-        """The tokenizer that is made for some rows; where they are many, a stopped preparation leaves it in a file."""
-        if kept.exists():
-            return TextTokenizer.from_json(kept.read_text())
-        texts = self.row_format.texts(rows)
+    def _tokenizer_of(self, rows: datasets.Dataset, file: Path) -> TextTokenizer:
+        """Build the tokenizer from rows. If they are tokenised in shards, save it; a later call reads the file."""
+        if file.exists():
+            return TextTokenizer.from_json(file.read_text())
+        number = len(rows) * len(text_columns(rows))
         with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.build(with_progress(texts, len(rows), "Learning the tokens"))
+            texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
+            tokenizer = self.tokenizer.build(texts)
         if num_shards(rows) > 1:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(kept) as temporary:
-                temporary.write_text(tokenizer.to_json())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, tokenizer.to_json())
         return tokenizer
 
     def _max_characters(self) -> int | None:
@@ -180,7 +182,7 @@ class Recipe:
         """The rows, or the parts of documents, that are not known."""
         if self.row_format.keep_whole:
             known_set = set(known.tolist())
-            is_unknown = (not fingerprints(text) <= known_set for text in self._compared(rows))
+            is_unknown = (not fingerprints(text) <= known_set for text in iterate_texts(self._compared(rows)))
             return _select(rows, is_unknown, left_out, "of the run's training split")
         unknown = from_columns(text=(part for text in iterate_texts(rows) for part in cut_out(text, known)))
         cut = sum(map(len, iterate_texts(rows))) - sum(map(len, iterate_texts(unknown)))
@@ -188,9 +190,9 @@ class Recipe:
             left_out["characters of the run's training split"] = cut
         return unknown
 
-    def _compared(self, rows: datasets.Dataset) -> Iterable[str]:
-        """The text of each row by which it is recognised."""
-        return map("\n".join, iterate_rows(rows.select_columns(list(self.row_format.compared) or text_columns(rows))))
+    def _compared(self, rows: datasets.Dataset) -> datasets.Dataset:
+        """The columns by whose text a row is recognised."""
+        return rows.select_columns(list(self.row_format.compared) or text_columns(rows))
 
 
 def _select(

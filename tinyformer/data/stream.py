@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int64, UInt, UInt64
 from rich.console import Console
 from rich.progress import track
 
+from tinyformer.data.sources.documents import batches_of
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ class _ArrayWriter:
 def encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None = None) -> Iterator[Encoded]:
     """The stream of documents, in batches; it ends after `limit` scored tokens, if there is a limit."""
     room = sys.maxsize if limit is None else limit
-    for texts, encoded in _prefetched(_batches(documents), tokenizer.encode_batch):
+    for texts, encoded in _prefetched(batches_of(documents, _BATCH), tokenizer.encode_batch):
         for index, tokens in enumerate(encoded):
             if len(tokens) >= room:
                 texts[index:], encoded[index:] = [tokenizer.prefix(texts[index], room)], [tokens[:room]]
@@ -206,19 +207,6 @@ def _prefetched(
                 yield first, encoded.result()
         for texts, encoded in pending:
             yield texts, encoded.result()
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of texts of about `_BATCH` characters."""
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
-        if characters >= _BATCH:
-            yield batch
-            batch, characters = [], 0
-    yield batch
 
 
 def with_progress(parts: Iterable[T], number: int, action: str) -> Iterator[T]:

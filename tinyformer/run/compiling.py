@@ -69,7 +69,8 @@ def compile_network(
 ) -> None:
     """Compile a network in place, if the settings say so; see `compile_arguments`."""
     if settings.compile_mode is not None:
-        # Torch compiles a function eight times at most: those for the networks of earlier runs in this process count.
+        # Torch compiles a function eight times at most, then runs it uncompiled; the networks of earlier runs count.
+        # What else is compiled in this process is compiled again at its next call.
         torch.compiler.reset()
         network.compile(**compile_arguments(settings, varies, mask, num_processes))
 

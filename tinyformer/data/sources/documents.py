@@ -4,15 +4,18 @@ The column `text` holds a document; for pairs of texts, `pair` holds the second 
 the name of the class.
 """
 
-import hashlib
+import mmap
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets.fingerprint import generate_random_fingerprint
 from jaxtyping import Int64
 
 from tinyformer.errors import ArgumentError
@@ -23,28 +26,52 @@ TEXTS = ("text", "pair")
 PAIR_ARGUMENTS = ("source_column", "target_column")
 """The arguments that name the columns of pairs of a source and a target."""
 
-IN_MEMORY_BYTES = 2**28
-"""The largest files whose texts are held in memory."""
+_STRING = pa.large_string()  # the offsets of a plain Arrow string end at 2 GB of text
+
+_BATCH = 2**24  # characters written at a time
 
 _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows of megabytes
 
 
 def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
     """A dataset in memory with these columns of strings."""
-    # large_string: the offsets of a plain Arrow string end at 2 GB of text
-    return datasets.Dataset(pa.table({name: pa.array(values, pa.large_string()) for name, values in columns.items()}))
+    return _from_table(pa.table({name: pa.array(values, _STRING) for name, values in columns.items()}))
 
 
-def map_texts(texts: Iterable[str], key: str) -> datasets.Dataset:
-    """A dataset of texts in a memory map of the cache of `datasets`, which is written if it has none under this key."""
-    features = datasets.Features(text=datasets.Value("large_string"))
-    fingerprint = hashlib.sha256(key.encode()).hexdigest()
-    try:
-        return datasets.Dataset.from_generator(
-            lambda: ({"text": text} for text in texts), features, fingerprint=fingerprint
-        )
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise (error.__cause__ or error) from None  # what was raised where the texts are read
+def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
+    """A dataset of texts in a memory-mapped file without a name, whose space on the disk is freed with the dataset.
+
+    Args:
+        texts: the texts, of which about `_BATCH` characters are held in memory.
+        folder: determines the disk.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema({"text": _STRING})
+    with tempfile.TemporaryFile(dir=folder) as file:
+        with pa.ipc.new_stream(file, schema) as stream:
+            for batch in batches_of(texts, _BATCH):
+                stream.write_batch(pa.record_batch([pa.array(batch, _STRING)], schema))
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return _from_table(pa.ipc.open_stream(pa.py_buffer(mapped)).read_all())
+
+
+def _from_table(table: pa.Table) -> datasets.Dataset:
+    # Without a fingerprint `datasets` would pickle the table, which takes four times its memory.
+    return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
+
+
+def batches_of(texts: Iterable[str], num_characters: int) -> Iterator[list[str]]:
+    """Lists of texts, each of which ends with the text that makes it this long, or longer."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= num_characters:
+            yield batch
+            batch, characters = [], 0
+    yield batch
 
 
 def text_columns(documents: datasets.Dataset) -> list[str]:

@@ -123,8 +123,7 @@ class HubDataset:
         if self.rejoin_splits:
             whole = "".join(text for split in SPLITS for text in documents.get(split, ()))
             return {"train": from_columns(text=[whole])}
-        read = f"{self.fingerprint()} {max_characters}"
-        return {split: map_texts(texts, f"{read} {split}") for split, texts in documents.items()}
+        return {split: map_texts(texts, self._commits_file.parent) for split, texts in documents.items()}
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")

@@ -9,7 +9,6 @@ from pathlib import Path
 import datasets
 
 from tinyformer.data.sources.documents import (
-    IN_MEMORY_BYTES,
     PAIR_ARGUMENTS,
     TEXTS,
     class_name,
@@ -24,9 +23,13 @@ from tinyformer.data.sources.documents import (
 from tinyformer.data.sources.files import Layout, read_rows
 from tinyformer.data.sources.source import SPLIT_OF
 from tinyformer.data.sources.text_paths import find_files
+from tinyformer.data.storage import default_cache_dir
 from tinyformer.errors import ArgumentError
 
 _FORMAT = 3  # increase it when the same files would give other texts
+
+IN_MEMORY_BYTES = 2**28
+"""The size of the files of a split, together, up to which their texts are held in memory."""
 
 _LINE_END = r"\r\n?"  # becomes \n, as Python reads files
 
@@ -88,8 +91,8 @@ class TextFiles(LocalFiles):
     (`train.txt`, `train-00000-of-00002.parquet`, `test/a.txt`), are these splits, if one of them is for training; other
     files are for training. Line ends are those of Python's universal newlines in texts of every format: `\r\n` and `\r`
     become `\n`. Every other character is kept, except a byte-order mark at the beginning of a file. The text of a row
-    without text (null) that has a label is empty. Texts of large files are read from a memory map, see `map_texts`;
-    others, and rows with labels or pairs, are held in memory.
+    without text (null) that has a label is empty. If the files of a split have more than `IN_MEMORY_BYTES`, their texts
+    are read from a memory map, one file at a time; otherwise, and with labels or pairs, they are held in memory.
 
     Args:
         files: see `LocalFiles`.
@@ -140,7 +143,7 @@ class TextFiles(LocalFiles):
         documents = (text for texts in rows for text in self._documents(texts))
         if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
             return from_columns(text=documents)
-        return map_texts(documents, f"{self.fingerprint()} {[str(file) for file in files]}")
+        return map_texts(documents, default_cache_dir())
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""
