@@ -209,7 +209,7 @@ def _prefetched(
             yield texts, encoded.result()
 
 
-def with_progress(parts: Iterable[T], number: int, action: str) -> Iterator[T]:
-    """The texts or shards, with a progress bar on standard error if that is a terminal."""
+def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterator[T]:
+    """The texts or shards, whose number may be unknown, with a progress bar on standard error if that is a terminal."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)

@@ -29,6 +29,7 @@ from tinyformer.data.sources.documents import (
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
 from tinyformer.data.storage import default_cache_dir
+from tinyformer.data.stream import with_progress
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
@@ -123,7 +124,8 @@ class HubDataset:
         if self.rejoin_splits:
             whole = "".join(text for split in SPLITS for text in documents.get(split, ()))
             return {"train": from_columns(text=[whole])}
-        return {split: map_texts(texts, self._commits_file.parent) for split, texts in documents.items()}
+        folder = self._commits_file.parent
+        return {s: map_texts(with_progress(texts, None, f"Reading {s}"), folder) for s, texts in documents.items()}
 
     def _open(self, streaming: bool) -> dict[str, Any]:
         commit = hub.resolve(self.path, self.revision, "dataset")

@@ -24,6 +24,7 @@ from tinyformer.data.sources.files import Layout, read_rows
 from tinyformer.data.sources.source import SPLIT_OF
 from tinyformer.data.sources.text_paths import find_files
 from tinyformer.data.storage import default_cache_dir
+from tinyformer.data.stream import with_progress
 from tinyformer.errors import ArgumentError
 
 _FORMAT = 3  # increase it when the same files would give other texts
@@ -143,7 +144,7 @@ class TextFiles(LocalFiles):
         documents = (text for texts in rows for text in self._documents(texts))
         if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
             return from_columns(text=documents)
-        return map_texts(documents, default_cache_dir())
+        return map_texts(with_progress(documents, None, "Reading the files"), default_cache_dir())
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""
