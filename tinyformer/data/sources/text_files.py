@@ -93,7 +93,7 @@ class TextFiles(LocalFiles):
     files are for training. Line ends are those of Python's universal newlines in texts of every format: `\r\n` and `\r`
     become `\n`. Every other character is kept, except a byte-order mark at the beginning of a file. The text of a row
     without text (null) that has a label is empty. If the files of a split have more than `IN_MEMORY_BYTES`, their texts
-    are read from a memory map, one file at a time; otherwise, and with labels or pairs, they are held in memory.
+    are read into a memory map, one file at a time; otherwise, and with labels or pairs, they are held in memory.
 
     Args:
         files: see `LocalFiles`.
