@@ -8,16 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from commands import ROOT, SMALL, TEXT, Program, Trained, ran, results_of, weights_of
+from omegaconf import OmegaConf
 
+import tinyformer
 from tinyformer import files
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.checkpoint.snapshots import snapshots_of
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import Claim, claim_folder
+from tinyformer.model import trained_run
 
 CHECKPOINTS = Path("run/checkpoints")
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
@@ -158,14 +166,22 @@ def test_a_refused_command_changes_nothing_in_a_used_folder(program: Program, bo
 def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Program, book: Path) -> None:
     command = [sys.executable, str(ROOT / "train.py"), *LONG.split(), "trainer.max_steps=1000000"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    problem = "another program is writing into this folder"
+    Path("link").symlink_to("run")
+    words = [*SMALL.split(), *TEXT.split()]
     try:
+        while not Path("run/.hydra/overrides.yaml").exists() and first.poll() is None:
+            time.sleep(0.01)
+        # Until the first checkpoint, the folder contains what that of a refused run contains.
+        with pytest.raises(ConfigError, match=problem):
+            tinyformer.train([*words, "hydra.run.dir=link"])
+        assert program("train.py", *words, "hydra.run.dir=run").err.startswith(f"Error: hydra.run.dir=run: {problem}")
         while not (CHECKPOINTS / "last.ckpt").exists() and first.poll() is None:
             time.sleep(0.05)
         refused = program("train.py", "resume=run")
-        assert refused.code == 2
-        assert refused.err.startswith("Error: hydra.run.dir=run: another process is training in this folder"), (
-            refused.err
-        )
+        assert (refused.code, problem in refused.err, first.poll()) == (2, True, None), refused.err
+        refused = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=book.txt hydra.run.dir=link")
+        assert (refused.code, problem in refused.err, first.poll()) == (2, True, None), refused.err
     finally:
         first.kill()
         first.wait()
@@ -174,6 +190,85 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_dead(program: Pr
     ended = program("train.py", f"resume=run trainer.max_steps={step + 2}")
     assert ended.code == 0, ended.err
     assert not list(Path().glob(".*.lock"))
+
+
+def test_a_folder_belongs_to_one_process_and_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hydra = {"run": {"dir": "outputs/day/now"}, "overrides": {"hydra": []}}
+
+    def claim(**given: Any) -> Claim:
+        return claim_folder(OmegaConf.create({"hydra": hydra | given}), "hydra.run.dir")
+
+    with ThreadPoolExecutor(8) as threads:
+        claims = list(threads.map(lambda _: claim(), range(8)))
+    names = {path.name for path in Path("outputs/day").iterdir() if path.is_dir()}
+    assert names == {"now", *(f"now-{number}" for number in range(2, 9))} == {each.folder.name for each in claims}
+    for number, each in enumerate(claims):
+        (each.folder / ".hydra").mkdir()
+        (each.folder / "checkpoints").mkdir() if number == 3 else None
+        each.withdraw()
+        each.lock.close()
+    assert sorted(Path("outputs").rglob("*")) == [
+        Path("outputs/day"),
+        kept := claims[3].folder,
+        *sorted(kept.iterdir()),
+    ]
+    Path("mine/.hydra").mkdir(parents=True)
+    Path("mine/.hydra/overrides.yaml").write_text("[seed=1]")
+    for folder in ("mine", "new/folder"):
+        typed = claim(run={"dir": folder}, overrides={"hydra": [f"hydra.run.dir={folder}"]})
+        with pytest.raises(ConfigError, match=rf"hydra.run.dir={folder}: another .*; hydra.run.dir={folder}-2 chooses"):
+            claim(run={"dir": folder}, overrides={"hydra": [f"hydra.run.dir={folder}"]})
+        Path(folder, ".hydra").mkdir(exist_ok=True)
+        Path(folder, ".hydra/overrides.yaml").write_text("[seed=2]")
+        Path(folder, ".hydra/hydra.yaml").touch()
+        typed.withdraw()
+    assert [*Path("mine").rglob("*.yaml")] == [Path("mine/.hydra/overrides.yaml")]
+    assert (Path("mine/.hydra/overrides.yaml").read_text(), Path("new").exists()) == ("[seed=1]", False)
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = mock.Mock(now=lambda: datetime(2026, 1, 31, 12))
+    monkeypatch.setattr("hydra.core.utils.datetime", clock)
+    monkeypatch.setattr("tinyformer.config.run_name.datetime", clock)
+    words, checkpoint = f"{SMALL} {TEXT} callbacks.attention=null", "outputs/2026-01-31/12-00-00/checkpoints/last.ckpt"
+    for _ in range(2):
+        ran(program, "train.py", words)
+        ran(program, "evaluate.py", f"checkpoint={checkpoint} data.files=book.txt")
+        ran(program, "train.py", "-m seed=1", words)
+    tinyformer.train([*words.split()])
+    names = [f"12-00-00{end}" for end in ("", "-2", "-3", "-evaluate", "-evaluate-2")]
+    assert sorted(path.name for path in Path("outputs/2026-01-31").iterdir()) == names
+    assert len([*Path("outputs").glob("*/*/results.json")]) == 5
+    assert len([*Path("multirun").glob("2026-01-31/12-00-00*/0/results.json")]) == 2
+
+
+def test_a_second_thread_does_not_train(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(book.parent)
+    with trained_run._alone(), ThreadPoolExecutor(1) as thread:
+        refused = thread.submit(tinyformer.train, ["data=text", "data.files=book.txt"]).exception()
+    assert isinstance(refused, ConfigError)
+    assert "another thread of this process is training" in str(refused)
+    assert [path.name for path in Path().iterdir()] == ["book.txt"]
+
+
+def test_results_are_those_of_the_settings_next_to_them(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt hydra.run.dir=scored"
+    ran(program, "train.py", f"{SMALL} {TEXT} hydra.run.dir=run")
+    ran(program, "evaluate.py", scored)
+
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tinyformer.run.pipeline.score_training", die)
+    monkeypatch.setattr("tinyformer.run.pipeline.score_evaluation", die)
+    assert program("train.py", "resume=run optimizer.lr=0.5 trainer.max_steps=6").code == 130
+    assert program("evaluate.py", scored, "model.dropout=0.5").code == 130
+    assert [*Path().glob("*/results.json")] == []
 
 
 TWO = f"trainer.accelerator=cpu trainer.devices=2 hydra.run.dir=run {CONSTANT} model.dropout=0.2"

@@ -1,11 +1,12 @@
 """The folder of a run: what it may contain before Hydra writes into it, and who writes there."""
 
 import contextlib
+import itertools
 import os
 import re
-import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,43 +14,118 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from tinyformer.config.errors import ConfigError, report
-from tinyformer.config.keys import format_value
+from tinyformer.config.keys import format_value, quoted
+from tinyformer.config.run_name import is_named_by_job
 from tinyformer.files import relative_path
 
 
 class FolderGuard(Callback):
-    """Ends the program if the folder that Hydra is about to write into is used, or contains links of a stranger.
+    """Claims the folder that Hydra is about to write into, or ends the program.
 
     Hydra turns an error in a callback into a warning, so this one reports it and exits.
     """
 
-    replaced: ClassVar[dict[Path, bytes]] = {}  # by Hydra, before a job can refuse the command
+    claims: ClassVar[list["Claim"]] = []
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._check("hydra.run.dir", config)
+        self._claim("hydra.run.dir", config)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._check("hydra.sweep.dir", config)
+        self._claim("hydra.sweep.dir", config)
 
-    def _check(self, key: str, config: DictConfig) -> None:
-        folder = Path(config.hydra[key.split(".")[1]].dir)
+    def _claim(self, key: str, config: DictConfig) -> None:
         try:
-            refuse_foreign_files(folder, key)
-            if config.get("resume") is None:
-                require_unused(relative_path(folder), key)
-        except ConfigError as error:
+            self.claims.append(claim_folder(config, key))
+        except (ConfigError, OSError) as error:
             raise SystemExit(report(error, "train")) from error
-        if is_first_process():
-            files = (path for path in (folder / "multirun.yaml", *folder.rglob(".hydra/*")) if path.is_file())
-            self.replaced.update({path.absolute(): path.read_bytes() for path in files})
 
     @classmethod
-    def put_back(cls) -> None:
-        """Put back what Hydra has replaced for a command that was refused."""
-        for path, contents in cls.replaced.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(contents)
-        cls.replaced.clear()
+    def release(cls, is_refused: bool) -> None:
+        """Release the folder of a program that has ended, as it was before if the program was refused."""
+        while cls.claims:
+            claim = cls.claims.pop()
+            if is_refused:
+                claim.withdraw()
+            claim.lock.close()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A folder that only this process writes into, and what was there before Hydra wrote into it."""
+
+    folder: Path
+    lock: contextlib.ExitStack  # closing it releases the folder
+    created: Sequence[Path] = ()  # by the claim: the folder and its parents, innermost first
+    changed: Mapping[str, int] = field(default_factory=dict)  # when each file or folder in it was last changed
+    of_hydra: Mapping[Path, bytes] = field(default_factory=dict)  # files that Hydra replaces before a job is refused
+
+    def withdraw(self) -> None:
+        """Undo what Hydra has written, and remove what was created, unless the job has written something.
+
+        The overrides of a sweep are restored in any case: the next command repeats those that a job has refused.
+        """
+        is_unchanged = _changed(self.folder) == self.changed
+        for path in _files_of_hydra(self.folder):
+            if path in self.of_hydra and (is_unchanged or path.name == "multirun.yaml"):
+                path.write_bytes(self.of_hydra[path])
+            elif is_unchanged:
+                path.unlink()
+        with contextlib.suppress(OSError):  # a folder that contains something is not removed
+            (self.folder / ".hydra").rmdir()
+        with contextlib.suppress(OSError):
+            for path in self.created[:1]:
+                path.rmdir()
+            self.lock.close()  # the file of the lock is in the parent
+            for path in self.created[1:]:
+                path.rmdir()
+
+
+def _files_of_hydra(folder: Path) -> list[Path]:
+    return [path for path in (folder / "multirun.yaml", *folder.glob(".hydra/*")) if path.is_file()]
+
+
+def _changed(folder: Path) -> dict[str, int]:
+    """When what Hydra does not write in a folder was last changed, by name."""
+    names = {".hydra", "multirun.yaml"}
+    return {path.name: path.lstat().st_mtime_ns for path in folder.iterdir() if path.name not in names}
+
+
+def claim_folder(config: DictConfig, key: str) -> Claim:
+    """Lock and make the folder at a key of Hydra, or refuse it; it is composed with its `hydra` node.
+
+    A folder that is named by the time gets a suffix, such as `-2`, if it exists. Of several processes of a run, the
+    first one claims the folder.
+    """
+    node = config.hydra[key.split(".")[1]]
+    folder, typed, resume = Path(node.dir), config.hydra.overrides.hydra, config.get("resume")
+    refuse_foreign_files(folder, key)
+    if not is_first_process():
+        return Claim(folder, contextlib.ExitStack())
+    created = [parent for parent in folder.parents if not parent.exists()]
+    is_typed = any(word.lstrip("+").startswith(f"{key}=") for word in typed)
+    if not is_typed and not is_named_by_job(resume):
+        folder = _make_next(folder)
+        created = [folder, *created]
+        node.dir = str(folder)
+        typed.append(f"{key}={quoted(node.dir)}")  # of which the jobs of a sweep are composed
+    with contextlib.ExitStack() as lock:
+        lock.enter_context(locked(folder, key))
+        if resume is None:
+            require_unused(relative_path(folder), key)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            created = [folder, *created]
+        of_hydra = {path: path.read_bytes() for path in _files_of_hydra(folder)}
+        return Claim(folder, lock.pop_all(), created, _changed(folder), of_hydra)
+
+
+def _make_next(folder: Path) -> Path:
+    """Make the first of FOLDER, FOLDER-2, FOLDER-3, … that does not exist; no two processes make the same."""
+    for path in itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            break
+    return path
 
 
 def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
@@ -106,16 +182,16 @@ def has_checkpoint(run: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, or refuse; only the first process of a run on several devices takes it."""
+def locked(folder: Path, key: str = "hydra.run.dir") -> Iterator[None]:
+    """Hold the lock of a folder, or refuse; only the first process of a run on several devices takes it."""
     if not is_first_process():
         yield
         return
     name, other = (format_value(relative_path(folder) + end) for end in ("", "-2"))
-    problem = "another process is training in this folder"
+    path = folder.resolve()  # so that a link is no second name
     # Not in the folder, which a refused run leaves as it was.
-    path = folder.absolute().with_name(f".{folder.name}.lock")
-    with held(path, f"hydra.run.dir={name}: {problem}; hydra.run.dir={other} starts another run."):
+    problem = "another program is writing into this folder"
+    with held(path.with_name(f".{path.name}.lock"), f"{key}={name}: {problem}; {key}={other} chooses another."):
         yield
 
 
@@ -139,16 +215,3 @@ def held(path: Path, sentence: str) -> Iterator[None]:
     finally:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-def remove_unused(folder: Path) -> None:
-    """Remove the folder of a refused run, unless it contains more than Hydra's files."""
-    # Another process of the same run may have removed it.
-    if not folder.is_dir() or [path.name for path in folder.iterdir()] != [".hydra"]:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a parent with other runs is not empty
-        for parent in folder.parents:
-            if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd():
-                break
-            parent.rmdir()

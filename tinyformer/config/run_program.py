@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from tinyformer.config.compose import Invocation
 from tinyformer.config.conf import config_dir, register_resolvers
 from tinyformer.config.errors import USER_MISTAKE, config_keys, report
-from tinyformer.config.folder import FolderGuard, is_first_process, remove_unused
+from tinyformer.config.folder import FolderGuard, is_first_process, locked
 from tinyformer.config.keys import readable
 from tinyformer.config.process import argv, close_output, guard_imports, named_lines
 
@@ -63,6 +63,7 @@ def run_program(
         )
         folder = Path(context.runtime.output_dir)
         is_side_by_side = os.getpid() != process
+        own_folder = locked(folder) if invocation.is_sweep else contextlib.nullcontext()  # that of a run is claimed
         with named_lines(f"[{context.job.num}]") if is_side_by_side else contextlib.nullcontext():
             if invocation.is_sweep and is_first_process():
                 print(" ".join(invocation.overrides), end="  ", flush=True)  # the line ends with the result
@@ -70,7 +71,7 @@ def run_program(
             try:
                 # Lightning starts the other processes of a run with this command line, and with this environment.
                 os.environ["HYDRA_FULL_ERROR"] = str(int(with_traceback))
-                with config_keys(config), argv([*script, *words, *arguments]):
+                with config_keys(config), argv([*script, *words, *arguments]), own_folder:
                     job(config, folder, invocation)
             except BrokenPipeError:
                 exit_codes.append(close_output())
@@ -78,9 +79,6 @@ def run_program(
                 if invocation.is_sweep:
                     print(flush=True)
                 exit_codes.append(report(error, config_name, with_traceback))
-                # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
-                if exit_codes[-1] == USER_MISTAKE and not invocation.is_sweep:
-                    remove_unused(folder)
             finally:
                 os.environ["HYDRA_FULL_ERROR"] = "1"
         if exit_codes and is_side_by_side:
@@ -100,6 +98,7 @@ def run_program(
         exit_codes.append(failure.args[0])
     except Exception as error:
         exit_codes.append(report(error, config_name, with_traceback))
-    if USER_MISTAKE in exit_codes:
-        FolderGuard.put_back()
+    finally:
+        # A sweep keeps the folders of refused jobs: their numbers count, and `compare` reads their overrides.
+        FolderGuard.release(is_refused=USER_MISTAKE in exit_codes)
     return max(exit_codes, default=0)

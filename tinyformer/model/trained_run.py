@@ -1,12 +1,13 @@
 """`tinyformer.train`: a training run started from Python."""
 
+import contextlib
 import functools
 import html
 import importlib
-import itertools
 import signal
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from tinyformer.config.checks import check_early
 from tinyformer.config.compose import Invocation, hydra_parser, inherit_architecture
 from tinyformer.config.conf import register_resolvers
 from tinyformer.config.errors import ConfigError, config_keys, describe, in_sentences
-from tinyformer.config.folder import refuse_foreign_files, remove_unused, require_unused
+from tinyformer.config.folder import claim_folder
 from tinyformer.config.keys import readable
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.config.resume import expand_resume
@@ -101,8 +102,25 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
             in the environment, the error that caused it is shown, too.
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
-    with keep_hydra(), in_sentences("train"):
+    with _alone(), keep_hydra(), in_sentences("train"):
         return _run(*_compose(inherit_architecture(expand_resume(_words(overrides)))))
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Refuse a run while another thread trains."""
+    if not _TRAINING.acquire(blocking=False):
+        raise ConfigError(
+            f"{PROGRAM}: another thread of this process is training, and threads share random number generators; "
+            "another process, such as `tinyformer train`, trains at the same time."
+        )
+    try:
+        yield
+    finally:
+        _TRAINING.release()
+
+
+_TRAINING = threading.RLock()
 
 
 def _words(overrides: Sequence[str]) -> list[str]:
@@ -132,14 +150,6 @@ def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
     node = config.hydra
     if node.mode not in (None, RunMode.RUN):
         raise ConfigError(f"hydra.mode={node.mode.name}: {_ONE_RUN}.")
-    folder = Path(node.run.dir)
-    refuse_foreign_files(folder, "hydra.run.dir")
-    if not any(word.lstrip("+").startswith("hydra.run.dir=") for word in words):
-        # It is named by the second, and runs in a loop may take less than one.
-        others = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
-        node.run.dir = str(next(path for path in itertools.chain([folder], others) if not path.exists()))
-    elif config.resume is None:
-        require_unused(relative_path(folder))
     return config, HydraContext(loader, Callbacks(config))
 
 
@@ -164,15 +174,18 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
         except Exception as error:  # Hydra would print a line about it
             errors.append(error)
             if describe(error, "train") is not None:
-                remove_unused(folder)
+                claim.withdraw()
             return None
 
+    claim = claim_folder(config, "hydra.run.dir")
     try:
         ended = run_job(job, config, "hydra.run.dir", None, context, configure_logging=False)
     except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
         if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
+    finally:
+        claim.lock.close()
     if errors:
         raise errors[0]
     return ended.return_value

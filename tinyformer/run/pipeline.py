@@ -20,7 +20,7 @@ from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
 from tinyformer.config.errors import config_keys, in_sentences
-from tinyformer.config.folder import has_checkpoint, is_first_process, locked
+from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.config.stored import describe_config
@@ -70,7 +70,8 @@ from tinyformer.training.weights_memory import find_memory_shortage
 def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
     """Train the model that a config describes; write checkpoints, metrics, pictures and `results.json` into a folder.
 
-    Returns the contents of `results.json`; nothing in processes other than the first.
+    Returns the contents of `results.json`; nothing in processes other than the first. The caller has locked the
+    folder.
 
     Raises:
         ConfigError: something in the config cannot work; nothing was computed or written.
@@ -79,16 +80,15 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
     """
     if config.resume == "auto":
         config.resume = str(folder) if has_checkpoint(folder) else None
-    with locked(folder):
-        run = set_up(config, folder, invocation or Invocation())
-        with ending_in_a_queue(run), closing(run.loggers), leaving_no_group():
-            fit(run)
-            with run.module.whole_network():
-                run.network = run.module.network
-                if has_processes():
-                    torch.distributed.destroy_process_group()
-                run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
-                return summarise_training(run, *score_training(run)) if is_first_process() else {}
+    run = set_up(config, folder, invocation or Invocation())
+    with ending_in_a_queue(run), closing(run.loggers), leaving_no_group():
+        fit(run)
+        with run.module.whole_network():
+            run.network = run.module.network
+            if has_processes():
+                torch.distributed.destroy_process_group()
+            run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
+            return summarise_training(run, *score_training(run)) if is_first_process() else {}
 
 
 def evaluate(
@@ -104,6 +104,7 @@ def evaluate(
         works = {"analysis": "heads"} if config.analysis is None else {"score": False}
         raise ArgumentError("step", "all", reason, works)
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
+    (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
     facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     print(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):
@@ -259,9 +260,13 @@ def checkpoint_contents(
 
 
 def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
-    """Save what `resume` needs: the config of the run, the one that Hydra has `written`, and the overrides as typed."""
+    """Save what `resume` needs: the config of the run, the one that Hydra has `written`, and the overrides as typed.
+
+    Results of an earlier part of the run, which had another number of steps or other settings, are removed.
+    """
     if not is_first_process():
         return
+    (folder / "results.json").unlink(missing_ok=True)
     texts = {"config.yaml": OmegaConf.to_yaml(config, resolve=True)}
     if invocation.overrides:
         (folder / ".hydra").mkdir(exist_ok=True)
