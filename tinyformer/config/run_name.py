@@ -10,18 +10,23 @@ def name_of_run(resume: str | None = None) -> str:
     With torchrun it is the time at which the first of all processes starts, even if they are started again.
     """
     now, environment = datetime.now().strftime("%Y-%m-%d/%H-%M-%S"), os.environ
+    if _is_named_by_slurm(resume):
+        return f"slurm-{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     if is_in_torchrun():
         from torch.distributed import TCPStore
 
         store = TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), is_master=False)
         return store.compare_set("tinyformer/run", "", now).decode()
-    return f"slurm-{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}" if is_named_by_job(resume) else now
+    return now
 
 
 def is_named_by_job(resume: str | None) -> bool:
-    """Whether the job of a run names its folder, which all processes then know."""
-    has_tasks = resume == "auto" or int(os.environ.get("SLURM_NTASKS", "1")) > 1
-    return is_in_torchrun() or (is_in_slurm() and has_tasks)
+    """Whether the job of a run names its folder, so that all of its processes know it."""
+    return is_in_torchrun() or _is_named_by_slurm(resume)
+
+
+def _is_named_by_slurm(resume: str | None) -> bool:
+    return is_in_slurm() and (resume == "auto" or int(os.environ.get("SLURM_NTASKS", "1")) > 1)
 
 
 def is_in_slurm() -> bool:
