@@ -116,7 +116,7 @@ MISTAKES = {
     "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
     "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: its norm._target_ calls 'posix.system'",
     "model.num_layers=3": "checkpoint=",
-    "optimizer.lr=1": "optimizer.lr: there is no such key here; train has it.",
+    "optimizer.lr=1": "optimizer.lr: there is no such key here; train.py has it.",
     "split=dev": "split=dev: should be 'train', ",
     "step=9": "step=9: is none of the 7 steps with a snapshot; the nearest: 8, 15; step=8 works.",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "split=validation: the run was trained on",

@@ -208,7 +208,6 @@ REFUSED = {
     f"{TRANSLATES} network=transformer": "network: Seq2Seq needs EncoderDecoder",
     f"{TRANSLATES} freeze_encoder=true": "freeze_encoder=true: trains the readout alone, ",
     f"{TRANSLATES} generate.beams=1000000": "generate.beams=1000000: ",
-    f"{TRANSLATES} cross_attention={{window:4,local_gaussian:true}}": "cross_attention.local_gaussian=true: ",
     f"{TRANSLATES} cross_attention.score=additive cross_attention.backend=flash": "cross_attention.backend=flash: ",
 }
 

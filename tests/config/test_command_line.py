@@ -1,16 +1,24 @@
 """Values and texts as the user types them, in a shell and for Hydra; `resume=RUN`, which becomes its own words."""
 
 import os
+import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tinyformer.config.conf import config_dir, default_num_kv_heads, describe_axes
+from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.checkpoint.paths import find_checkpoint
+from tinyformer.checkpoint.snapshots import at_step
+from tinyformer.config.compose import with_last
+from tinyformer.config.conf import axes_of, config_dir, default_num_kv_heads, describe_axes
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.keys import format_value, hydra_value, readable, text_of
 from tinyformer.config.resume import expand_resume
+from tinyformer.errors import ArgumentError
 
 SHOWN = {
     "outputs/2026-01-31/last.ckpt": "outputs/2026-01-31/last.ckpt",
@@ -172,5 +180,29 @@ def test_axes_list_every_choice_with_its_first_comment():
     for path in (path for path in config_dir().glob("*/[!_]*.yaml") if path.parent.name != "finding"):
         first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
         assert f"\n  {path.stem:<16} {first.removeprefix('# ')}\n" in f"{describe_axes([path.parent.name])}\n"
-        assert f"\n{path.parent.name}\n" in f"\n{describe_axes()}"
         assert 10 < len(first) <= 120
+    listed = re.findall(r"^\w+$", describe_axes(), re.MULTILINE)
+    assert listed == sorted(axes_of("train")), "--help lists what train accepts"
+
+
+def test_last_is_the_newest_checkpoint_and_a_folder_that_of_its_run(here, capsys):
+    runs = [make_run(Path("outputs", "2026-01-31", name)) / "checkpoints/last.ckpt" for name in ("09-30-00", "11-00")]
+    os.utime(runs[1], (1, 1))  # the other was resumed
+    given = ["checkpoint=last", "init_from=last", "data.files=last", "seed=1"]
+    named = with_last(given)
+    assert named == [f"checkpoint={runs[0]}", f"init_from={runs[0]}", *given[2:]]
+    assert capsys.readouterr().out == 2 * f"The last checkpoint is {runs[0]}.\n"
+    for path in (runs[1], "none.ckpt"):
+        assert find_checkpoint(path) == at_step(path, None) == Path(path)
+    with pytest.raises(ArgumentError, match=rf"^path='{runs[1]}': cannot be read"):
+        load_checkpoint(runs[1].parents[1])
+    make_run(Path("last"))
+    assert find_checkpoint("last") == Path("last/checkpoints/last.ckpt")
+    Path("last/checkpoints/last.ckpt").unlink()
+    assert find_checkpoint("last") == Path("last")
+    assert capsys.readouterr().out == ""
+    shutil.rmtree("outputs")
+    shutil.rmtree("last")
+    assert with_last(given) == given
+    with pytest.raises(ArgumentError, match=r"^path='last': does not exist; a run writes"):
+        load_checkpoint("last")

@@ -82,7 +82,7 @@ def mistake_in(*overrides: str) -> str:
             "generate.prompt=${5",
             "generate.prompt=*: ${…} refers to another key, which is not there; *\\${5* is a text.",
         ),
-        ("analysis=heads", "analysis: there is no such key here; evaluate has it.*"),
+        ("analysis=heads", "analysis: there is no such key here; evaluate.py has it."),
         ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
         # Raised deep inside of the network, told by the key that the user sets.
         ("model.num_heads=3", "model.num_heads=3: must divide model.d_model=16; model.num_heads=* works."),

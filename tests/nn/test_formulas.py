@@ -1,6 +1,8 @@
 """Scores, positions, and latent and differential attention: by hand, and by the formulas in float64."""
 
+import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,8 +10,10 @@ import torch
 from nn.variants import CAUSAL, differential, error, make, prepared, projected, tokens
 from tinyformer.nn import (
     ALiBi,
+    Attention,
     AttentionMask,
     BaseAttention,
+    DifferentialAttention,
     RMSNorm,
     RotaryPosition,
     ScaledDotScore,
@@ -121,6 +125,38 @@ def test_the_local_gaussian_is_the_papers(causal, before, after):
     weights = (q @ k.mT / 8**0.5).masked_fill(outside, -torch.inf).softmax(-1)
     heads = (weights * torch.exp(-((COLUMN - centre) ** 2) / (2 * sigma**2))) @ v
     assert error(layer(X, AttentionMask(causal)), projected(heads, layer)) <= 1e-12
+
+
+def test_vectors_of_another_size_are_projected_as_if_zeros_followed():
+    narrow, wide = (prepared(partial(Attention, 32, 4, 2, gate=True, input_dim=size)) for size in (12, None))
+    cut = {name: wide.state_dict()[name][..., : part.shape[-1]] for name, part in narrow.state_dict().items()}
+    narrow.load_state_dict(cut)
+    x, context = tokens(2, 5)[..., :12], tokens(2, 7, seed=1)[..., :12]
+    expected = wide(torch.nn.functional.pad(x, (0, 20)), context=torch.nn.functional.pad(context, (0, 20)))
+    assert error(narrow(x, context=context), expected) <= 1e-6
+
+
+@pytest.mark.parametrize("cross", [Attention, DifferentialAttention])
+def test_local_p_over_the_source_is_a_loop_over_its_tokens(cross):
+    """Luong et al. 2015, eq. 9 and 10: window and Gaussian are around p = S sigmoid(v tanh(W q)); D = 2."""
+    layer = prepared(partial(cross, 32, 4, 2, window=5, local_gaussian=True)).double()
+    plain = prepared(partial(cross, 32, 4, 2)).double()
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    target, lengths = tokens(2, 4, seed=1).double(), torch.tensor([9, 3])
+    given = {"context": X, "context_mask": AttentionMask(lengths=lengths)}
+    q, logits = layer.call(target, **given).qkv.q, plain.maps_of_call(plain.call(target, **given)).logits
+    expected = torch.zeros_like(logits)
+    gaussians, n = (layer.gaussian.weight, layer.gaussian.vector), layer.num_softmaxes
+    for b, h, t in itertools.product(range(2), range(4 * n), range(4)):
+        weight, vector = (part[h // n] for part in gaussians)
+        centre = lengths[b] * torch.sigmoid(torch.tanh(q[b, h, t] @ weight) @ vector)
+        near = [s for s in range(lengths[b]) if abs(s - centre) <= 2]
+        align = logits[b, h, t, near].softmax(-1)
+        expected[b, h, t, near] = align * torch.exp(-((torch.tensor(near) - centre) ** 2) / 2)
+    torch.testing.assert_close(layer.weights(target, **given), expected)
+    fewer = layer.maps_of_call(layer.call(target, **given), torch.tensor([3]))
+    torch.testing.assert_close(fewer.weights, expected[:, :, 3:])
+    assert not torch.equal(layer(target, **given), plain(target, **given))
 
 
 # Positions.

@@ -36,7 +36,8 @@ def test_each_cell_follows_the_definition_and_an_empty_row_is_announced(
     if axes is not None:  # the others are of size 1
         shape = [size if is_whole else 1 for size, is_whole in zip(expected.shape, axes, strict=True)]
         pattern = torch.rand(shape, generator=torch.Generator().manual_seed(7)) < 0.7
-        mask = replace(mask, allowed=pattern[0, 0] if shape[:2] == [1, 1] else pattern)
+        of_examples = pattern[:, 0] if shape[1] == 1 else pattern
+        mask = replace(mask, allowed=pattern[0, 0] if shape[:2] == [1, 1] else of_examples)
         expected &= pattern
     allowed = mask.dense(q_seq, k_seq, CPU)
     for b in range(batch):

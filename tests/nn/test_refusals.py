@@ -101,10 +101,12 @@ def network_with(position: type[RelativePosition]) -> None:
 NOT_ADDITIVE = "declares its score modification additive, but what it adds depends on the score"
 NO_BRANCH = block(feed_forward_residual=partial(Residual, branch=[]))
 PATTERN = torch.ones(5, 4, dtype=torch.bool)
+OF_FIVE_EXAMPLES = "allowed.shape=(5, 1, 1, 4): must be of 2 examples and 4 heads, or of 1 for all of them"
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: AttentionMask(allowed=torch.ones(4, 4)), "allowed.dtype=torch.float32: must be boolean"),
-    (lambda: AttentionMask(allowed=PATTERN[0]), "allowed.shape=(4,): must broadcast to batch num_heads q_seq k_seq"),
+    (lambda: AttentionMask(allowed=PATTERN[0]), "allowed.shape=(4,): must have the axes q_seq k_seq, batch q_seq"),
     (lambda: attention()(tokens(1, 5, d_model=8), AttentionMask(allowed=PATTERN)), "allowed.shape=(1, 1, 5, 4): must"),
+    (lambda: attention()(tokens(2, 4, d_model=8), AttentionMask(allowed=PATTERN.unsqueeze(1))), OF_FIVE_EXAMPLES),
     (lambda: attention()(*[tokens(1, 5, d_model=8)] * 3), "mask=(1, 5, 8): must be an AttentionMask, such as Att"),
     (lambda: encoder()(tokens(1, 5)[..., 0].long()), "tokens.shape[1]=5: must be at most max_seq_len=4 tokens."),
     (lambda: encoder(embedding_norm=True, norm=nn.Identity), "embedding_norm=True: needs a norm"),
@@ -127,10 +129,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: attention(score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, and score is an"),
     (lambda: attention(local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
     (lambda: LayerCache().extend(tokens().requires_grad_()), "cache=LayerCache of 0 tokens: keeps no gradients: call"),
-    (
-        lambda: encoder_decoder(cross_attention=partial(TWO_HEADS, window=4, local_gaussian=True)),
-        "cross_attention.local_gaussian=True: must be False in cross-attention",
-    ),
     (lambda: encoder_decoder().decoder(IDS, CAUSAL), "context=None: is needed by a block with cross-attention"),
     (of_another_context, "cache=LayerCache of 4 tokens: holds a context of 1 sequences of 4 tokens, and this one has"),
     (lambda: encoder_decoder().encode(IDS, AttentionMask(documents=IDS)), "source_mask.documents='…': must be None"),

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
@@ -145,8 +146,8 @@ def _is_other_codec(text: str) -> bool:
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU; one with weights that are not finite is refused, too."""
-    path = Path(path)
+    """Read a checkpoint onto the CPU, see `find_checkpoint`; one with weights that are not finite is refused, too."""
+    path = find_checkpoint(path)
     raw = load_raw(path)
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.checkpoint.file import SNAPSHOTS
+from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.files import relative_path
 
@@ -23,11 +24,12 @@ def snapshots_of(path: Path) -> dict[int, Path]:
     return dict(sorted((int(name[1]), file) for file, name in names.items() if name))
 
 
-def at_step(path: Path, step: Any) -> Path:
+def at_step(path: str | Path, step: Any) -> Path:
     """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; the last one for "all".
 
-    Without a step it is the path itself, as it is where nothing is there, which is an error when it is read.
+    Without a step it is that of `find_checkpoint`, as it is where nothing is there, which is an error when it is read.
     """
+    path = find_checkpoint(path)
     if step is None or not path.exists():
         return path
     snapshots = snapshots_of(path)

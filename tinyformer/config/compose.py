@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
@@ -15,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
+from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.admission import alternatives, is_swept, leaves
 from tinyformer.config.conf import AXES, config_dir, register_resolvers
 from tinyformer.config.errors import ConfigError
@@ -95,6 +95,12 @@ def hydra_parser() -> Iterator[OverridesParser]:
         yield OverridesParser.create(GlobalHydra.instance().config_loader())
 
 
+def with_last(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the path of the newest checkpoint in the place of "last", so that the run records it."""
+    last = ("checkpoint=last", "init_from=last")
+    return [f"{word[:-4]}{hydra_value(find_checkpoint('last'))}" if word in last else word for word in arguments]
+
+
 def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
     """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, which overrides change.
 
@@ -107,7 +113,7 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
         keys = [argument.partition("=")[0] for argument in arguments]
         for misspelt in difflib.get_close_matches("checkpoint", keys, n=1):
             raise ConfigError(f"{misspelt}: there is no such key. Did you mean checkpoint?")
-        raise ConfigError("checkpoint is needed, such as checkpoint=outputs/2026-01-31/12-00-00/checkpoints/last.ckpt.")
+        raise ConfigError("checkpoint is needed, such as checkpoint=last, or a run's folder, checkpoint=outputs/….")
     checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
     if paths:
         from tinyformer.checkpoint.file import load_checkpoint  # which imports torch, which takes seconds
@@ -117,7 +123,7 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
         word = f"step={given.get('step', 'null')}"
         step = "all" if is_swept(word) else parsed(word).value()  # of several, each job loads its own
         with argument_path(passed={"path": "checkpoint"}):
-            checkpoint = load_checkpoint(at_step(Path(paths[-1]), step))
+            checkpoint = load_checkpoint(at_step(paths[-1], step))
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
             missing = {key: value for key, value in recorded_sources(checkpoint.overrides).items() if key not in given}
             if missing and "data" not in given:
@@ -136,11 +142,11 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
 
     They take precedence over the checkpoint's values, but must not contradict its sizes or its choice of an axis.
     """
-    given = _given(arguments)
+    given = _given(arguments := with_last(arguments))
     file = given.get("init_from", "null")
     swept = any(word.startswith("init_from=") and is_swept(word) for word in arguments)
     if file == "null" or given.get("resume", "null") not in ("null", "auto") or swept:
-        return list(arguments)
+        return arguments
     from tinyformer.checkpoint.file import load_checkpoint
 
     with argument_path(passed={"path": "init_from"}):

@@ -118,9 +118,9 @@ def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
 
 
 def describe_axes(axes: Sequence[str] = ()) -> str:
-    """Axes for `--help`, by default all: each with its choices, and the first comment line of each choice's file."""
+    """Axes for `--help`, by default those of `train`: each with its choices and the first comment of each file."""
     lines = []
-    for axis in axes or sorted(files()):
+    for axis in axes or sorted(axes_of("train")):
         lines.append(axis)
         lines += [f"  {choice:<16} {_first_comment(files()[axis][choice])}".rstrip() for choice in choices_of(axis)]
     return "\n".join(lines)

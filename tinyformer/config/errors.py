@@ -237,7 +237,8 @@ def _unknown_key(key: str, program: str, is_added: bool) -> str:
     axis, _, name = key.partition(".")
     others = [other for other in programs() if axis in (axes_of(other) | read(other))]
     if others and program not in others and not (program == "evaluate" and axis in STORED):
-        return f"{key}: there is no such key here; {others[-1]} has it."  # rather train than the card, which reads it
+        program = {"card": "tinyformer card"}.get(others[-1], f"{others[-1]}.py")  # rather train than the card
+        return f"{key}: there is no such key here; {program} has it."
     choices = choices_of(axis) if axis in files() and name else []
     having = [f"{axis}={choice}" for choice in choices if name.partition(".")[0] in read(choice, axis)]
     if 0 < len(having) < len(choices):

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from tinyformer.checkpoint.paths import newest_checkpoint
 from tinyformer.config.admission import MAX_JOBS, NotAdmittedError, admit_override, alternatives, is_swept
 from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
@@ -126,9 +127,9 @@ def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
 
 def _what_is_missing(run: Path, saved: Path) -> str:
     if not run.is_dir():
-        runs = sorted(Path("outputs").glob("*/*/checkpoints/last.ckpt"))
-        newest = f" The newest run is resume={format_value(runs[-1].parent.parent)}." if runs else ""
-        return f"the folder does not exist.{newest}"
+        newest = newest_checkpoint()
+        hint = f" The newest run is resume={format_value(newest.parent.parent)}." if newest else ""
+        return f"the folder does not exist.{hint}"
     if (run / "multirun.yaml").is_file():
         return "the folder contains a sweep; add -m to resume all of its jobs."
     if not saved.is_file():

@@ -52,7 +52,7 @@ def load(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
-        stored = load_checkpoint(at_step(Path(checkpoint), None if step is None else int(step)))
+        stored = load_checkpoint(at_step(checkpoint, None if step is None else int(step)))
         plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_score(plain)

@@ -160,16 +160,14 @@ class BaseAttention(SoftmaxAttention):
     ) -> AttentionCall:
         """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window.
 
-        In cross-attention the window is around the aligned position, see `AttentionMask.aligned`.
+        In cross-attention the window is around the aligned position, see `AttentionMask.aligned`, or the predicted one.
         """
         if isinstance(mask, Tensor):
-            reason = (
-                "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are those of `context`"
-            )
+            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are of `context`"
             raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross = context is not None
         mask = (context_mask if is_cross else mask) or AttentionMask()
-        if context is not None and self.window is not None:
+        if context is not None and self.window is not None and self.gaussian is None:
             first = 0 if cache is None else cache.num_queries
             mask = mask.aligned(self.window, first, x.shape[1], context.shape[1])
             if cache is not None:
@@ -177,6 +175,7 @@ class BaseAttention(SoftmaxAttention):
         elif not is_cross:
             mask = mask.within(self.window)
         mask = self.head_map.mask_of_left(mask)
+        mask.require_sizes(len(x), self.num_heads)
         if cache is not None and cache.length and not is_cross and not mask.causal:
             reason = "must be True: cached tokens do not attend to new ones"
             raise ArgumentError("mask.causal", False, reason, {"causal": True})
@@ -196,6 +195,7 @@ class Attention(BaseAttention):
         num_kv_heads: None for `num_heads`.
         head_dim: size of each query and key; None for d_model / num_heads.
         v_head_dim: size of each value, and so of each head's output; None for `head_dim`.
+        input_dim: size of each vector of `x` and of the context, used outside of a block; None for `d_model`.
         qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et
             al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
         options: of `BaseAttention`.
@@ -210,16 +210,17 @@ class Attention(BaseAttention):
         v_head_dim: int | None = None,
         qk_norm: bool = False,
         bias: bool = False,
+        input_dim: int | None = None,
         **options: Any,
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         head_dim = head_dim_of(d_model, num_heads, num_kv_heads, head_dim)
-        require_at_least(1, {"v_head_dim": head_dim}, v_head_dim=v_head_dim)
-        v_head_dim = v_head_dim or head_dim
-        super().__init__(d_model, num_heads, head_dim // self.num_softmaxes, v_head_dim, None, num_kv_heads, **options)
-        self.q_proj = nn.Linear(d_model, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, num_kv_heads * v_head_dim, bias=bias)
+        require_at_least(1, {"v_head_dim": head_dim, "input_dim": d_model}, v_head_dim=v_head_dim, input_dim=input_dim)
+        v_head_dim, width = v_head_dim or head_dim, input_dim or d_model
+        super().__init__(width, num_heads, head_dim // self.num_softmaxes, v_head_dim, None, num_kv_heads, **options)
+        self.q_proj = nn.Linear(width, num_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, num_kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, num_kv_heads * v_head_dim, bias=bias)
         self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=bias)
         self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()

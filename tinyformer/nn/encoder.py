@@ -140,7 +140,3 @@ class Decoder(Encoder):
             if error.path[:2] == ("block", "cross_attention"):
                 error.path = error.path[1:]  # the block was given what is an argument of this class
             raise
-        for layer in self.layers:
-            if getattr(layer.cross_attention, "gaussian", None) is not None:
-                reason = "must be False in cross-attention, whose windows are around the same position of the source"
-                raise ArgumentError("cross_attention.local_gaussian", True, reason, {"local_gaussian": False})

@@ -65,8 +65,9 @@ class AttentionMask:
         document_starts: where documents begin in the rows of `documents` laid end to end, from 0 on, and the number of
             tokens; a repeated start makes an empty document. They must agree with `documents`. Without them, kernels
             for packed sequences wait for the GPU to count the documents.
-        allowed: a mask of any pattern, True where a query may attend, whose shape broadcasts to `batch num_heads q_seq
-            k_seq`. In decoding, its queries are those of the call, and its keys are all keys, cached ones included.
+        allowed: a mask of any pattern, True where a query may attend: `q_seq k_seq` for all, `batch q_seq k_seq` with
+            a pattern for each example, or `batch num_heads q_seq k_seq`, where an axis of size 1 stands for all. Four
+            axes are kept. In decoding, its queries are those of the call, its keys are all keys, cached ones included.
     """
 
     causal: bool = False
@@ -74,7 +75,7 @@ class AttentionMask:
     documents: Int[Tensor, "batch k_seq"] | None = None
     window: int | None = None
     document_starts: Int32[Tensor, " starts"] | None = None
-    allowed: Bool[Tensor, "*#batch_and_heads #q_seq #k_seq"] | None = None
+    allowed: Bool[Tensor, "#q_seq #k_seq"] | Bool[Tensor, "#batch *#num_heads #q_seq #k_seq"] | None = None
 
     def __post_init__(self) -> None:
         if self.allowed is None:
@@ -83,10 +84,11 @@ class AttentionMask:
             reason = "must be boolean, True where a query may attend"
             raise ArgumentError("allowed.dtype", self.allowed.dtype, reason, {"dtype": torch.bool})
         if not 2 <= self.allowed.ndim <= 4:
-            reason = "must broadcast to batch num_heads q_seq k_seq, with 2 to 4 axes"
+            reason = "must have the axes q_seq k_seq, batch q_seq k_seq or batch num_heads q_seq k_seq"
             raise ArgumentError("allowed.shape", tuple(self.allowed.shape), reason)
-        if self.allowed.ndim < 4:
-            object.__setattr__(self, "allowed", self.allowed[(None,) * (4 - self.allowed.ndim)])
+        if self.allowed.ndim < 4:  # of all examples, or of all heads
+            four_axes = self.allowed[None, None] if self.allowed.ndim == 2 else self.allowed.unsqueeze(1)
+            object.__setattr__(self, "allowed", four_axes)
 
     def to(self, device: str | torch.device) -> "AttentionMask":
         """This mask on a device."""
@@ -99,6 +101,13 @@ class AttentionMask:
         if window is None or (self.window is not None and self.window <= window):
             return self
         return replace(self, window=window)
+
+    def require_sizes(self, batch: int, num_heads: int) -> None:
+        """Refuse a pattern for another number of examples or heads than these; 1 stands for all."""
+        shape = () if self.allowed is None else tuple(self.allowed.shape)
+        if any(size not in (1, whole) for size, whole in zip(shape, (batch, num_heads), strict=False)):
+            reason = f"must be of {batch} examples and {num_heads} heads, or of 1 for all of them"
+            raise ArgumentError("allowed.shape", shape, reason)
 
     def aligned(self, window: int, first: int, q_seq: int, k_seq: int) -> "AttentionMask":
         """This mask with a window of the keys around position t for query t (local-m, Luong et al. 2015, §3.2).

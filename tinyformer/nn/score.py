@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.mask import Grid
+from tinyformer.nn.mask import AttentionMask, Grid
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's signature: `score_mod(score, batch, head, q_idx, kv_idx)` is the new score."""
@@ -200,8 +200,8 @@ class LocalGaussian(nn.Module):
     """Weights times a Gaussian around a centre predicted from the query (Luong et al. 2015, "local-p").
 
     w ← w · exp(-(s - p)² / 2σ²), where σ is half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and
-    10); the weights are not normalised again. In the paper, p = S · sigmoid(vᵀ tanh(W q)) ranges over the source
-    sentence; here, in self-attention, p ranges over the query's window, from its first key to its last. With rotary
+    10); the weights are not normalised again. In cross-attention, p = S · sigmoid(vᵀ tanh(W q)) ranges over the source
+    sentence of S tokens; in self-attention, over the query's window, from its first key to its last. With rotary
     positions the centre is predicted from the rotated query, so weights depend on absolute positions, too.
     """
 
@@ -211,16 +211,26 @@ class LocalGaussian(nn.Module):
         self.weight = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) / math.sqrt(head_dim))
         self.vector = nn.Parameter(torch.randn(num_heads, head_dim, 1) / math.sqrt(head_dim))
 
-    def forward(self, q: Queries, k_seq: int, span: tuple[int, int]) -> Callable[[Tensor, Grid], Tensor]:
-        """The function that reweighs the weights of these queries; `span` is that of the mask."""
-        before, after = span
-        hidden = torch.tanh(q @ self.weight.to(q.dtype))
-        logit = hidden @ self.vector.to(q.dtype)
+    def forward(
+        self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool
+    ) -> tuple[list[ScoreMod], Callable[[Tensor, Grid], Tensor]]:
+        """The modification that hides source tokens more than D from the centre, and what reweighs the weights."""
+        logit = torch.tanh(q @ self.weight.to(q.dtype)) @ self.vector.to(q.dtype)
         share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
-        first, sigma = k_seq - q.shape[2], max(before, after, 1) / 2
+        before, after = (self.window // 2, self.window // 2) if is_cross else mask.span
+        first, reach = k_seq - q.shape[2], max(before, after, 1)
+        if is_cross:
+            centres = share * (k_seq if mask.lengths is None else mask.lengths.view(-1, 1, 1, 1))
+        else:
+            centres = torch.arange(first, k_seq, device=q.device).unsqueeze(-1) - before + share * (before + after)
+
+        def distance(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return kv_idx - centres[:, :, q_idx.flatten() - first]
+
+        def hide(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+            return score.masked_fill(distance(q_idx, kv_idx).abs() > reach, -torch.inf)
 
         def reweigh(weights: Tensor, grid: Grid) -> Tensor:
-            centre = grid.q_idx - before + share[:, :, grid.q_idx.flatten() - first] * (before + after)
-            return weights * torch.exp(-((grid.kv_idx - centre) ** 2) / (2 * sigma**2))
+            return weights * torch.exp(-(distance(grid.q_idx, grid.kv_idx) ** 2) / (2 * (reach / 2) ** 2))
 
-        return reweigh
+        return [ScoreMod(hide, additive=True)] * is_cross, reweigh

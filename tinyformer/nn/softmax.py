@@ -36,7 +36,8 @@ class SoftmaxAttention(nn.Module):
         scale: factor of the dot product, only with `score="scaled_dot"`; None for 1 / √head_dim.
         window: number of keys that a query attends to, its own position included; None for all. A list is a pattern
             that repeats over the layers: [128, 128, None] is two local layers, then a global one.
-        local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`.
+        local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`; in
+            cross-attention, the window is around that centre, too.
         softcap: bound on the scores' absolute values, before positions are added; None for no bound.
         sink: whether each head has a logit that takes part in the softmax without a value, see `Scoring`.
         backend: "auto" or a name in `BACKENDS`.
@@ -172,7 +173,8 @@ class SoftmaxAttention(nn.Module):
             mods += [self.head_map.renumber(positional)] if positional else []
             mix = self.position.mix(q.shape[2], k_seq)
         if self.gaussian is not None:
-            reweigh = self.gaussian(q, k_seq, mask.span)
+            hide, reweigh = self.gaussian(q, k_seq, mask, is_cross)
+            mods += hide
         return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
 
     def position_part(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq position_dim"]:

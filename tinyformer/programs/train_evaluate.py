@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run
+from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run, with_last
 from tinyformer.config.errors import indent
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.process import ending_at_ctrl_c
@@ -49,6 +49,7 @@ def evaluate_program(command: str, num_words: int = 0) -> int:
     checkpoints: list[Checkpoint | None] = []
 
     def keep_checkpoint(arguments: Sequence[str]) -> Sequence[str]:
+        arguments = with_last(arguments)
         checkpoints.append(offer_stored_run(arguments))
         return arguments
 

@@ -183,7 +183,7 @@ def set_up_evaluation(
     values: Any = OmegaConf.to_container(config, resolve=True)
     options, generation = Options.of(values), make_generation(values["generate"])
     with argument_path(passed={"path": "checkpoint"}):
-        path = at_step(checkpoint.path if checkpoint else Path(options.checkpoint), options.step)
+        path = at_step(checkpoint.path if checkpoint else options.checkpoint, options.step)
         start = Start(checkpoint if checkpoint and checkpoint.path == path else load_checkpoint(path), "checkpoint")
     if values["trainer"].get("precision") == "auto":
         config.trainer.precision = values["trainer"]["precision"] = start.checkpoint.facts.get("precision", "32-true")
