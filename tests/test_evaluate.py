@@ -263,6 +263,43 @@ def test_any_module_can_be_the_attention(program: Program, monkeypatch: pytest.M
         assert {row["kind"] for row in table(f"evaluated/{name}.csv")} == {"encoder", "decoder"}
 
 
+TEXTBOOK = """
+import torch
+from torch import nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, d_model, num_heads, dropout):
+        super().__init__()
+        self.num_heads, self.q, self.o = num_heads, nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, query, key, value, mask=None):
+        q, k, v = (self.q(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
+        weights = (q @ k.mT).masked_fill(mask == 0, -1e9).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2)), weights
+"""
+
+
+@pytest.mark.slow
+def test_a_textbooks_attention_is_one_override(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("textbook.py").write_text(TEXTBOOK)
+    own = "attention._target_=textbook.MultiHeadAttention"
+    out = ran(program, "train.py", SMALL, TEXT, own)
+    assert "attention/heads.csv" in out
+    results = evaluate(program, "last", own, "score=true analysis=maps")
+    assert results["val/loss"] == pytest.approx(
+        json.loads(next(Path().glob("outputs/*/*/results.json")).read_text())["val/loss"], abs=1e-5
+    )
+    assert Path("evaluated/atlas.html").is_file()
+    for words, sentence in {
+        "attention.window=4": "attention.window: MultiHeadAttention has no argument window.",
+        "analysis=heads": "attention=MultiHeadAttention: is no BaseAttention, so its heads can be shown, but not ",
+    }.items():
+        ended = program("evaluate.py", "checkpoint=last data.files=book.txt", own, QUICK, words)
+        assert ended.code == 2
+        assert ended.err.startswith(f"Error: {sentence}")
+
+
 # Longer contexts: the loss of a model that was built for them with the weights of the run.
 
 LONGER = 40  # trained at 16

@@ -24,6 +24,7 @@ from tinyformer.analysis.subject import Findings, Subject, Table, Trained, refus
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.files import finite
 from tinyformer.nn import EncoderDecoder
+from tinyformer.nn.maps import NoMapsError
 from tinyformer.tasks import Seq2Seq
 
 NUM_TOKENS = 48  # default number of tokens; fewer where the context is shorter
@@ -202,7 +203,10 @@ def with_controls(subject: Subject, measure: Measure) -> tuple[HeadMeasures, dic
 
 def with_importance(subject: Subject, measures: HeadMeasures) -> HeadMeasures:
     """The measures, and among them `importance`, see `head_importance`; a differential head has two maps and one."""
-    importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+    try:
+        importance = dict(zip(subject.heads, head_importance(subject), strict=True))
+    except NoMapsError:  # of a user-defined attention, whose heads can be shown alone
+        return measures
     of_maps = [
         [
             math.nan if is_ablated else importance[index, number // layer.num_softmaxes]

@@ -17,6 +17,7 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionCall, BaseAttention, ClassReadout, Encoder, Network
 from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
+from tinyformer.nn.textbook import TextbookAttention
 
 Shape: TypeAlias = tuple[int | str, ...]
 """The sizes of a tensor; dimensions of variable size have a name: "batch", "seq" or "source_seq"."""
@@ -80,7 +81,8 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
     for index, layer in enumerate(stack.layers):
         modules = dict(layer.named_children())
         for attention, keys_seq, mid in (("attention", seq, "mid"), ("cross_attention", "source_seq", "cross_mid")):
-            if isinstance(module := modules.get(attention), BaseAttention):
+            module = modules.get(attention)
+            if isinstance(module, BaseAttention) and not isinstance(module, TextbookAttention):
                 for name, point in _of_attention(module, seq, keys_seq):
                     yield f"layers.{index}.{attention}.{name}", point
             if attention in modules:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from tinyformer.config.conf import axes_of, read
+from tinyformer.config.conf import axes_of, read, values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, key_of
 from tinyformer.data.sources.text_paths import find_files
@@ -59,8 +59,16 @@ def check_types(
         for name, value in node.items():
             _require_factory(function, name, value, f"{path}.{name}")
             key = key_of(written, f"{path}.{name}")
-            if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS):
+            is_left_out = name not in _parameters(function) and _is_left_out(written, f"{path}.{name}", key, value)
+            if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS) and not is_left_out:
                 check_value(function, name, value, key, choices)
+
+
+def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
+    """Whether an argument is one that a user-defined attention need not take: a value of our files, not of the user."""
+    owner, _, name = path.rpartition(".")
+    is_attention = owner.endswith("attention")
+    return is_attention and (key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, []))
 
 
 def check_value(function: Any, name: str, value: Any, key: str, choices: Mapping[str, Any] | None = None) -> None:

@@ -18,6 +18,7 @@ from tinyformer.nn.kernels.support import require_possible
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.residual import Residual, Stream, make_dropout
 from tinyformer.nn.softmax import SoftmaxAttention
+from tinyformer.nn.textbook import make_attention
 
 
 class Context(NamedTuple):
@@ -43,8 +44,9 @@ class Block(nn.Module):
     """Base of pre-norm and post-norm blocks: makes the parts of one layer from their factories.
 
     Args:
-        attention: factory of the attention, called with `layer_index` and `num_layers`. Its `forward` takes the tokens'
-            vectors and the mask; a class other than `BaseAttention` has neither heads nor maps nor a cache.
+        attention: factory of the attention, called with `layer_index` and `num_layers`, where it takes them. Its
+            `forward` takes the tokens' vectors and the mask, or is that of a textbook, see `TextbookAttention`; a class
+            of the first kind other than `BaseAttention` has neither heads nor maps nor a cache.
         feed_forward: factory of the feed-forward network, called without arguments.
         norm: factory of a norm, called with `d_model`; `nn.Identity` for none.
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
@@ -83,14 +85,14 @@ class Block(nn.Module):
         with argument_path("norm"):
             self.attention_norm = norm(d_model)
         with argument_path("attention"):
-            self.attention = _possible(attention(**layer, **own))
+            self.attention = _possible(make_attention(attention, d_model, **layer, **own))
         with argument_path("attention_residual"):
             self.attention_residual = attention_residual(**layer)
         self.cross_attention = None
         if cross_attention is not None:
             self.cross_attention_norm = norm(d_model)
             with argument_path("cross_attention"):
-                self.cross_attention = _possible(cross_attention(**layer, **cross))
+                self.cross_attention = _possible(make_attention(cross_attention, d_model, **layer, **cross))
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
             self.cross_mid_point = nn.Identity()  # its hooks see the residual stream after the cross-attention

@@ -1,5 +1,6 @@
 """Stacks of layers: from token ids to one vector for each token."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,11 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.mixer import TokenMixer
 from tinyformer.nn.residual import make_dropout
 from tinyformer.nn.sizes import require_sizes
 
@@ -79,7 +78,7 @@ class Encoder(nn.Module):
     def takes_cache(self) -> bool:
         """Whether the attention of every layer is of a class that keeps keys and values, or its state, in a cache."""
         parts = [getattr(layer, name, None) for layer in self.layers for name in ("attention", "cross_attention")]
-        return all(isinstance(part, BaseAttention | TokenMixer) for part in parts if part is not None)
+        return all("cache" in inspect.signature(part.forward).parameters for part in parts if part is not None)
 
     def forward(
         self,

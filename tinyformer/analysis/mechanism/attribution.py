@@ -94,7 +94,7 @@ def direct_effects(subject: Subject, batch: Batch, score: Callable[[Tensor], Ten
         scores = score(readout(read, subject.task.mask(batch)))
         (direction,) = torch.autograd.grad(scores.sum(), read)
     scores = scores.detach()
-    index_of = {layer: index for index, layer in enumerate(network.require_heads())}
+    index_of = {layer.head_gate: index for index, layer in enumerate(network.require_heads())}
     parts, sources, last = dict[Part, Tensor](), dict[Head, Tensor](), len(stack.layers) - 1
     walk = _Direction(direction)
     walk.constant = scores - walk.effect(read.detach())  # the bias of the readout
@@ -118,11 +118,11 @@ def direct_effects(subject: Subject, batch: Batch, score: Callable[[Tensor], Ten
                 module = getattr(block, name)
                 added = at[f"{layer}.{name}.added_by_head"]
                 for head in reversed(range(added.shape[1])):
-                    parts[index_of[module], head] = walk.effect(added[:, head], residual.branch)
+                    parts[index_of[module.head_gate], head] = walk.effect(added[:, head], residual.branch)
                 walk.constant = walk.constant + walk.effect(update - added.sum(dim=1), residual.branch)
                 seen = (at[f"{layer}.{name}.{point}"] for point in ("weights", "values", "output_by_head"))
                 by_key = residual.branch * _by_key(module, walk.u, *seen)
-                sources |= {(index_of[module], head): by_key[:, head] for head in range(by_key.shape[1])}
+                sources |= {(index_of[module.head_gate], head): by_key[:, head] for head in range(by_key.shape[1])}
             walk.u = residual.skip * walk.u
     embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
     walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
