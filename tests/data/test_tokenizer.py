@@ -1,9 +1,7 @@
 """Tokenizers: exact round trips, streamed text; of strangers, what could hang is rejected, what is published taken."""
 
 import base64
-import contextlib
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFile
-from tinyformer.data.tokenizer.untrusted_tokenizer import tokenizer_from_stranger
+from tinyformer.data.tokenizer.untrusted_tokenizer import untrusted_tokenizer
 from tinyformer.errors import ArgumentError
 
 SAMPLE = (
@@ -97,80 +95,26 @@ def test_a_character_arrives_with_the_last_of_its_bytes():
     assert list(tokenizer.pieces([0x61, 0xF0, 0x9F, 0x62, 0xF0])) == ["a", "\ufffdb", "\ufffd"]
 
 
-# Those of strangers.
+# Untrusted ones.
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LLAMA3 = r"(?i:'s|'t|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-GPT4O = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lm}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}|\s*[\r\n]+|\s+(?!\S)|\s+"
-DEEPSEEK = (
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-ENDLESS = [r"(a+)+$", r"(a|a?)+$", r"\s+\s+\s+\s+\s+x", r"(a)\1*", r"(", r".+", r"[\s\S]*(?!)", r"[^\p{P}]+x"]
-ENDLESS += [r"(?i:[A-Z ]+x)", r"[^a-z&&[^b]]*x"]
 SPEC = json.loads(ByteTokenizer().build([]).to_json())
-
-PUBLISHED = (GPT2, LLAMA3, GPT4O, DEEPSEEK, r" {2,}", r"[\p{Han}]+|\p{Cyrillic}+", r"\d{1,3}(?=(?:\d{3}){1}\b)")
-
-
-@pytest.mark.parametrize("pattern", [*PUBLISHED, *ENDLESS])
-def test_a_pattern_that_could_match_forever_is_rejected_and_published_ones_are_taken(pattern: str) -> None:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    steps = {"type": "Sequence", "pretokenizers": [split, SPEC["pre_tokenizer"]]}
-    endless = pytest.raises(ArgumentError, match="whose matching could take forever")
-    with endless if pattern in ENDLESS else contextlib.nullcontext():
-        assert tokenizer_from_stranger(json.dumps(SPEC | {"pre_tokenizer": steps})).encode("a") == [97]
+MALFORMED = {
+    "[" * 200_000 + "]" * 200_000: "cannot be read: ",
+    '{"model": ': "cannot be read: ",
+    "[1]": "cannot be read: ",
+    '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}': "cannot be read: ",
+    '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}': "<eos>",
+}
 
 
-MALFORMED = [
-    ("levels deep", "[" * 200_000 + "]" * 200_000),
-    ("is not JSON", '{"model": '),
-    ("is not a tokenizer", "[1]"),
-    ("cannot be read", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}'),
-    (
-        "splits words of more than 1000",
-        '{"model": {"type": "WordPiece", "max_input_chars_per_word": 9999, "vocab": {}}}',
-    ),
-    ("has a token id above", '{"model": {"type": "WordLevel", "vocab": {"a": 4000000000}}}'),
-    ("has a token id above", '{"added_tokens": [{"id": 4000000000, "content": "a"}], "model": {"vocab": {}}}'),
-    ("<eos>", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'),
-]
-
-
-@pytest.mark.parametrize(("said", "contents"), MALFORMED, ids=[said for said, _ in MALFORMED])
-def test_what_is_no_tokenizer_is_reported_in_one_sentence(said: str, contents: str) -> None:
+@pytest.mark.parametrize(("contents", "said"), MALFORMED.items(), ids=range(len(MALFORMED)))
+def test_what_is_no_tokenizer_is_reported_in_one_sentence(contents: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=rf"\A.*{said}.*\Z"):
-        tokenizer_from_stranger(contents)
+        untrusted_tokenizer(contents)
 
 
-def replacements(content: str, pattern: dict[str, str], number: int = 1) -> dict[str, Any]:
-    replacement = {"type": "Replace", "pattern": pattern, "content": content}
-    return {"type": "Sequence", "normalizers": [replacement] * number}
-
-
-def table(trie: bytes, replacement: bytes) -> dict[str, str]:
-    """SentencePiece's table of replacements: the size of a trie, the trie, and texts that end with a zero."""
-    contents = len(trie).to_bytes(4, "little") + trie + replacement + b"\0"
-    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(contents).decode()}
-
-
-ZEROS = bytes(4 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "said"),
-    [
-        (replacements("aa", {"String": "a"}, 40), "times as long"),
-        (replacements("a", {"String": ""}, 40), "times as long"),
-        (replacements("a", {"Regex": "(?=.)"}, 40), "times as long"),
-        ({"type": "Prepend", "prepend": "a" * 2000}, "times as long"),
-        (table(ZEROS, b"a" * 2000), "times as long"),
-        (table(ZEROS[:4], b"abc"), "cannot encode a text: index out of bounds"),
-        (replacements("▁", {"String": "a"}), None),
-        ({"type": "Prepend", "prepend": "▁"}, None),
-        (table(ZEROS, b"abc"), None),
-    ],
-)
-def test_a_normalizer_that_multiplies_texts_or_is_damaged_is_rejected(normalizer: Any, said: str | None) -> None:
-    with pytest.raises(ArgumentError, match=said) if said else contextlib.nullcontext():
-        tokenizer_from_stranger(json.dumps(SPEC | {"normalizer": normalizer}))
+def test_a_damaged_normalizer_is_refused() -> None:
+    charsmap = (4).to_bytes(4, "little") + bytes(4) + b"abc\0"  # the size of a trie, the trie, and the replacements
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+    with pytest.raises(ArgumentError, match="cannot encode a text: index out of bounds"):
+        untrusted_tokenizer(json.dumps(SPEC | {"normalizer": normalizer}))

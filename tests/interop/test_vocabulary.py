@@ -107,7 +107,7 @@ PANICS = json.dumps({"model": PIECES | {"continuing_subword_prefix": "é"}})
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"tokenizer.json": "{"}, "tokenizer.json is not JSON"),
+        ({"tokenizer.json": "{"}, "tokenizer.json cannot be read by the tokenizers library"),
         ({"spiece.model": "x"}, "spiece.model is not supported without a tokenizer.json"),
         ({"tokenizer.json": words().to_str()}, "no token that separates texts; tokenizer_config.json must name one as"),
         ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),

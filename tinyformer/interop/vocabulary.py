@@ -11,7 +11,7 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
 from tinyformer.data.tokenizer.tokenizer import template
-from tinyformer.data.tokenizer.untrusted_tokenizer import is_complaint, require_harmless, require_small_ids
+from tinyformer.data.tokenizer.untrusted_tokenizer import is_complaint
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 
@@ -36,14 +36,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _from_json(folder: Path, settings: Fields) -> Tokenizer:
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    require_harmless(text)
-    return Tokenizer.from_str(text)
+    return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
 
 
 def _from_merges(folder: Path, settings: Fields) -> Tokenizer:
     """A byte-level BPE tokenizer, such as GPT-2's."""
-    require_small_ids(read_json(folder / "vocab.json"))
     tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
     tokenizer.decoder = decoders.ByteLevel()

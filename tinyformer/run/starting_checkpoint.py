@@ -26,7 +26,7 @@ from tinyformer.config.folder import has_checkpoint, is_first_process, require_u
 from tinyformer.config.keys import format_value
 from tinyformer.config.stored import admit_config
 from tinyformer.data import TextTokenizer
-from tinyformer.data.tokenizer.untrusted_tokenizer import tokenizer_from_stranger
+from tinyformer.data.tokenizer.untrusted_tokenizer import untrusted_tokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
 from tinyformer.nn import LearnedPosition, Network, Transformer
@@ -183,6 +183,6 @@ def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:
         reason = "has no tokenizer; add a tokenizer.json to the Hugging Face folder and convert it again"
         raise ArgumentError(key, checkpoint.path, reason)
     try:
-        return tokenizer_from_stranger(checkpoint.tokenizer)
+        return untrusted_tokenizer(checkpoint.tokenizer)
     except ArgumentError as error:
         raise ArgumentError(key, str(checkpoint.path), f"its tokenizer {error.reason}") from error
