@@ -529,8 +529,8 @@ BREAKS = (
     Break(
         "old_overrides_win",
         "config/resume.py",
-        "return [*options, *overrides, *new,",
-        "return [*options, *new, *overrides,",
+        "return [*options, *held, *overrides, *new,",
+        "return [*options, *held, *new, *overrides,",
         ("tests/config/test_command_line.py",),
     ),
     Break(

@@ -1,24 +1,29 @@
 """Values and texts as the user types them, in a shell and for Hydra; `resume=RUN`, which becomes its own words."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.checkpoint.snapshots import at_step
-from tinyformer.config.compose import with_last
+from tinyformer.config.compose import compose_run, with_last
 from tinyformer.config.conf import axes_of, config_dir, default_num_kv_heads, describe_axes
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.keys import format_value, hydra_value, readable, text_of
 from tinyformer.config.resume import expand_resume
 from tinyformer.errors import ArgumentError
+from tinyformer.run.pipeline import keep_overrides
 
 SHOWN = {
     "outputs/2026-01-31/last.ckpt": "outputs/2026-01-31/last.ckpt",
@@ -140,6 +145,101 @@ def test_a_folder_without_a_run_is_refused(here):
         make_run(here / part, parts=[part])
         with pytest.raises(ValueError, match=rf"^resume={part}: .*{message}"):
             expand_resume([f"resume={part}"])
+
+
+def started_run(*words):
+    """The folder of a run with these overrides, as it is once it has saved its first checkpoint."""
+    config, invocation = compose_run("train", words)
+    keep_overrides(config, config, make_run(Path("run"), parts=["checkpoint"]), invocation)
+
+
+CHANGED = {
+    "train.yaml": "position: rotary->position: none|optimizer: muon->optimizer: adamw|seed: 0->seed: 7",
+    "norm/layer_norm.yaml": "eps: 1.0e-5->eps: 1.0e-3",
+    "model/_shared.yaml": "embedding_dropout: ${model.dropout}->embedding_dropout: 0.1",
+    "attention/_shared.yaml": "dropout: 0.0->dropout: ${model.dropout}",
+    "optimizer/muon.yaml": "momentum: 0.95->other: 1",
+}
+"""Defaults of a newer version, by file: choices, values, one that was computed, one that now is, and a key less."""
+
+EXPANDED = """
+import json, sys
+from omegaconf import OmegaConf
+from tinyformer.config.compose import compose_run
+from tinyformer.config.resume import expand_resume
+config, _ = compose_run("train", [word for word in expand_resume(sys.argv[1:]) if not word.startswith("hydra")])
+print(json.dumps(OmegaConf.to_container(config)))
+"""
+KEPT = "position=rotary optimizer=muon model.embedding_dropout=0.0 attention.dropout=0.0 norm.eps=1e-05 seed=0"
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "kept"),
+    [
+        ("resume=run", {}, KEPT),
+        ("resume=auto hydra.run.dir=run attention=gqa", {}, KEPT),
+        ("resume=run trainer=cpu", {"trainer": {"strategy": "auto", "devices": 1, "accelerator": "cpu"}}, KEPT),
+        (
+            "resume=run seed=3 norm.eps=0.5",
+            {"seed": 3, "norm": {"eps": 0.5}},
+            KEPT.replace(" norm.eps=1e-05 seed=0", ""),
+        ),
+    ],
+)
+def test_a_run_keeps_its_values_when_defaults_change(here, command, given, kept):
+    started_run("attention=gqa", "data.batch_size=5", "trainer=cpu", "trainer=ddp")
+    was = OmegaConf.load("run/.hydra/config.yaml")
+    shutil.copytree(config_dir(), "newer/conf")
+    Path("newer/tinyformer").symlink_to(ROOT / "tinyformer")
+    for name, changes in CHANGED.items():
+        file = Path("newer/conf", name)
+        for before, after in (change.split("->") for change in changes.split("|")):
+            text = file.read_text()
+            assert text.count(before) == 1, (name, before)
+            file.write_text(text.replace(before, after))
+    process = [sys.executable, "-c", EXPANDED, *command.split()]
+    ended = subprocess.run(
+        process, env=os.environ | {"PYTHONPATH": "newer"}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    *told, config = ended.stdout.splitlines()
+    assert told[-2:] == [
+        "run had values that this version has no keys for: optimizer.momentum=0.95",
+        f"run keeps values that are no longer the defaults: {kept}",
+    ]
+    del was.optimizer.momentum
+    of_command = {"resume": command.split()[0].removeprefix("resume="), "optimizer": {"other": 1}}
+    was = OmegaConf.merge(was, {"model": {"embedding_dropout": 0.0}}, of_command, given)
+    assert json.loads(config) == OmegaConf.to_container(was)
+
+
+def test_auto_tells_how_its_settings_differ_from_those_of_the_run(here, capsys):
+    command = ["resume=auto", "hydra.run.dir='${data.seq_len}'", "seed=1", "data=induction", "data.seq_len=16"]
+    assert expand_resume(command) == command
+    started_run(*command[2:], "optimizer.lr=0.5", "resume=auto")
+    Path("run").rename("16")
+    assert capsys.readouterr().out == ""
+    words = expand_resume([*command, "optimizer.lr=0.5"])
+    assert (words[-3:], capsys.readouterr().out) == (["resume=auto", "hydra.run.dir='16'", words[-1]], "")
+    assert "optimizer.lr=0.5" in expand_resume([command[0], command[1], "seed=2", *command[3:]])
+    assert capsys.readouterr().out.splitlines() == [
+        "16, with other settings: seed=2",
+        "16 was started with settings that hold unless they are given again: seed=1 optimizer.lr=0.5",
+    ]
+
+
+REFUSED = {"seed=${oc.env:HOME}": "give seed= again", "data.cache_dir=x": "add it to the command"}
+
+
+@pytest.mark.parametrize(("stored", "cure"), REFUSED.items())
+def test_what_is_not_read_from_a_run_is_typed_again(here, stored, cure):
+    make_run(here / "run", [stored])
+    with pytest.raises(
+        ValueError, match=rf"^resume=run: run/\.hydra/overrides\.yaml says {re.escape(stored)}, .*{cure}\.$"
+    ):
+        expand_resume(["resume=run"])
+    for typed in (stored, f"{stored.partition('=')[0]}=2"):
+        assert expand_resume(["resume=run", typed])[0] == typed
 
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")

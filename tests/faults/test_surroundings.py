@@ -2,6 +2,7 @@
 
 import random
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ROOT, SMALL, TEXT, Program, results_of
+from commands import ROOT, SMALL, TEXT, Program, ran, results_of
+from omegaconf import OmegaConf
 from wandb_file import read_config_and_summary
 
 from tinyformer.config.conf import config_dir, register_resolvers, values_of_keys
+from tinyformer.run.loggers import make_loggers
 from tinyformer.training import loggers
 
 TRAIN = [str(ROOT / "train.py"), *f"{SMALL} {TEXT} hydra.run.dir=run trainer.max_steps=30".split()]
@@ -145,6 +148,49 @@ def test_a_sweep_and_a_resumed_run_log_theirs_without_paths_and_secrets(
     assert (config["trainer"]["max_steps"], config["optimizer"]["lr"], summary["steps"]) == (6, 0.5, 6)
     assert (config["resume"], config["seed"]) == ("0", 3)
     assert results_of("sweep/0").items() <= summary.items()
+
+
+def test_a_value_of_a_variable_is_neither_stored_nor_sent(
+    program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is called, and also where another key takes it; typed by the shell, or within another text."""
+    monkeypatch.setenv("SIZE", "16")
+    monkeypatch.setenv("MINE", "the cat sees me")
+    own = [
+        "model.d_model=${oc.decode:${oc.env:SIZE}}",
+        "generate.prompt=${oc.env:MINE}",
+        "logger.tags=[the cat sees me]",
+    ]
+    words = [*SMALL.split(), *TEXT.split(), "callbacks.attention=null", "logger=wandb", "hydra.run.dir=run", *own]
+    ran(program, "train.py", *words, split=False)
+    typed = Path("run/.hydra/overrides.yaml").read_text()
+    assert "the cat" not in typed.replace(own[2], "")
+    assert all(f"${{oc.env:{name}}}" in typed for name in ("SIZE", "MINE"))
+    config, summary, _ = logged(Path("run"))
+    size = "${oc.decode:${oc.env:SIZE}}"
+    assert (config["model"]["d_model"], config["attention"]["d_model"], config["model"]["num_heads"]) == (size, size, 2)
+    assert (config["generate"]["prompt"], config["logger"]["tags"]) == ("${oc.env:MINE}", ["…"])
+    assert (summary["sample"], config["norm"]["_target_"]) == ("…", "tinyformer.nn.LayerNorm")
+
+
+def test_a_copy_of_a_run_is_another_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    node = OmegaConf.create({"_target_": "tinyformer.training.RunWandbLogger"})
+
+    def id_of(name: str) -> str | int | None:
+        return make_loggers(node, tmp_path / name)[1].version
+
+    run = id_of("run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    assert (id_of("run"), id_of("link")) == (run, run)
+    assert run != (copy := id_of("copy")) == id_of("copy")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert id_of("run") not in (run, copy)  # a new run, in the place of the one that was moved
+    assert (id_of("moved"), id_of("moved")) == (run, run)
+    (tmp_path / "old/wandb").mkdir(parents=True)
+    (tmp_path / "old/wandb/run_id").write_text("0123abcd")  # without a path, as earlier versions write it
+    assert (id_of("old"), id_of("old")) == ("0123abcd", "0123abcd")
 
 
 # Overrides drawn at random: a run, or one sentence, within a minute.

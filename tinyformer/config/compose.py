@@ -12,13 +12,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, open_dict
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.admission import alternatives, is_swept, leaves
 from tinyformer.config.conf import AXES, config_dir, register_resolvers
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, hydra_value, parsed, readable, shell_word, text_of
+from tinyformer.config.process import keep_hydra
 from tinyformer.config.stored import admit_config, composed, recorded_sources
 from tinyformer.errors import ArgumentError, argument_path
 
@@ -45,6 +47,12 @@ class Invocation:
     command: str = "tinyformer train"  # the program as the user called it, for hints
     in_python: bool = False  # whether `command` is a function that was called in Python
 
+    @classmethod
+    def of_job(cls, node: Any, command: str, in_python: bool = False) -> "Invocation":
+        """That of a job, from its `hydra` node; an override such as `seed=${oc.env:SEED}` stays as it was typed."""
+        typed: Any = OmegaConf.to_container(node.overrides.task, resolve=False)
+        return cls(typed, node.runtime.choices, node.mode == RunMode.MULTIRUN, command, in_python)
+
     def call(self, *words: str) -> str:
         """The command with some words, as in `tinyformer train resume=outputs/run`."""
         if self.in_python:
@@ -57,16 +65,21 @@ class Invocation:
 
 def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
     """The config of one run of a program, and its invocation: arguments of `train`."""
-    register_resolvers()
     overrides = readable(overrides)
     if program == "train":
         overrides = inherit_architecture(overrides)
-    with hydra_parser():
-        config = compose(program, list(overrides), return_hydra_config=True)
+    config = compose_whole(program, overrides)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
     return config, Invocation(list(overrides), choices)
+
+
+def compose_whole(program: str, overrides: Sequence[str]) -> DictConfig:
+    """The config that overrides in Hydra's grammar give one run of a program, with its `hydra` node."""
+    register_resolvers()
+    with keep_hydra(), hydra_parser():
+        return compose(program, list(overrides), return_hydra_config=True)
 
 
 def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[str, ...], DictConfig]]:

@@ -85,6 +85,11 @@ def text_of(word: str) -> str:
     return word.partition("=")[2]
 
 
+def key_of_word(word: str) -> str:
+    """The key that an override sets, adds or deletes."""
+    return word.lstrip("+~").partition("=")[0]
+
+
 def parsed(word: str) -> Override:
     """An override; a ValueError says that Hydra's grammar has no words for it."""
     try:

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.paths import newest_checkpoint
-from tinyformer.config.admission import MAX_JOBS, NotAdmittedError, admit_override, alternatives, is_swept
-from tinyformer.config.conf import values_of_keys
-from tinyformer.config.errors import ConfigError
-from tinyformer.config.folder import has_checkpoint, refuse_foreign_files
-from tinyformer.config.keys import format_value, quoted, text_of
+from tinyformer.config.admission import MAX_JOBS, NotAdmittedError, admit_override, alternatives, is_swept, leaves
+from tinyformer.config.compose import compose_whole
+from tinyformer.config.conf import NEVER_SET, choices_of, files, values_of_keys
+from tinyformer.config.errors import ConfigError, printable
+from tinyformer.config.folder import has_checkpoint, is_first_process, refuse_foreign_files
+from tinyformer.config.keys import format_value, hydra_value, key_of_word, quoted, text_of
 from tinyformer.config.run_name import is_in_slurm, is_in_torchrun
+from tinyformer.files import load_plain_yaml
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
@@ -22,8 +25,8 @@ OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output
 def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
 
-    With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. This happens before
-    Hydra starts: a resolver would only be called once the config is composed.
+    With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. `resume=auto` does it
+    where a run has a checkpoint. It happens before Hydra starts: a resolver is only called once the config is composed.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
@@ -34,31 +37,79 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(
             f"resume=auto: needs a folder, in which it starts a run or continues it; {key}=outputs/run works."
         )
+    # argparse takes the overrides as one block, so options (`--cfg job`) come first, with their values.
+    options = [argument for argument in arguments if argument.startswith("-") or not re.search(r"=|^~", argument)]
+    words = [argument for argument in arguments if argument not in options]
+    if folder == "auto" and not is_sweep and has_checkpoint(Path(run := compose_whole("train", words).hydra.run.dir)):
+        folder = run
     if folder in ("", "null", "auto"):
         return list(arguments)
-    new = [argument for argument in arguments if argument not in given]
+    new = [word for word in words if not word.startswith(("resume=", f"{key}="))]
     saved = Path(folder) / ("multirun.yaml" if is_sweep else ".hydra/overrides.yaml")
     stored = _overrides_of_sweep(saved, new) if is_sweep else _overrides_of_run(saved)
-    stored, new = _without_deleted(stored, new)
+    last = {key_of_word(entry): entry for entry in stored}
+    typed = [key_of_word(word) for word in new if last.get(key_of_word(word)) != word]
+    stored, new = _without_deleted([entry for entry in stored if not entry.startswith("resume=")], new)
+    had = [entry for entry in stored if entry not in new]
+    if text_of(given[-1]) == "auto":
+        _tell(f"{folder}, with other settings:", [word for word in new if key_of_word(word) in typed])
+        _tell(f"{folder} was started with settings that hold unless they are given again:", had)
+    overrides = _admitted(had, saved, folder, new, is_sweep)
+    started = [*overrides, *(entry for entry in stored if entry in new)]
+    held = _admitted(_held(Path(folder), started, typed), saved.parent, folder, new, is_sweep)
+    _tell(f"{folder} keeps values that are no longer the defaults:", held)
+    # Hydra would replace the stored overrides before the new ones are accepted; see `pipeline.keep_overrides`.
+    own = [given[-1], f"{key}={quoted(str(Path(folder)))}", "hydra.output_subdir=null"]
+    return [*options, *held, *overrides, *new, *own]
+
+
+def _tell(what: str, words: Sequence[str]) -> None:
+    if words and is_first_process():
+        print(what, printable(" ".join(word.removeprefix("++") for word in words)[:2000]))
+
+
+def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[str], in_sweep: bool) -> list[str]:
+    """The overrides in a file, admitted: one that is not is left out if its key is typed again, or else refused."""
     overrides, num_jobs = [], 1
-    for entry in stored:
-        if entry.startswith("resume=") or entry in new:
-            continue
+    for entry in entries:
         try:
-            overrides.append(admit_override(entry, in_sweep=is_sweep))
+            overrides.append(admit_override(entry, in_sweep))
         except NotAdmittedError as error:
-            raise ConfigError(
-                f"resume={folder}: {saved} says {entry[:200]}, which {error}; if you trust it, add it to the command."
-            ) from error
+            if (key := key_of_word(entry)) in map(key_of_word, new):
+                continue
+            cure = f"give {key}= again" if "${" in entry else "if you trust it, add it to the command"
+            raise ConfigError(f"resume={folder}: {saved} says {entry[:200]}, which {error}; {cure}.") from error
         num_jobs *= len(alternatives(overrides[-1]))
         if num_jobs > MAX_JOBS:
             raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
-    # argparse takes the overrides as one block, so options (`--cfg job`) come first, with their values.
-    options = [argument for argument in new if argument.startswith("-") or not re.search(r"=|^~", argument)]
-    new = [argument for argument in new if argument not in options]
-    own = [f"resume={given[-1].partition('=')[2]}", f"{key}={quoted(str(Path(folder)))}"]
-    # Hydra would replace the stored overrides before the new ones are accepted; see `pipeline.keep_overrides`.
-    return [*options, *overrides, *new, *own, "hydra.output_subdir=null"]
+    return overrides
+
+
+def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """The choices and values of a run that the overrides it was `started` with do not give it, unless typed again."""
+
+    def read(*names: str) -> dict[str, Any]:
+        paths = (folder / name for name in names)
+        return dict(leaf for path in paths if path.is_file() for leaf in leaves(_read(folder, path)))
+
+    def composed(overrides: list[str]) -> dict[str, Any]:
+        return dict(leaves(OmegaConf.to_container(compose_whole("train", overrides), resolve=False)))
+
+    was, computed = read("multirun.yaml", ".hydra/config.yaml", ".hydra/hydra.yaml"), read("config.yaml")
+    free = (*NEVER_SET, *typed, *(key_of_word(word) for word in started if is_swept(word)))
+    fixed = [word for word in started if not is_swept(word)]
+    now, held, lost = composed(fixed), list[str](), list[str]()
+    for axis in (axis for axis in files() if axis not in (*free, *map(key_of_word, fixed))):
+        default = now.get(key := f"hydra.runtime.choices.{axis}")
+        if (choice := was.get(key, default)) != default and choice in (None, *choices_of(axis)):
+            held.append(f"{axis}={hydra_value(choice)}")
+    now = composed([*held, *fixed]) if held else now
+    for key, value in was.items():
+        if now.get(key, ...) != value and not any(f"{key}.".startswith(f"{name}.") for name in free):
+            used = computed.get(key, value) if "${" in str(value) else value
+            (held if key in values_of_keys() else lost).append(f"++{key}={hydra_value(used)}")
+    _tell(f"{folder} had values that this version has no keys for:", lost)
+    return held
 
 
 def _without_deleted(stored: list[str], new: list[str]) -> tuple[list[str], list[str]]:
@@ -79,7 +130,7 @@ def _overrides_of_run(saved: Path) -> list[str]:
     if not saved.is_file() or not has_checkpoint(run):
         raise ConfigError(f"resume={run}: {_what_is_missing(run, saved)}")
     refuse_foreign_files(run)
-    return _texts(run, saved, _read(run, saved))
+    return _texts(run, saved)
 
 
 def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
@@ -90,12 +141,7 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
         example = "multirun/2026-01-31/12-00-00"
         raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
     refuse_foreign_files(sweep)
-    contents = _read(sweep, saved)
-    try:
-        stored = contents["hydra"]["overrides"]
-        entries, of_hydra = _texts(sweep, saved, stored["task"]), _texts(sweep, saved, stored["hydra"])
-    except (KeyError, TypeError):
-        return _texts(sweep, saved, None)
+    entries, of_hydra = (_texts(sweep, saved, f"hydra.overrides.{kind}") for kind in ("task", "hydra"))
     for entry in of_hydra:
         if not entry.startswith(OF_SWEEPS) and entry not in new:
             raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
@@ -105,7 +151,7 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
         key = argument.partition("=")[0]
         if key in swept or is_swept(argument):
             raise ConfigError(f"{argument}: the sweep has values of its own; its jobs are resumed with these.")
-        if has_ended and "=" in argument and not key.startswith(("trainer.max_", "hydra")):
+        if has_ended and "=" in argument and not (argument in entries or key.startswith(("trainer.max_", "hydra"))):
             one = format_value(f"{sweep}/N")
             raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={one} resumes one job.")
     return entries
@@ -113,13 +159,13 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
 
 def _read(folder: Path, saved: Path) -> Any:
     try:
-        # The base loader makes only texts, lists and mappings: no numbers, dates or merged mappings.
-        return yaml.load(saved.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        return load_plain_yaml(saved.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it as a list of texts.") from error
+        raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it, and YAML alone.") from error
 
 
-def _texts(folder: Path, saved: Path, entries: Any) -> list[str]:
+def _texts(folder: Path, saved: Path, key: str = "") -> list[str]:
+    entries = dict(leaves(_read(folder, saved))).get(key)
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigError(f"resume={folder}: {saved} contains no list of overrides; a run writes one.")
     return entries

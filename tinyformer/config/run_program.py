@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from tinyformer.config.compose import Invocation
@@ -58,9 +57,7 @@ def run_program(
 
     def run_job(config: DictConfig) -> None:
         context = HydraConfig.get()
-        invocation = Invocation(
-            context.overrides.task, context.runtime.choices, context.mode == RunMode.MULTIRUN, command
-        )
+        invocation = Invocation.of_job(context, command)
         folder = Path(context.runtime.output_dir)
         is_side_by_side = os.getpid() != process
         own_folder = locked(folder) if invocation.is_sweep else contextlib.nullcontext()  # that of a run is claimed

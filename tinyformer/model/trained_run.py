@@ -159,7 +159,7 @@ def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
     def job(own: DictConfig) -> TrainedRun | None:
         node = HydraConfig.get()
         folder = Path(node.runtime.output_dir)
-        invocation = Invocation(node.overrides.task, node.runtime.choices, command=PROGRAM, in_python=True)
+        invocation = Invocation.of_job(node, PROGRAM, in_python=True)
         try:
             with config_keys(own), warnings.catch_warnings():
                 importlib.invalidate_caches()  # a cell may just have written the file of a class

@@ -14,13 +14,14 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis.costs import count_costs
+from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import is_first_process
 from tinyformer.errors import ArgumentError
 from tinyformer.files import relative_path
 from tinyformer.nn import Network
 from tinyformer.training import RunCSVLogger, RunWandbLogger
-
-MIN_SECRET = 8  # characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged
+from tinyformer.training.loggers import map_texts, public
 
 
 def make_loggers(logger: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
@@ -37,8 +38,8 @@ def make_loggers(logger: DictConfig, folder: Path, is_sweep: bool = False, first
     return loggers
 
 
-def log_hyperparameters(loggers: list[Logger], config: DictConfig, network: Network) -> None:
-    """Log the config of a run and the costs of its network, except into `metrics.csv`."""
+def log_hyperparameters(loggers: list[Logger], config: dict[str, Any], network: Network) -> None:
+    """Log the unresolved config of a run and the costs of its network, except into `metrics.csv`."""
     for logger in loggers[1:]:
         logger.log_hyperparams(_hyperparameters(config, network))
 
@@ -62,34 +63,33 @@ def wandb_location(loggers: list[Logger]) -> str | None:
     return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
 
 
-def _hyperparameters(config: DictConfig, network: Network) -> dict[str, Any]:
-    """The config as nested plain values, without the folders of paths and without secrets; `costs` of the network."""
-    named = (value for name, value in os.environ.items() if re.search("KEY|TOKEN|SECRET|PASSWORD", name))
-    secrets = [value for value in named if len(value) >= MIN_SECRET]
+def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]:
+    """The config as nested plain values, with `${oc.env:NAME}` as it is, without folders of paths; `costs` as well."""
+    ours = {value for values in values_of_keys().values() for value in values if isinstance(value, str)}
 
-    def public(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: public(entry) for key, entry in value.items()}
-        if isinstance(value, list):
-            return [public(entry) for entry in value]
-        if not isinstance(value, str):
-            return value
-        is_path = value.startswith(("/", "~", "..")) or os.path.exists(value)
-        return "…" if any(secret in value for secret in secrets) else PurePath(value).name if is_path else value
+    def shortened(text: str) -> str:
+        is_path = text.startswith(("/", "~", "..")) or os.path.exists(text)
+        return text if text in ours else public(PurePath(text).name if is_path else text)
 
     costs = {}
     with contextlib.suppress(ArgumentError):  # of layers that cannot be counted
         costs = asdict(count_costs(network))
-    return public(OmegaConf.to_container(config, resolve=True)) | {"costs": costs}
+    config = map_texts(lambda text: text.replace("${", "\\${") if "oc.env" in text else text, config)
+    return map_texts(shortened, OmegaConf.to_container(OmegaConf.create(config), resolve=True)) | {"costs": costs}
 
 
 def _wandb_id(folder: Path) -> str:
-    """An id that a run and its resumption share, so that they are one run in the browser."""
-    path = folder / "wandb" / "run_id"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(token_hex(4))
-    run_id = path.read_text(errors="replace").strip()
+    """An id that a run and its resumption share, so that they are one run in the browser; a copy of it has its own."""
+
+    def stored(path: Path) -> list[str]:
+        return os.fsdecode(path.read_bytes()).split("\n", 1) if path.is_file() else []
+
+    path, here = folder / "wandb" / "run_id", str(folder.resolve())
+    run_id, *home = stored(path) or [token_hex(4)]
     if not re.fullmatch(r"[0-9a-f]{8}", run_id):
         raise ConfigError(f"{relative_path(path)} contains no id of a run of wandb; remove it for a new one.")
+    if home != [here] and is_first_process():  # the folder is new, or was moved or copied
+        run_id = token_hex(4) if home and stored(Path(*home, "wandb", "run_id"))[:1] == [run_id] else run_id
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.fsencode(f"{run_id}\n{here}"))
     return run_id

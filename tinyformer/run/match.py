@@ -17,7 +17,6 @@ from tinyformer.analysis.costs import count_costs
 from tinyformer.config.compose import Invocation, compose_run
 from tinyformer.config.errors import ConfigError, cause_of
 from tinyformer.config.keys import format_value
-from tinyformer.config.process import keep_hydra
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
@@ -144,7 +143,6 @@ def _reference(config: DictConfig, invocation: Invocation, by: str, program: str
     """The config of a run without its overrides of `AXES` and of the size."""
     keys = ((word, word.lstrip("+~").partition("=")[0]) for word in invocation.overrides)
     kept = [word for word, key in keys if key != by and re.split(r"[./@]", key)[0] not in (*AXES, "match", "resume")]
-    with keep_hydra():
-        reference, _ = compose_run(program, kept)
+    reference, _ = compose_run(program, kept)
     reference.task.labels = config.task.labels
     return reference

@@ -68,7 +68,7 @@ def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokeniz
     if node is None:
         lacks = LACKS.get(choices.get("task", ""), LACKS["classification"])
         raise ConfigError(f"data={choices.get('data', 'null')}: has {lacks}.")
-    if chosen and "tokenizer" not in node:
+    if chosen and "tokenizer" not in node and not config.get("resume"):  # which holds the default of that time
         raise ConfigError(f"{chosen[0]}: data={choices.get('data')} has a tokenizer of its own; leave tokenizer= out.")
     return instantiate(node, _convert_="all", **({} if tokenizer is None else {"tokenizer": tokenizer}))
 

@@ -169,7 +169,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
         "is_compiled": bool(settings.compile_mode),
     }
     run = Run(config, folder, invocation, start, stored, *parts, **found)
-    log_hyperparameters(run.loggers, run.config, run.network)
+    log_hyperparameters(run.loggers, stored, run.network)
     return run
 
 
@@ -209,7 +209,7 @@ def set_up_evaluation(
     )
     parts = (settings, data, split, task, generation, network, kernels, module, loggers, trainer)
     run = Run(config, folder, invocation, start, stored, *parts, analysis=analysis, is_scored=is_scored)
-    log_hyperparameters(run.loggers, run.config, run.network)
+    log_hyperparameters(run.loggers, own, run.network)
     return run
 
 
@@ -260,7 +260,7 @@ def checkpoint_contents(
 
 
 def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
-    """Save what `resume` needs: the config of the run, the one that Hydra has `written`, and the overrides as typed.
+    """Save what `resume` needs: the config of the run, as Hydra has `written` it, its choices and typed overrides.
 
     Results of an earlier part of the run, which had another number of steps or other settings, are removed.
     """
@@ -270,6 +270,7 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
     texts = {"config.yaml": OmegaConf.to_yaml(config, resolve=True)}
     if invocation.overrides:
         (folder / ".hydra").mkdir(exist_ok=True)
+        texts[".hydra/hydra.yaml"] = OmegaConf.to_yaml({"hydra": {"runtime": {"choices": dict(invocation.choices)}}})
         texts[".hydra/config.yaml"] = OmegaConf.to_yaml(written)
         texts[".hydra/overrides.yaml"] = OmegaConf.to_yaml(list(invocation.overrides))
     for name, text in texts.items():

@@ -8,6 +8,7 @@ import netrc
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -23,6 +24,7 @@ WAIT_SECONDS = 10
 """Seconds to wait for Weights & Biases before a run is logged offline: for a connection, then for an answer."""
 
 _MAX_TAG = 64  # characters, wandb's limit
+MIN_SECRET = 8  # characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged
 
 
 def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
@@ -106,6 +108,20 @@ class RunCSVLogger(Logger):
     def finalize(self, status: str) -> None:
         if status == "success" or max(self.rows, default=0):  # a run that is refused before its first step has none
             self.save()
+
+
+def map_texts(function: Callable[[str], str], value: Any) -> Any:
+    """A nested plain value with a function of each of its texts."""
+    if isinstance(value, dict):
+        return {key: map_texts(function, entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [map_texts(function, entry) for entry in value]
+    return function(value) if isinstance(value, str) else value
+
+
+def public(text: str) -> str:
+    """A text for Weights & Biases: "…" if it contains the value of an environment variable, however that is called."""
+    return "…" if any(len(value) >= MIN_SECRET and value in text for value in os.environ.values()) else text
 
 
 def has_wandb_key() -> bool:
@@ -252,5 +268,5 @@ class RunWandbLogger(WandbLogger):
         results = Path(str(self.save_dir), "results.json")
         if self._experiment is not None:  # None if wandb could not start the run
             if not failed and results.exists():
-                self.experiment.summary.update(json.loads(results.read_text(encoding="utf-8")))
+                self.experiment.summary.update(map_texts(public, json.loads(results.read_text(encoding="utf-8"))))
             self.experiment.finish(exit_code=1 if failed else 0)

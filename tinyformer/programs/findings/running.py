@@ -41,8 +41,7 @@ def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
     for name in finding.runs:
         descriptions[name] = words = finding.words(name)
         if config_name:  # the others take plain arguments
-            with keep_hydra():
-                config, _ = compose_run(config_name, [*words, *quiet])
+            config, _ = compose_run(config_name, [*words, *quiet])
             descriptions[name] = OmegaConf.to_container(config, resolve=False)
     planned = []
     for seed in finding.seeds:
