@@ -44,8 +44,9 @@ def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> Non
     results = evaluate(program, trained.last)
     for key in ("val/loss", "val/bits_per_byte", "val/accuracy"):
         assert results[key] == pytest.approx(trained.results[key], abs=1e-5)
-    for key in ("val/num_tokens", "val/num_bytes", "train/num_tokens", "num_parameters", "steps", "device"):
+    for key in ("val/num_tokens", "val/num_bytes", "num_parameters", "steps", "device"):
         assert results[key] == trained.results[key]
+    assert results["checkpoint/train/num_tokens"] == trained.results["train/num_tokens"]
     assert results["attention_kernel"] == "flash"
     for picture in ("step", "measures"):
         assert Path(f"evaluated/attention/{picture}_000030.png").exists()
@@ -70,12 +71,23 @@ def test_weights_and_backend_are_those_that_are_asked_for(program: Program, trai
 def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     Path("other.txt").write_text("The cat sees 3 birds.\n" * 5)
     results = evaluate(program, trained.last, "data=text data.files=other.txt")
-    assert results["val/num_bytes"] == 22 * 5
-    assert results["val/num_unknown"] == 5  # the T of The
+    assert results["all/num_bytes"] == 22 * 5
+    assert results["all/num_unknown"] == 5  # the T of The
     Path("folder").mkdir()
     Path("folder/train.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
     Path("folder/valid.txt").write_text("In line 2 the cat sees 4 birds.\n")
     assert evaluate(program, trained.last, "data.files=folder")["val/num_bytes"] == 32
+
+
+def test_a_key_names_the_split_that_it_is_of(program: Program, trained: Trained) -> None:
+    Path("other").mkdir()
+    for name in ("train", "valid", "test"):
+        Path(f"other/{name}.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
+    for split, prefix in {"train": "train", "test": "test", "all": "all"}.items():
+        results = evaluate(program, trained.last, QUICK, f"data.files=other split={split}")
+        assert results[f"{prefix}/num_bytes"] == 640 * (3 if split == "all" else 1)
+        assert {key.partition("/")[0] for key in results if "/" in key} == {prefix, "checkpoint", "throughput"}
+        assert results[f"{prefix}/loss"] == pytest.approx(float(table("evaluated/metrics.csv")[-1][f"{prefix}/loss"]))
 
 
 def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program, trained: Trained) -> None:

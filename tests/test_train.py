@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,11 @@ def test_offline_wandb_holds_every_head_the_figures_and_the_events(program: Prog
 
 TRANSLATES = "task=seq2seq data.files=pairs.tsv"
 REFUSED = {
+    "data.source.separator=x": "data.source.separator: follows from data.separator, and cannot be ",
+    "position.relative.base=1e30": "position.relative.base: must be a finite number below 2**63",
+    "generate.prompt=a\udcff": r"generate.prompt='a\udcff': holds half of a surrogate pair",
+    "+logger.project=a": "logger.project=a: must have the _target_ of a logger of Lightning.",
+    "+logger.mine._target_=lightning.pytorch.loggers.CometLogger": "logger.mine: needs comet-ml, which is not",
     "data.files=short.txt": "model.max_seq_len=16: ",
     "model.vocab_size=3": "model.vocab_size=3: must be at least ",
     "feed_forward.d_ff=100000000000": "model: its matrices take ",
@@ -239,6 +245,25 @@ def test_a_bug_of_a_users_class_keeps_its_traceback(
     assert ended.code == 1
     assert "Traceback" in ended.err
     assert "('a bug of theirs', '0')" in ended.err  # so that mistakes have none in processes that a run starts
+
+
+def test_loggers_of_lightning_get_scalars_and_figures(program: Program, book: Path) -> None:
+    """Those whose package is missing are refused in a sentence that names it."""
+    for logger, file in {
+        "tensorboard": "run-tensorboard/tensorboard/events.*",
+        "mlflow": "mlruns/*/*/artifacts",
+    }.items():
+        ended = program("train.py", SMALL, TEXT, f"logger={logger} hydra.run.dir=run-{logger}")
+        if find_spec(logger):
+            assert (ended.code, len([*Path().glob(file)])) == (0, 1), ended.err
+        else:
+            sentence = f"logger: needs {logger}, which is not installed; `pip install {logger}` installs it."
+            assert (ended.code, ended.err, Path(f"run-{logger}").exists()) == (2, f"Error: {sentence}\n", False)
+    csv = "{_target_: lightning.pytorch.loggers.CSVLogger, name: own, version: v"
+    words = [f"+logger.{name}={csv}, save_dir: {name}}}" for name in ("a", "b")]
+    ran(program, "train.py", *f"{SMALL} {TEXT} hydra.run.dir=run".split(), *words, f"+logger.c={csv}}}", split=False)
+    losses = {float(column(folder, "val/loss")[4]) for folder in ("run", "a/own/v", "b/own/v", "run/own/v")}
+    assert losses == {results_of("run")["val/loss"]}
 
 
 def run_as_process(arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
+from unicodedata import category
+
+MAX_SEED = 2**32 - 1  # the largest that `numpy.random.seed` takes, which Lightning calls
 
 
 class ArgumentError(ValueError):
@@ -49,6 +52,12 @@ class ArgumentError(ValueError):
         return self.describe()
 
 
+def printable(line: str) -> str:
+    """A line with the control characters of an untrusted file, which a terminal would obey, as escapes."""
+    # "Zs" are spaces.
+    return "".join(c if c.isprintable() or c == "\t" or category(c) == "Zs" else repr(c)[1:-1] for c in line)
+
+
 @contextlib.contextmanager
 def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Iterator[None]:
     """Prefix the path of an `ArgumentError` that the `with` statement's body raises with the arguments that lead there.
@@ -78,18 +87,18 @@ def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **a
     An example in `works`, or else the minimum itself, is told.
     """
     for argument, value in arguments.items():
-        if value is not None and value < minimum:
+        if value is not None and not value >= minimum:  # nan is neither above nor below
             example = (works or {}).get(argument, minimum)
             raise ArgumentError(argument, value, f"must be at least {minimum:g}", {argument: example})
 
 
-def require_at_most(maximum: int, works: Mapping[str, Any], **arguments: int | None) -> None:
+def require_at_most(maximum: float, works: Mapping[str, Any], **arguments: float | None) -> None:
     """Refuse the first of some arguments, given by name, that is above a maximum; None is accepted.
 
     What would take minutes or all memory is so refused before; the example in `works` is told.
     """
     for argument, value in arguments.items():
-        if value is not None and value > maximum:
+        if value is not None and not value <= maximum:
             raise ArgumentError(argument, value, f"must be at most {maximum}", {argument: works[argument]})
 
 

@@ -57,7 +57,9 @@ def drawn_seeds(figure):
 
 
 def test_seeds_mean_and_standard_deviation_are_drawn():
-    figure = seeds_by_number([1, 2, 4], [[1.0, 2.0, 6.0], [5.0], []], "model.num_heads", "val/loss")
+    figure = seeds_by_number(
+        [1, 2, 4], [[1.0, 2.0, 6.0], [5.0], []], [7**0.5, None, None], "model.num_heads", "val/loss"
+    )
     seeds, means, bars = drawn_seeds(figure)
     assert seeds == [(1, 1.0), (1, 2.0), (1, 6.0), (2, 5.0)]
     assert means == [(1, 3.0), (2, 5.0)]

@@ -89,7 +89,16 @@ def mistake_in(*overrides: str) -> str:
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
-        ("generate.temperature=-1", "generate.temperature=-1: must be at least 0; generate.temperature=0 works."),
+        ("generate.temperature=-1", "generate.temperature=-1: must be 0, or 1e-6 to 1e6; *=0.8 works."),
+        (
+            "generate.temperature=1e-40",
+            "generate.temperature=1e-40: must be 0, or 1e-6 to 1e6; *=0.8 works.",
+        ),
+        ("generate.num_tokens=10000000000", "generate.num_tokens=10000000000: must be at most *; *=200 works."),
+        ("generate.seed=12345678901234567890", "generate.seed=*: must be at most 4294967295; generate.seed=0 works."),
+        ("seed=12345678901234567890", "seed=12345678901234567890: must be at most 4294967295; seed=0 works."),
+        ("data.split_seed=12345678901234567890", "data.split_seed=*: must be at most *; data.split_seed=0 works."),
+        ("attention=lstm model.pruned_heads=[[0,1]]", "model.pruned_heads=[[0,1]]: *LSTM has none; *=[] works."),
         ("generate.top_k=0", "generate.top_k=0: must be *; generate.top_k=* works."),
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),
         # What Lightning, torch or Hydra would refuse later, in words of their own.

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from analysis.subjects import loud_transformer
@@ -18,7 +19,7 @@ from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling
 from tinyformer.model.model import Model
-from tinyformer.nn import AttentionMask
+from tinyformer.nn import Attention, AttentionMask
 from tinyformer.tasks import CausalLM
 
 
@@ -50,6 +51,18 @@ def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs():
         with pytest.raises(ArgumentError, match=r"^texts=.* of shape \(batch, seq\); texts=.* works\.$") as raised:
             pairs.logits(texts)
         assert pairs.logits(raised.value.works["texts"]).shape[1] == 3
+
+
+def test_integers_of_numpy_are_integers(trained: Trained):
+    some, several = model(), translator()
+    for module, settings in ((some, {"num_tokens": 9, "seed": 3, "top_k": 4}), (several, {"beams": 2})):
+        numbers = {name: np.uint8(value) for name, value in settings.items()}
+        assert module.generate("a", **numbers) == module.generate("a", **settings)
+    source = torch.tensor([[3, 4, 5]])
+    assert several.generate_ids(source, max_tokens=np.int64(3)) == several.generate_ids(source, max_tokens=3)
+    assert tinyformer.load(trained.last, max_seq_len=np.int64(32)).max_seq_len == 32
+    attention = Attention(16, 2, ablated_heads=[[np.int64(0), np.int64(1)]], num_layers=2)
+    assert attention.ablated() == [False, True]
 
 
 def test_an_id_without_a_token_is_never_generated(monkeypatch):

@@ -18,7 +18,7 @@ from nn.model_cases import make_transformer
 from tinyformer import analysis
 from tinyformer.analysis import HeadMaps, HeadRelations, head_maps, save_png
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
-from tinyformer.config.errors import printable
+from tinyformer.config.errors import printable, say
 from tinyformer.data import ByteTokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.run import analysis_run
@@ -92,6 +92,17 @@ def test_the_line_names_what_is_shown(tmp_path, monkeypatch):
         "run folder · step 7 · data text, test split",
         "checkpoint run/last.ckpt · step 7 · data text, test split",
     ]
+
+
+def test_control_characters_of_names_are_printed_as_escapes(program, book, capsys):
+    name = "a\x1b[2J\n\x9b.txt"
+    Path("texts").mkdir()
+    Path("texts", name).write_text(book.read_text())
+    out = ran(program, "train.py", SMALL, TEXT.replace("book.txt", "texts"), "hydra.run.dir=run")
+    assert repr(name)[1:-1] in out
+    say("a\x07\nb\x85c")  # of a finding or a conversion
+    assert "a\\x07\nb\\x85c\n" in (said := capsys.readouterr().out)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out + said)
 
 
 def test_a_torch_profile_traces_three_steps(program, book):

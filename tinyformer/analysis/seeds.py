@@ -4,7 +4,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from tinyformer.analysis.pictures.picture import FONTS, readable
+
+Spreads: TypeAlias = Sequence[float | None]  # the standard deviation over the seeds of each place; None for one seed
 
 UNITS = {
     "loss": "nats",
@@ -36,12 +38,14 @@ SPREAD_OUT = 20  # ratio of the largest to the smallest setting from which the a
 SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e4e4", "#767676"
 
 
-def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
+def seeds_by_number(
+    numbers: Sequence[float], values: Sequence[Sequence[float]], spreads: Spreads, setting: str, metric: str
+) -> Figure:
     """The metric of every seed by a numeric setting, ascending: dots, and a line of means with standard deviations.
 
     The axis of the setting is logarithmic if its values are powers of two or span orders of magnitude.
     """
-    figure, axes = _chart((WIDTH, HEIGHT), numbers, values, metric, setting, "y")
+    figure, axes = _chart((WIDTH, HEIGHT), numbers, values, spreads, metric, setting, "y")
     base = _log_base(numbers)
     if base is not None:
         axes.set_xscale("log", base=base)
@@ -52,13 +56,15 @@ def seeds_by_number(numbers: Sequence[float], values: Sequence[Sequence[float]],
     return figure
 
 
-def seeds_by_setting(labels: Sequence[str], values: Sequence[Sequence[float]], setting: str, metric: str) -> Figure:
+def seeds_by_setting(
+    labels: Sequence[str], values: Sequence[Sequence[float]], spreads: Spreads, setting: str, metric: str
+) -> Figure:
     """The metric of every seed, in a row for each label of a setting or several, with mean and standard deviation."""
     shown = [_wrapped(label) for label in labels]
     lines = [line for label in shown for line in label.splitlines()]
     most = max(label.count("\n") + 1 for label in shown)
     size = WIDTH + 0.08 * max(map(len, lines), default=0), MARGINS + ROW_HEIGHT * most * len(labels)
-    figure, axes = _chart(size, range(len(labels)), values, metric, setting, "x")
+    figure, axes = _chart(size, range(len(labels)), values, spreads, metric, setting, "x")
     for row, seeds in enumerate(values):
         if not seeds:
             at_left = axes.get_yaxis_transform()
@@ -73,6 +79,7 @@ def _chart(
     size: tuple[float, float],
     places: Sequence[float],
     values: Sequence[Sequence[float]],
+    spreads: Spreads,
     metric: str,
     setting: str,
     value_axis: Literal["x", "y"],
@@ -87,9 +94,8 @@ def _chart(
     title = [_with_unit(metric), *textwrap.wrap(subtitle, int(size[0] * 10))]
     figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=POINTS + 3, parse_math=False)
     dots = [(place, value) for place, seeds in zip(places, values, strict=True) for value in seeds]
-    scored = [(place, seeds) for place, seeds in zip(places, values, strict=True) if seeds]
-    means = [(place, statistics.fmean(seeds)) for place, seeds in scored]
-    spreads = [statistics.stdev(seeds) if len(seeds) > 1 else math.nan for _, seeds in scored]
+    means = [(place, statistics.fmean(seeds)) for place, seeds in zip(places, values, strict=True) if seeds]
+    bars = [math.nan if bar is None else bar for bar, seeds in zip(spreads, values, strict=True) if seeds]
     (x, y), (mean_x, mean_y) = (
         np.array(points).reshape(-1, 2).T[:: 1 if value_axis == "y" else -1] for points in (dots, means)
     )
@@ -98,8 +104,8 @@ def _chart(
     axes.errorbar(
         mean_x,
         mean_y,
-        xerr=spreads if value_axis == "x" else None,
-        yerr=spreads if value_axis == "y" else None,
+        xerr=bars if value_axis == "x" else None,
+        yerr=bars if value_axis == "y" else None,
         linestyle="-" if value_axis == "y" else "none",
         color=MEAN_COLOUR,
         linewidth=1.2,
@@ -107,7 +113,7 @@ def _chart(
         markersize=4,
         capsize=3,
         zorder=2,
-        label="mean ± standard deviation",
+        label="mean ± standard deviation" + "; one seed where there is no bar" * any(map(math.isnan, bars)),
     )
     set_label = axes.set_xlabel if value_axis == "x" else axes.set_ylabel
     set_label(_with_unit(metric), fontsize=POINTS + 1)

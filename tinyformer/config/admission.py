@@ -51,6 +51,7 @@ LIMITS = {
     "data.max_tokens": MAX_NUMBER,
     "data.max_examples": MAX_NUMBER,
     "data.num_workers": 256,
+    "data.split_seed": 2**32 - 1,
     "trainer.devices": 64,
     "trainer.num_nodes": 1024,
     "trainer.max_steps": MAX_NUMBER,

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unicodedata import category
 
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -25,7 +24,7 @@ from omegaconf.errors import (
 from tinyformer.config.conf import STORED, axes_of, choices_of, files, programs, read, values_of_keys
 from tinyformer.config.keys import TEXTS, NoOverrideError, format_value, key_of_argument, text_of
 from tinyformer.config.process import close_output
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, printable
 
 USER_MISTAKE, BUG = 2, 1
 MAX_LINES = 4
@@ -70,9 +69,12 @@ def config_keys(config: DictConfig) -> Iterator[None]:
         cause = cause_of(error)
         node = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)  # of the class
         # Raised in Hydra, the call itself failed; in the others, one of their classes refused an argument.
-        is_refused = isinstance(cause, TypeError | ValueError) and not isinstance(cause, ArgumentError)
+        is_refused = isinstance(cause, TypeError | ValueError | ImportError) and not isinstance(cause, ArgumentError)
         if node and is_refused and raising_module(cause).startswith(("hydra.", "lightning.", "torch.")):
-            raise ConfigError(f"{node[1]}: {str(cause).splitlines()[0].rstrip('.')}.") from error
+            reason = str(cause).splitlines()[0].rstrip(".")
+            for package in re.findall(r"Requirement '([\w-]+)", str(cause)):  # the last is the one to install
+                reason = f"needs {package}, which is not installed; `pip install {package}` installs it"
+            raise ConfigError(f"{node[1]}: {reason}.") from error
         if not isinstance(cause, ArgumentError):
             raise
         if node:
@@ -133,14 +135,13 @@ def report(error: BaseException, program: str, with_traceback: bool = False) -> 
         lines = f"Error: {text}".splitlines()
         if len(lines) > MAX_LINES:
             lines[MAX_LINES - 1 :] = [f"{lines[MAX_LINES - 1]} …"]
-        print("\n".join(map(printable, lines)), file=sys.stderr)
+        say("\n".join(lines), file=sys.stderr)
     return BUG if text is None else USER_MISTAKE
 
 
-def printable(line: str) -> str:
-    """A line without the control characters of a stranger's file, which a terminal would obey."""
-    # "Zs" are spaces.
-    return "".join(c if c.isprintable() or c == "\t" or category(c) == "Zs" else repr(c)[1:-1] for c in line)
+def say(text: str, **options: Any) -> None:
+    """Print a text, which may name files and labels, by `printable` lines."""
+    print("\n".join(map(printable, text.split("\n"))), **options)
 
 
 def indent(text: str) -> str:

@@ -9,6 +9,7 @@ Hydra composes the config from what is admitted (`admission`), and never reads t
 
 import copy
 import functools
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tinyformer.config.admission import DERIVED, SCORE_KEYS, NotAdmittedError, Plain, Trust, admit, leaves
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir, register_resolvers, values_of_keys
-from tinyformer.config.keys import format_value
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import format_value, key_of
 from tinyformer.config.process import keep_hydra
 from tinyformer.errors import ArgumentError
 
@@ -61,15 +63,22 @@ def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: Fals
         ArgumentError: an override is not admitted, or sets what a checkpoint may not set or a size its weights lack.
     """
     try:
-        return _admitted(checkpoint, trust)
+        return _admitted(checkpoint.overrides, len(checkpoint.weights), trust)
     except NotAdmittedError as error:
         hint = f"; if you trust it, {remedy.format(error.key, format_value(error.target))}" if error.target else ""
         reason = f"its {repr(error.key[:200])[1:-1]} {error}{hint}"
         raise ArgumentError("path", str(checkpoint.path), reason) from error
 
 
-def _admitted(checkpoint: "Checkpoint", trust: Trust) -> Plain:
-    overrides = checkpoint.overrides
+def require_readable(overrides: Plain) -> None:
+    """Refuse what a run would store of its config, see `describe_config`, if no program admitted it."""
+    try:
+        _admitted(overrides, sys.maxsize, lambda key, name: True)
+    except NotAdmittedError as error:
+        raise ConfigError(f"{error.key}: {error}, so that nothing could read the run's; leave it out.") from error
+
+
+def _admitted(overrides: Plain, num_weights: int, trust: Trust) -> Plain:
     named = {key.rpartition(".")[0] for key in overrides if key.endswith("._target_")}
     for key, value in overrides.items():
         name, is_argument = key.removeprefix("~"), key.rpartition(".")[0] in named
@@ -92,8 +101,8 @@ def _admitted(checkpoint: "Checkpoint", trust: Trust) -> Plain:
     if plain["tokenizer"].get("path") == "???":  # the checkpoint itself contains the tokenizer
         plain["tokenizer"] = dict(composed({"tokenizer": "byte"})[0]["tokenizer"])
     for key in ("num_layers", "num_encoder_layers"):  # before a network of these layers is made
-        if isinstance(size := plain["model"][key], int) and size > len(checkpoint.weights):
-            raise NotAdmittedError(f"model.{key}", f"is {size:,}, but it holds {len(checkpoint.weights):,} weights")
+        if isinstance(size := plain["model"][key], int) and size > num_weights:
+            raise NotAdmittedError(f"model.{key}", f"is {size:,}, but it holds {num_weights:,} weights")
     return plain
 
 
@@ -105,7 +114,7 @@ def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: boo
     if isinstance(ours, dict) and not (value is None and None in values_of_keys()[key]):
         raise NotAdmittedError(key, "is a node, not a value")
     if key.partition(".")[0] in DERIVED and _is_interpolation(ours):
-        raise NotAdmittedError(key, "follows from other keys, and cannot be set by a checkpoint")
+        raise NotAdmittedError(key, f"follows from {key_of(base, key)}, and cannot be set by a checkpoint")
     try:
         OmegaConf.update(config, key, value, force_add=is_argument)
     except OmegaConfBaseException as error:

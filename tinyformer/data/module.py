@@ -21,7 +21,7 @@ from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
+from tinyformer.errors import MAX_SEED, ArgumentError, argument_path, printable, require_at_least, require_at_most
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
@@ -55,6 +55,7 @@ class DataModule(lightning.LightningDataModule):
         super().__init__()
         require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
         require_at_least(0, num_workers=num_workers, seed=seed, split_seed=split_seed)
+        require_at_most(MAX_SEED, {"seed": 0, "split_seed": 0}, seed=seed, split_seed=split_seed)
         require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
         self.row_format, self.seq_len, self.document = row_format, row_format.seq_len, row_format.document
         self.batch_size, self.num_workers, self.seed, self.split_seed = batch_size, num_workers, seed, split_seed
@@ -300,4 +301,4 @@ def count(number: float, noun: str) -> str:
 
 def shortened(names: Sequence[str]) -> str:
     """The first two names, and the number of the others."""
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    return ", ".join(map(printable, names[:2])) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

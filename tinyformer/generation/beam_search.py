@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.data import PairTokens
-from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.errors import require_at_least, require_at_most, require_numbers
 from tinyformer.nn import AttentionMask, Cache, Context, Encoder
 
 
@@ -30,13 +30,14 @@ class Beam:
     length_offset: float = 0.0
 
     def __post_init__(self) -> None:
+        require_numbers(int, {"beams": 4}, beams=self.beams)
         require_at_least(1, {"beams": 4}, beams=self.beams)
         require_at_most(100, {"beams": 4}, beams=self.beams)
         for name, most, works in (("length_penalty", 10, 1.0), ("length_offset", 100, 5.0)):
             value = getattr(self, name)
+            require_numbers(float, {name: works}, **{name: value})
             require_at_least(0, {name: works}, **{name: value})
-            if not value <= most:
-                raise ArgumentError(name, value, f"must be at most {most}", {name: works})
+            require_at_most(most, {name: works}, **{name: value})
 
     def norm(self, num_tokens: int) -> float:
         """The divisor of the log-probability of a hypothesis."""
@@ -93,7 +94,7 @@ def beam_search(
     """
     room = network.decoder.max_seq_len
     require_at_least(1, {"max_tokens": room}, max_tokens=max_tokens)
-    max_tokens = room if max_tokens is None else min(max_tokens, room)
+    max_tokens = room if max_tokens is None else min(int(max_tokens), room)
     was_training = network.training
     network.eval()
     try:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import MAX_SEED, ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
 Prompts: TypeAlias = Sequence[Sequence[int]] | Int[Tensor, "batch prompt_seq"]
@@ -29,7 +29,8 @@ class Sampling:
     suppressed: Sequence[int] = ()  # ids that are never sampled, such as `TextTokenizer.missing_ids`
 
     def __post_init__(self) -> None:
-        require_at_least(0, temperature=self.temperature)
+        if self.temperature != 0 and not 1e-6 <= float(self.temperature) <= 1e6:  # beyond, fp32 overflows
+            raise ArgumentError("temperature", self.temperature, "must be 0, or 1e-6 to 1e6", {"temperature": 0.8})
         require_at_least(1, top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ArgumentError("top_p", self.top_p, "must be above 0 and at most 1", {"top_p": 0.9})
@@ -54,6 +55,14 @@ class Sampling:
             probabilities = probabilities.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
         pairs = zip(probabilities, generators, strict=True)
         return torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in pairs])
+
+
+def require_amount(num_tokens: int, seed: int) -> None:
+    """Refuse a number of tokens that cannot be sampled, and a seed that generators do not take."""
+    works = {"num_tokens": 200, "seed": 0}
+    require_at_least(0, works, num_tokens=num_tokens, seed=seed)
+    require_at_most(10**6, works, num_tokens=num_tokens)
+    require_at_most(MAX_SEED, works, seed=seed)
 
 
 def generate(
@@ -108,8 +117,8 @@ def stream(
         for token in prompt:
             if not 0 <= token <= largest:
                 raise ArgumentError(f"prompts[{index}]", token, f"token ids go from 0 to {largest}")
-    require_at_least(0, {"num_tokens": 200}, num_tokens=num_tokens)
-    return _steps(network, rows, num_tokens, sampling or Sampling(), seed, use_cache, stop_token)
+    require_amount(num_tokens, seed)
+    return _steps(network, rows, int(num_tokens), sampling or Sampling(), int(seed), use_cache, stop_token)
 
 
 def _steps(

@@ -16,6 +16,7 @@ from tinyformer.config.stored import admit_config
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
+from tinyformer.nn.heads import plain_address
 from tinyformer.run.own_scores import register_score
 from tinyformer.run.parts import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
@@ -62,7 +63,7 @@ def load(
             config[axis].backend = backend
     longest = config.model.max_seq_len
     if max_seq_len is not None:
-        config.model.max_seq_len = max_seq_len
+        (config.model.max_seq_len,) = plain_address([max_seq_len])
     try:
         for part in ("network", "task.objective"):
             check_types(config, part)

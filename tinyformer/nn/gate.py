@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.nn.heads import KINDS, not_a_head
+from tinyformer.nn.heads import KINDS, not_a_head, plain_address
 
 
 class HeadGate(nn.Module):
@@ -62,7 +62,7 @@ def ablated_in_layer(
     """The heads of this layer among `[layer, head]` or, in an encoder–decoder, `[kind, layer, head]` of the model."""
     ablated = []
     for entry in heads:
-        *own_kind, layer, head = entry if len(entry) > 1 else (-1, -1)
+        *own_kind, layer, head = plain_address(entry) if len(entry) > 1 else (-1, -1)
         if own_kind and own_kind[0] != kind and kind is not None and own_kind[0] in KINDS and len(own_kind) == 1:
             continue  # of another kind, whose layers check it
         is_head = isinstance(layer, int) and isinstance(head, int) and 0 <= layer < num_layers and 0 <= head < num_heads

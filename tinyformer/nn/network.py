@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tinyformer.errors import argument_path
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import KINDS, Address, not_a_head, plain_address
@@ -80,6 +80,9 @@ class Network(nn.Module):
         index = by_address.get(head[:-1]) if all(type(part) in (int, str) for part in head) else None
         if index is not None and head[-1] in layers[index].head_map.ids:
             return index, layers[index].head_map.ids.index(head[-1])
+        if not layers:
+            reason = f"names a head, and {type(self.other_attentions()[0]).__name__} has none"
+            raise ArgumentError(argument, [list(head)], reason, {argument: []})
         kinds = [kind for kind in KINDS if (kind, 0) in by_address]
         kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
         of_kind = [layers[at] for address, at in by_address.items() if kind in (None, address[0])]

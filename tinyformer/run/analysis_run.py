@@ -20,7 +20,7 @@ from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
 from tinyformer.run.parts import make_seeded_network
 from tinyformer.run.run import Run
-from tinyformer.training import RunWandbLogger
+from tinyformer.training.loggers import log_findings
 
 
 def analyse(run: Run) -> Findings:
@@ -33,12 +33,14 @@ def analyse(run: Run) -> Findings:
     subject = make_subject(run, analysis.num_windows)
     with argument_path("analysis"):
         findings = analysis(subject, run.folder)
-    keep_findings(findings, run.folder, run.loggers, subject.facts)
+    keep_findings(findings, run.folder, run.loggers, subject.facts, run.checkpoint.step)
     return findings
 
 
-def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts: Mapping[str, str]) -> None:
-    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder and in Weights & Biases.
+def keep_findings(
+    findings: Findings, folder: Path, loggers: list[Logger], facts: Mapping[str, str], step: int = 0
+) -> None:
+    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder, and log those of a step, see `log_findings`.
 
     Their paths are added to the findings. The line above each figure, see `caption`, says what was analysed: `facts`,
     unless the findings or one of them have their own.
@@ -50,9 +52,8 @@ def keep_findings(findings: Findings, folder: Path, loggers: list[Logger], facts
     for name, figure in findings.figures.items():
         own = findings.own_facts.get(name) or findings.facts or facts
         findings.files.append(save_png(figure, folder / f"{name}.png", caption(own)))
-    for logger in loggers:
-        if isinstance(logger, RunWandbLogger):
-            logger.log_findings(findings)
+    for logger in loggers[1:]:  # after `metrics.csv`
+        log_findings(logger, findings, step)
 
 
 def make_subject(run: Run, num_windows: int) -> Subject:

@@ -1,6 +1,7 @@
 """The loggers of a run: `metrics.csv` always, and what the `logger` group asks for."""
 
 import contextlib
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -9,14 +10,15 @@ from pathlib import Path, PurePath
 from secrets import token_hex
 from typing import Any
 
-from hydra.utils import instantiate
-from lightning.pytorch.loggers import Logger
+from hydra.utils import get_class, instantiate
+from lightning.pytorch.loggers import Logger, MLFlowLogger
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis.costs import count_costs
 from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import is_first_process
+from tinyformer.config.keys import format_value
 from tinyformer.errors import ArgumentError
 from tinyformer.files import relative_path
 from tinyformer.nn import Network
@@ -24,18 +26,33 @@ from tinyformer.training import RunCSVLogger, RunWandbLogger
 from tinyformer.training.loggers import map_texts, public
 
 
-def make_loggers(logger: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
-    """The loggers of a run: `metrics.csv`, and that of the `logger` group; the folder is made if it does not exist.
+def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
+    """The loggers of a run: `metrics.csv`, and those of the `logger` group; the folder is made if it does not exist.
 
-    The runs of a sweep are one group in Weights & Biases. A resumed run continues from `first_step`.
+    The group is the node of a logger, or has one for each. The runs of a sweep are one group in Weights & Biases. A
+    resumed run continues from `first_step`.
     """
+    nodes = {"logger": group} if "_target_" in group else {f"logger.{name!s}": node for name, node in group.items()}
+    for key, node in nodes.items():
+        if not (OmegaConf.is_dict(node) and "_target_" in node and issubclass(get_class(node._target_), Logger)):
+            raise ConfigError(f"{key}={format_value(node)}: must have the _target_ of a logger of Lightning.")
     folder.mkdir(parents=True, exist_ok=True)
     loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
-    if "_target_" in logger:
-        group = "/".join(folder.parts[-3:-1]) if is_sweep else None
-        run = {"run_dir": str(folder), "run_id": _wandb_id(folder), "group": group}
-        loggers.append(instantiate(logger, _convert_="all", **run))
+    for node in nodes.values():
+        loggers.append(instantiate(node, _convert_="all", **_facts_of_run(node, folder, is_sweep)))
     return loggers
+
+
+def _facts_of_run(node: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
+    """What the class of a logger takes from the run, unless its node says it: where to log, and the run's name."""
+    logger = get_class(node._target_)
+    facts: dict[str, Any] = {"save_dir": str(folder), "run_name": "/".join(folder.parts[-2:])}
+    if issubclass(logger, RunWandbLogger):
+        group = "/".join(folder.parts[-3:-1]) if is_sweep else None
+        facts = {"run_dir": str(folder), "run_id": _wandb_id(folder), "group": group}
+    elif issubclass(logger, MLFlowLogger):  # whose own default is a folder, which MLflow reads no more
+        facts["tracking_uri"] = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    return {name: facts[name] for name in facts.keys() & inspect.signature(logger).parameters.keys() - node.keys()}
 
 
 def log_hyperparameters(loggers: list[Logger], config: dict[str, Any], network: Network) -> None:

@@ -96,6 +96,9 @@ def prepare_task(task: Any, config: DictConfig, data: DataModule, generation: Ge
         with argument_path("generate"):
             reason = f"{name} cannot generate text; a model trained with task=causal_lm can"
             generation.refuse_prompt(reason, can_be_left_out=True)
+    elif generation.has_prompt:
+        with argument_path(passed={"text": "generate.prompt"}):
+            data.tokenizer.read(generation.prompts)  # or fails after the training
     if isinstance(task, Seq2Seq):
         task.beam = generation.beam
     if isinstance(task, SpanExtraction) and isinstance(data.row_format, QuestionFormat):
@@ -122,7 +125,7 @@ def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
 
 def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None, further: int = 0) -> Network:
     """The network of a run, its weights drawn from `seed`, or from one `further` on; see `make_network`."""
-    L.seed_everything(config.seed + further, verbose=False)
+    L.seed_everything((config.seed + further) % 2**32, verbose=False)
     return make_network(config, tokenizer)
 
 

@@ -19,14 +19,14 @@ from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
-from tinyformer.config.errors import config_keys, in_sentences
+from tinyformer.config.errors import config_keys, in_sentences, say
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
-from tinyformer.config.stored import describe_config
+from tinyformer.config.stored import describe_config, require_readable
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.files import atomic_write, import_matplotlib
+from tinyformer.files import import_matplotlib, write_whole
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
@@ -106,7 +106,7 @@ def evaluate(
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
     (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
     facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
-    print(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
+    say(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = analyse(run)
@@ -150,8 +150,8 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     settings = decide_compiling(settings, options, network, data, start)
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
-    loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
     contents = checkpoint_contents(stored, invocation.choices, settings, data, measured)
+    loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
     accept = partial(keep_overrides, config, written, folder, invocation)
     saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
     callbacks = [report := Report(), *make_callbacks(config.callbacks), saver]
@@ -243,9 +243,10 @@ def checkpoint_contents(
     stored: Plain, choices: Mapping[str, Any], settings: Settings, data: DataModule, backends: str | None
 ) -> dict[str, Any]:
     """What a checkpoint has for an evaluation in addition to the weights."""
+    require_readable(overrides := describe_config(stored, choices))
     return {
         "format": FORMAT,
-        "overrides": describe_config(stored, choices),
+        "overrides": overrides,
         "tokenizer": data.tokenizer.to_json(),
         "facts": {
             "precision": settings.precision,
@@ -274,8 +275,7 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
         texts[".hydra/config.yaml"] = OmegaConf.to_yaml(written)
         texts[".hydra/overrides.yaml"] = OmegaConf.to_yaml(list(invocation.overrides))
     for name, text in texts.items():
-        with atomic_write(folder / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from tinyformer.analysis import Findings, analyse_predictions
 from tinyformer.checkpoint.file import SNAPSHOTS, load_checkpoint, load_weights
 from tinyformer.checkpoint.snapshots import snapshots_of
+from tinyformer.config.errors import say
 from tinyformer.config.keys import hydra_value
 from tinyformer.config.stored import own_classes, recorded_sources
 from tinyformer.data import DataModule
@@ -86,7 +87,7 @@ def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: in
     batches = (place(batch, device) for batch in data.evaluation_dataloader(split))
     with forward_context(trainer, run.network):
         findings = analyse_predictions(run.task, run.network, batches, data.splits[split])
-    keep_findings(findings, run.folder, run.loggers, describe_subject(path, step, data, split))
+    keep_findings(findings, run.folder, run.loggers, describe_subject(path, step, data, split), step)
     return findings
 
 
@@ -131,7 +132,7 @@ def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str
     }
     results = summarise(run, steps, list(splits), scores, results, first, last)
     if (command := next_command(run)) is not None:
-        print(f"\nTo see its heads:\n  {command}")
+        say(f"\nTo see its heads:\n  {command}")
     return results
 
 
@@ -148,7 +149,7 @@ def next_command(run: Run) -> str | None:
 def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) -> dict[str, Any]:
     """Write `config.yaml` and `results.json`, print the summary and a text sample; see `summarise`."""
     data, checkpoint = run.data, run.checkpoint
-    results = {"split": run.split, "train/num_tokens": checkpoint.facts.get("train/num_tokens")}
+    results = {"split": run.split, "checkpoint/train/num_tokens": checkpoint.facts.get("train/num_tokens")}
     if scores is not None:
         num_targets = None if summary.is_partial(run.settings.limit) else data.splits[run.split].num_targets
         results["throughput/tokens_per_second"] = num_targets and num_targets / scores.seconds

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from tinyformer.config.errors import indent
 from tinyformer.data import DataModule, TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.generation.beam_search import Beam
-from tinyformer.generation.sampling import Sampling, generate, stream
+from tinyformer.generation.sampling import Sampling, generate, require_amount, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
@@ -37,7 +37,7 @@ class Generation:
     length_offset: float = 0.0
 
     def __post_init__(self) -> None:
-        require_at_least(0, {"num_tokens": 200}, num_tokens=self.num_tokens)
+        require_amount(self.num_tokens, self.seed)
         assert isinstance(self.prompts, list)
         self.sampling()
         assert self.beam

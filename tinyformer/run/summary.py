@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.analysis import Event, head_label, head_roles
+from tinyformer.config.errors import say
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, finite, relative_path
@@ -15,11 +16,9 @@ from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.module import PREFIXES
 
 Metrics = Mapping[str, float | None]  # the metrics of a split, by name; None for one that is undefined
-
-PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "val"}
-"""The prefix of the metrics of each split."""
 
 COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split that `results.json` has
 MOST_EVENTS, MOST_ROLES = 3, 5  # that are printed
@@ -184,4 +183,4 @@ def print_summary(rows: dict[str, str | None]) -> None:
     print()
     for name, value in rows.items():
         if value is not None:
-            print(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))
+            say(f"{name:<{width}}{value}".replace("\n", "\n" + " " * width))

@@ -1,4 +1,4 @@
-"""Loggers: a CSV file for every run, Weights & Biases on request."""
+"""Loggers: a CSV file for every run, Weights & Biases on request, and what Lightning's loggers get of a run."""
 
 import csv
 import http.client
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from lightning.pytorch.loggers import Logger, WandbLogger
+import numpy as np
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
+from PIL import Image
 
 from tinyformer.analysis import Findings
 from tinyformer.errors import ArgumentError
-from tinyformer.files import atomic_write, outside_of_the_current_folder, relative_path
+from tinyformer.files import outside_of_the_current_folder, relative_path, write_whole
 
 WAIT_SECONDS = 10
 """Seconds to wait for Weights & Biases before a run is logged offline: for a connection, then for an answer."""
@@ -98,9 +100,7 @@ class RunCSVLogger(Logger):
         elif self.rows:  # Lightning saves before the first
             columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
             header = dict(zip(columns, columns, strict=True))
-            with atomic_write(self.path) as temporary:
-                text = _as_csv(columns, [header, *(self.rows[step] for step in sorted(self.rows))])
-                temporary.write_text(text, encoding="utf-8")
+            write_whole(self.path, _as_csv(columns, [header, *(self.rows[step] for step in sorted(self.rows))]))
             self._columns = columns
         self._last_written = max(self.rows, default=-1)
 
@@ -242,14 +242,10 @@ class RunWandbLogger(WandbLogger):
         """Log the results of an analysis: numbers, tables, figures and pages."""
         import wandb  # noqa: PLC0415
 
+        found = [path for path in findings.files if path.suffix == ".html"]
         # The atlas's content security policy forbids injected styles.
-        pages = {
-            f"{path.stem}{'_page' * (path.stem in findings.tables)}": wandb.Html(
-                path.read_text(encoding="utf-8"), inject=False
-            )
-            for path in findings.files
-            if path.suffix == ".html"
-        }
+        read = {path.stem: wandb.Html(path.read_text(encoding="utf-8"), inject=False) for path in found}
+        pages = {f"{name}{'_page' * (name in findings.tables)}": page for name, page in read.items()}
         tables = {name: wandb.Table(list(columns), rows) for name, (columns, rows) in findings.tables.items()}
         images = {f"{path.stem}_figure": wandb.Image(str(path)) for path in findings.files if path.suffix == ".png"}
         self.experiment.log({f"analysis/{name}": value for name, value in {**tables, **images, **pages}.items()})
@@ -270,3 +266,24 @@ class RunWandbLogger(WandbLogger):
             if not failed and results.exists():
                 self.experiment.summary.update(map_texts(public, json.loads(results.read_text(encoding="utf-8"))))
             self.experiment.finish(exit_code=1 if failed else 0)
+
+
+def log_picture(logger: Logger, name: str, path: Path, step: int) -> None:
+    """Log a PNG file under a name such as "attention/maps", if the logger is one of Lightning's that take pictures."""
+    if isinstance(logger, WandbLogger):
+        logger.log_image(name, [str(path)], step=step)
+    elif isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_image(name, np.asarray(Image.open(path).convert("RGB")), step, dataformats="HWC")
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_artifact(logger.run_id, str(path), name)
+
+
+def log_findings(logger: Logger, findings: Findings, step: int) -> None:
+    """Log the results of an analysis: all in `RunWandbLogger`, in others numbers, and figures as in `log_picture`."""
+    if isinstance(logger, RunWandbLogger):
+        logger.log_findings(findings)
+        return
+    logger.log_metrics({name: value for name, value in findings.scalars.items() if value is not None}, step)
+    for path in findings.files:
+        if path.suffix == ".png":
+            log_picture(logger, f"analysis/{path.stem}", path, step)

@@ -18,6 +18,9 @@ from tinyformer.training.processes import max_over_processes, sum_over_processes
 from tinyformer.training.schedules import Schedule
 from tinyformer.training.sharding import FullyShardedStrategy, shard, whole, whole_copy, without_weights
 
+PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "all"}
+"""The prefix of the metrics of each split."""
+
 
 class TrainingModule(L.LightningModule):
     """A network with its task, data, optimizer and schedule.
@@ -211,7 +214,8 @@ class TrainingModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
         self.metrics = self.task.metrics(sums, self.data.splits[self.evaluated])
-        metrics = {f"val/{name}": value for name, value in self.metrics.items() if value is not None}
+        prefix = PREFIXES[self.evaluated]
+        metrics = {f"{prefix}/{name}": value for name, value in self.metrics.items() if value is not None}
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.step)
         self.log_dict(metrics, logger=False)

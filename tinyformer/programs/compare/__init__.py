@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.config.errors import exit_code_of, option_names, printable
+from tinyformer.config.errors import exit_code_of, option_names, printable, say
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, write_table
 from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
@@ -63,7 +63,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.json:
         print(_as_json(comparison, notes, {"csv": str(table), "picture": str(picture)}))
     else:
-        print(f"Saved in {table} and {picture.name}.")
+        say(f"Saved in {table} and {picture.name}.")
 
 
 def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
@@ -87,7 +87,7 @@ def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
         table.add_column(printable(column), justify="left" if comparison.numbers is None else "right")
     counted = "seeds" if comparison.by == "seed" else f"values of {comparison.by}"
     for column in (comparison.metric, "±", counted, "parameters", "tokens/s"):
-        table.add_column(column, justify="right")
+        table.add_column(printable(column), justify="right")
     largest = max(abs(row.mean) for row in comparison.rows if row.mean is not None)
     digits_before_point = math.floor(math.log10(largest)) + 1 if largest else 1
     decimals = min(max(DIGITS - digits_before_point, 0), 6)
@@ -96,7 +96,7 @@ def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
         table.add_row(
             *map(printable, row.settings.values()),
             NONE if row.mean is None else f"{row.mean:,.{decimals}f}",
-            "" if row.std is None else f"± {row.std:,.{decimals}f}",
+            f"one {comparison.by}" * bool(row.values) if row.std is None else f"± {row.std:,.{decimals}f}",
             str(row.num_seeds),
             "–".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:])) or NONE,
             NONE if speed is None else f"{speed:,.0f}",
@@ -140,11 +140,11 @@ def _draw(comparison: Comparison, path: Path) -> None:
     import_matplotlib()  # takes a second, for which the table does not wait
     from tinyformer.analysis import save_png, seeds_by_number, seeds_by_setting
 
-    values = [row.values for row in comparison.rows]
+    values, spreads = [row.values for row in comparison.rows], [row.std for row in comparison.rows]
     settings = " · ".join(comparison.columns)
     if comparison.numbers is not None:
-        figure = seeds_by_number(comparison.numbers, values, settings, comparison.metric)
+        figure = seeds_by_number(comparison.numbers, values, spreads, settings, comparison.metric)
     else:
         labels = [" · ".join(row.settings.values()) or "all runs" for row in comparison.rows]
-        figure = seeds_by_setting(labels, values, settings, comparison.metric)
+        figure = seeds_by_setting(labels, values, spreads, settings, comparison.metric)
     save_png(figure, path)

@@ -17,6 +17,15 @@ from tinyformer.programs.compare.folders import ABSENT, Run, RunFolders, select
 SPEED = "throughput/tokens_per_second"
 
 NOT_SETTINGS = ("resume", "hydra")  # keys that say how a run was resumed and where it is stored, not what it computes
+SCORED = (
+    *("task.objective._target_", "task.objective.num_decoded", "task.objective.pseudo_perplexity_tokens"),
+    *("task.objective.max_answer_length", "task.objective.no_answer_threshold", "task.masking", "tokenizer"),
+    *("model.max_seq_len", "data.split_seed", "data.validation_fraction", "data.test_fraction", "data.pack"),
+    *("data.group_near_copies", "data.document_mask", "data.too_long", "data.stride", "data.max_question_length"),
+    *("trainer.limit_val_batches", "trainer.overfit_batches"),
+    *("generate.beams", "generate.length_penalty", "generate.length_offset"),
+)
+"""The keys that change what is scored, in addition to the data: the scores of runs that differ in one do, too."""
 MAX_NUMBER = 1e100  # the largest magnitude of a result that counts as a number
 MOST_NAMED = 6  # how many folders a note names
 
@@ -37,8 +46,8 @@ class Row:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of the sample (n - 1); None for a single run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        """The standard deviation of the sample (n - 1); None for a single seed, over which nothing varies."""
+        return statistics.stdev(self.values) if self.num_seeds > 1 else None
 
     @property
     def num_parameters(self) -> list[float]:
@@ -162,6 +171,9 @@ def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
             "The runs have different data (data_fingerprint): losses are comparable on the same text and tokenizer, "
             "val/bits_per_byte on the same text."
         )
+    differing = {key: dict.fromkeys(as_typed(select(run.config, key)) for run in runs) for key in SCORED}
+    if told := [f"{key}={' or '.join(values)}" for key, values in differing.items() if len(values) > 1]:
+        yield f"The runs differ in what is scored, so that scores are not comparable: {'; '.join(told)}."
     steps = set(numbers(runs, "steps"))
     if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
         yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinyformer.config.errors import exit_code_of, option_names
+from tinyformer.config.errors import exit_code_of, option_names, say
 from tinyformer.files import import_matplotlib
 
 
@@ -42,4 +42,4 @@ def _convert(options: argparse.Namespace) -> None:
 
         with option_names(path="FILE.ckpt", checkpoint="FILE.ckpt", folder="DIR"):
             lines = export_model(options.checkpoint, options.folder)
-    print("\n".join(lines))
+    say("\n".join(lines))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyformer.config.errors import exit_code_of
+from tinyformer.config.errors import exit_code_of, say
 from tinyformer.config.process import ending_at_ctrl_c
 from tinyformer.files import import_matplotlib, write_whole
 
@@ -88,9 +88,9 @@ def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
     from tinyformer.programs.findings.pages import lines_of
     from tinyformer.programs.findings.verdicts import summary
 
-    print(f"{finding.name}: {summary(last['verdicts']) if last else 'unmeasured'}: {title}")
+    say(f"{finding.name}: {summary(last['verdicts']) if last else 'unmeasured'}: {title}")
     for line in lines_of(last) if last else []:
-        print(f"  {line.replace('**', '')}")
+        say(f"  {line.replace('**', '')}")
 
 
 def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
@@ -101,7 +101,7 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
 
     planned = {}
     for finding in findings:
-        print(f"{finding.name}: {finding.claim} ({finding.paper})", flush=True)
+        say(f"{finding.name}: {finding.claim} ({finding.paper})", flush=True)
         planned[finding.name] = plan(finding, options.runs.absolute())
     code = run_all([run for runs in planned.values() for run in runs], options.launcher)
     for finding in findings:

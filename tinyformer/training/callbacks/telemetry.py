@@ -21,6 +21,7 @@ from tinyformer.nn.heads import layer_title
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.training.callbacks.probing import PairProbing, Sizes, TextProbing
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.loggers import log_picture
 from tinyformer.training.module import TrainingModule
 
 
@@ -157,8 +158,8 @@ class HeadLog:
 
     - At each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers.
     - At each validation: `attention/step_000100.png` and `attention/measures_000100.png`; `attention/heads.csv` and
-      `events.csv`, overwritten; in Weights & Biases the images `attention/maps` and `attention/measures` and the
-      tables `attention/heads` and `attention/events`.
+      `events.csv`, overwritten; the images `attention/maps` and `attention/measures` in the loggers of `log_picture`,
+      and in Weights & Biases the tables `attention/heads` and `attention/events`.
 
     All heads share an image and a table: Weights & Biases shows at most 108 images per key. Plots name the data and the
     evaluated checkpoint, or the folder of the run where there is none.
@@ -180,8 +181,8 @@ class HeadLog:
         source = {name: relative_path(path) for name, path in self.source.items()}
         facts = source | {"step": f"{step:,}", "data": self.data}
         path = analysis.save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", analysis.caption(facts))
-        for logger in self.wandb:
-            logger.log_image(f"attention/{name}", [str(path)], step=step)
+        for logger in self.loggers:
+            log_picture(logger, f"attention/{name}", path, step)
         return path
 
     def heads(self, step: int, measures: analysis.HeadMeasures, traits: Mapping[str, analysis.Trait]) -> None:
