@@ -37,7 +37,7 @@ REFUSED: dict[type[L.Callback], str] = {
     of_lightning.BatchSizeFinder: "changes batches for which the run has been planned; set data.batch_size",
     of_lightning.GradientAccumulationScheduler: "changes the length of a run; set trainer.accumulate_grad_batches",
     of_lightning.LearningRateFinder: "does not find optimizer.lr; -m optimizer.lr=1e-3,3e-3 compares rates",
-    of_lightning.ModelPruning: "renames weights, which no checkpoint then fits; model.pruned_heads removes heads",
+    of_lightning.ModelPruning: "renames weights, after which training fails; model.pruned_heads removes heads",
     of_lightning.OnExceptionCheckpoint: "starts from a file that another run has left; resume=FOLDER continues a run",
     of_lightning.SpikeDetection: "lists batches that no run leaves out; callbacks.finite checks each step",
     of_lightning.StochasticWeightAveraging: "averages after the last checkpoint; EMAWeightAveraging does not",
