@@ -156,8 +156,10 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
     loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
     contents = checkpoint_contents(stored, invocation.choices, settings, data, measured)
-    accept = partial(keep_overrides, config, written, folder, invocation)
-    saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
+    saver = Checkpoints(
+        *(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better),
+        accept=partial(keep_overrides, config, written, folder, invocation),
+    )
     callbacks = [report := Report(), *chosen.values(), saver]
     if settings.arguments["enable_progress_bar"] and not any(isinstance(each, ProgressBar) for each in callbacks):
         callbacks.append(StepProgress(report))
@@ -165,9 +167,9 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     compile_network(network, settings, data.row_format.varying_length, mask, trainer.world_size)
     if invocation.in_python:
         require_one_process(trainer)
+    parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
     run = Run(
-        *(config, folder, invocation, start, stored),
-        *(settings, data, "validation", task, generation, network, kernels, module, loggers, trainer),
+        *(config, folder, invocation, start, stored, *parts),
         matched=matched,
         warning=memory_warning(stored, network, kernels, settings, mask, data),
         backends=measured,
