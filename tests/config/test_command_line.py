@@ -260,6 +260,8 @@ RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
     for name in RANKS:
         monkeypatch.delenv(name, raising=False)
+    for name in ("MASTER_ADDR", "SLURM_NTASKS"):
+        monkeypatch.setenv(name, "4")
     for name, rank in zip(RANKS, ranks.split(), strict=False):
         if rank != "-":
             monkeypatch.setenv(name, rank)

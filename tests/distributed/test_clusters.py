@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from datetime import datetime
+from fnmatch import fnmatch, translate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,11 @@ import torch
 from commands import PYTHON, ROOT, SMALL, TEXT, Program, ran, results_of, weights_of
 from torch.distributed import TCPStore
 
+import tinyformer
 from tinyformer.config import run_name
 from tinyformer.config.compose import Invocation
+from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import SET_WITH
 from tinyformer.config.run_name import name_of_run
 from tinyformer.run.fitting import ending_in_a_queue
 
@@ -62,9 +66,6 @@ def test_auto_starts_a_run_continues_it_and_skips_it_when_it_has_ended(book: Pat
     assert ran(program, "train.py", "-m", jobs).count("has completed its 4 steps.") == 2
 
 
-TIME, TASK = r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "2"}
-
-
 @pytest.fixture
 def in_environment(monkeypatch: pytest.MonkeyPatch):
     """Set variables, and remove those of a cluster that these tests run in."""
@@ -76,6 +77,27 @@ def in_environment(monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setenv(key, value)
 
     return change
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ("SLURM_PROCID=1", "SLURM_PROCID=1: without SLURM_NTASKS no process is the first; unset SLURM_PROCID, *"),
+        *((f"{name}=captain", f"{name}=captain: is no number; unset {name}, *") for name in SET_WITH),
+        ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost", "trainer.devices=1: *, and RANK=1 does not; unset it, *"),
+    ],
+)
+def test_a_number_left_in_the_environment_is_named(variables, sentence, program, book, trained, in_environment):
+    in_environment(dict(each.split("=") for each in variables.split()))
+    words = {"train.py": f"{SMALL} {TEXT}", "evaluate.py": f"checkpoint={trained.last}"}
+    for script in words if len(variables.split()) == 1 else ["train.py"]:
+        ended = program(script, words[script], "hydra.run.dir=run")
+        assert (ended.code, fnmatch(ended.err, f"Error: {sentence}\n"), [*Path("run").glob("[!.]*")]) == (2, True, [])
+    with pytest.raises(ConfigError, match=translate(sentence)):
+        tinyformer.train([*words["train.py"].split(), "hydra.run.dir=run"])
+
+
+TIME, TASK = r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "2"}
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_the_gradients_that_the_optimizer_takes_are_clipped(recipe, tmp_path):
     group = OmegaConf.create({name: {"_target_": target} for name, target in targets.items()})
     fit(
         tmp_path,
-        *make_callbacks(group),
+        *make_callbacks(group).values(),
         look,
         optimizer=recipe,
         precision="bf16-mixed",

@@ -82,7 +82,7 @@ def test_in_bfloat16_they_are_rounded_and_tied_weights_are_stored_once(tmp_path)
 def test_under_weight_averaging_they_have_the_average_as_checkpoints_do(tmp_path):
     average = {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.5}
     group = {"snapshots": {"_target_": "tinyformer.training.Snapshots", "every_n_steps": 6}, "average": average}
-    weights, callbacks = {}, make_callbacks(OmegaConf.create(group))
+    weights, callbacks = {}, make_callbacks(OmegaConf.create(group)).values()
     fit(tmp_path, *keepers(weights), *callbacks, Checkpoints(tmp_path, CONTENTS), plugins=WholeCheckpointIO())
     saved = snapshots(tmp_path)
     for step, name in {6: "previous.ckpt", 8: "last.ckpt"}.items():

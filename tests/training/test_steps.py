@@ -128,6 +128,8 @@ def test_a_run_ends_with_a_whole_step_that_is_validated_and_saved(tmp_path, end)
     assert all(torch.equal(last.weights[name], value) for name, value in module.network.state_dict().items())
 
 
+HALF = {"val_check_interval": 0.5, "check_val_every_n_epoch": 1}
+
 LIMITS = {
     "steps": {"max_steps": 10},
     "epochs": {"max_epochs": 2},
@@ -135,6 +137,7 @@ LIMITS = {
     "epochs of three batches": {"max_epochs": 2, "limit_train_batches": 3},
     "epochs, validated at every other": {"max_epochs": 3, "check_val_every_n_epoch": 2, "val_check_interval": 1.0},
     "one batch": {"max_epochs": 4, "overfit_batches": 1, "val_check_interval": 2},
+    "halves of a fraction": {"max_epochs": 2, "limit_train_batches": 0.8} | HALF,
 }
 
 
@@ -166,6 +169,20 @@ def test_a_run_stopped_after_any_step_continues_with_the_same_batches(tmp_path, 
         assert all(map(torch.equal, module.parameters(), resumed.parameters()))
         again, expected = ([*of.items()] for of in (snapshots(tmp_path / "broken"), saved))
         torch.testing.assert_close(again, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches", "distinct", "validated"),
+    [
+        ({"limit_train_batches": 0.8}, 8, 8, [2, 4, 6, 8]),  # of the five batches of an epoch, four
+        ({"limit_train_batches": 0.8, "accumulate_grad_batches": 2}, 8, 8, [1, 2, 3, 4]),
+        ({"overfit_batches": 0.5, "batch_size": 1}, 20, 10, [5, 10, 15, 20]),
+    ],
+)
+def test_a_fraction_of_an_epoch_is_taken_once(tmp_path, settings, batches, distinct, validated):
+    trace, _, _ = run(tmp_path, max_epochs=2, **HALF | settings)
+    read = [inputs for inputs, _ in trace.batches]
+    assert (len(read), len({*read}), trace.validated) == (batches, distinct, validated)
 
 
 AMID = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_validation_batch_start")

@@ -169,11 +169,29 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
         raise ConfigError(f"{key}={own}: this folder contains {what} continues it, and {key}={other} starts another.")
 
 
+SET_WITH = {"RANK": "MASTER_ADDR", "LOCAL_RANK": "MASTER_ADDR", "NODE_RANK": "MASTER_ADDR"}
+SET_WITH |= {"SLURM_PROCID": "SLURM_NTASKS", "WORLD_SIZE": "WORLD_SIZE"}
+"""The variables that number the processes of a run, each with one that is set with it by whatever starts them."""
+
+
 def is_first_process() -> bool:
     """Whether this process writes files and prints: the first of several."""
+    return process_number() is None
+
+
+def process_number() -> str | None:
+    """What says that this process is not the first of several, such as "RANK=1"; None in the first.
+
+    A variable that was left in the environment is refused, since the first process would be missing.
+    """
+    found = {name: os.environ[name] for name in SET_WITH if name in os.environ}
+    for name, value in found.items():
+        if not value.isdecimal() or (int(value) and SET_WITH[name] not in os.environ):
+            reason = f"without {SET_WITH[name]} no process is the first" if value.isdecimal() else "is no number"
+            raise ConfigError(f"{name}={value}: {reason}; unset {name}, which torchrun, Slurm or trainer=ddp sets.")
     # torchrun sets RANK, in jobs of Slurm, too; Lightning, where it starts the processes itself, sets the last two.
-    names = ("RANK",) if "RANK" in os.environ else ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
-    return all(int(os.environ.get(name, "0")) == 0 for name in names)
+    names = ("RANK",) if "RANK" in found else ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+    return next((f"{name}={found[name]}" for name in names if int(found.get(name, "0"))), None)
 
 
 def has_checkpoint(run: Path) -> bool:

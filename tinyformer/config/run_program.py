@@ -62,7 +62,7 @@ def run_program(
         is_side_by_side = os.getpid() != process
         own_folder = locked(folder) if invocation.is_sweep else contextlib.nullcontext()  # that of a run is claimed
         with named_lines(f"[{context.job.num}]") if is_side_by_side else contextlib.nullcontext():
-            if invocation.is_sweep and is_first_process():
+            if invocation.is_sweep and is_first:
                 print(" ".join(invocation.overrides), end="  ", flush=True)  # the line ends with the result
             # Reported here: Hydra would hold back the error of a job until all jobs of the sweep have ended.
             try:
@@ -83,7 +83,7 @@ def run_program(
 
     try:
         register_resolvers(command)
-        is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+        is_first, is_sweep = is_first_process(), any(argument in ("-m", "--multirun") for argument in arguments)
         arguments = list(rewrite(readable(arguments, is_sweep)))
         with argv([*script, *arguments]):
             hydra.main(version_base=None, config_path=str(directory), config_name=config_name)(run_job)()

@@ -121,11 +121,12 @@ class DataModule(lightning.LightningDataModule):
             reason = f"there are fewer training {self.row_format.row}s than devices"
             raise ArgumentError("trainer.devices", self._world_size, reason, {"devices": 1})
         if self.trainer is not None:
-            limit, length = self.trainer.limit_train_batches, len(loader)
-            loader.limit(limit, is_repeated=self.trainer.overfit_batches > 0)  # type: ignore[attr-defined]
-            if not len(loader):
-                name, reason = "trainer.limit_train_batches", f"is less than one of the {length} batches of an epoch"
-                raise ArgumentError(name, limit, reason, {"limit_train_batches": 1})
+            limit, is_repeated = self.trainer.limit_train_batches, self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+            loader.limit(limit, is_repeated)
+            if not loader.num_read:
+                name = "overfit_batches" if is_repeated else "limit_train_batches"
+                reason = f"is less than one of the {len(loader)} batches of an epoch"
+                raise ArgumentError(f"trainer.{name}", limit, reason, {name: 1})
         return loader
 
     def val_dataloader(self) -> DataLoader | list[DataLoader]:

@@ -1,5 +1,6 @@
 """The task and the network that a config describes, instantiated and checked against the data."""
 
+import contextlib
 import pydoc
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from hydra.utils import instantiate
+from lightning.pytorch import callbacks as of_lightning
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.checks import check_types
@@ -28,6 +30,19 @@ LACKS = {
     "span": "no questions about contexts for task=span; data=docstring_questions works",
 }
 """What generated data lack for a task, and data that work, by task."""
+
+REFUSED: dict[type[L.Callback], str] = {
+    of_lightning.BaseFinetuning: "changes which weights are optimized; freeze_encoder=true trains the readout alone",
+    of_lightning.BasePredictionWriter: "has no effect, since a run predicts nothing",
+    of_lightning.BatchSizeFinder: "changes batches for which the run has been planned; set data.batch_size",
+    of_lightning.GradientAccumulationScheduler: "changes the length of a run; set trainer.accumulate_grad_batches",
+    of_lightning.LearningRateFinder: "does not find optimizer.lr; -m optimizer.lr=1e-3,3e-3 compares rates",
+    of_lightning.ModelPruning: "renames weights, after which training fails; model.pruned_heads removes heads",
+    of_lightning.OnExceptionCheckpoint: "starts from a file that another run has left; resume=FOLDER continues a run",
+    of_lightning.SpikeDetection: "lists batches that no run leaves out; callbacks.finite checks each step",
+    of_lightning.StochasticWeightAveraging: "averages after the last checkpoint; EMAWeightAveraging does not",
+}
+"""Callbacks of Lightning that would not do in a run what Lightning documents: the reason, and what does."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +132,15 @@ def require_known_tokens(task: Task, network: Network) -> None:
             task.special_tokens.require_known(network.vocab_size)
 
 
-def evaluation_mask(task: Task, data: DataModule, split: str) -> AttentionMask:
-    """The task's mask of the first batch of a split; an empty split is refused."""
+def evaluation_mask(task: Task, data: DataModule, split: str, limit: float | None) -> AttentionMask:
+    """The task's mask of the first batch of a split; an empty split is refused, and a limit to less than one batch."""
     with argument_path("datamodule"):
-        return task.mask(next(iter(data.evaluation_dataloader(split))))
+        batches = data.evaluation_dataloader(split)
+        mask = task.mask(next(iter(batches)))
+    if isinstance(limit, float) and limit * len(batches) < 1:
+        found = f"{limit:g} of the {len(batches)} batches of the {split} split is less than one"
+        raise ConfigError(f"trainer: {found}; a number of them works, such as trainer.limit_val_batches=1.")
+    return mask
 
 
 def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None, further: int = 0) -> Network:
@@ -183,11 +203,32 @@ def _try_out(network: Network) -> None:
         network.train(was_training)
 
 
-def make_callbacks(group: DictConfig) -> list[L.Callback]:
-    """The callbacks of the `callbacks` group, without entries that are null.
+def make_callbacks(group: DictConfig) -> dict[str, L.Callback]:
+    """The callbacks of the `callbacks` group by their names in it, without entries that are null.
 
     `FiniteCheck` follows those that may change gradients, since its norm is the one that clips them; `Snapshots`
     follows all others.
     """
-    callbacks = [instantiate(node, _convert_="all") for node in group.values() if node is not None]
-    return sorted(callbacks, key=lambda each: (isinstance(each, Snapshots), isinstance(each, FiniteCheck)))
+    made = {str(name): instantiate(node, _convert_="all") for name, node in group.items() if node is not None}
+    for name, callback in made.items():
+        for reason in (reason for kind, reason in REFUSED.items() if isinstance(callback, kind)):
+            raise ArgumentError(f"callbacks.{name}", type(callback).__name__, reason, {name: None})
+    rank = {name: (isinstance(each, Snapshots), isinstance(each, FiniteCheck)) for name, each in made.items()}
+    return {name: made[name] for name in sorted(made, key=rank.__getitem__)}
+
+
+def require_monitored(callbacks: Mapping[str, L.Callback], task: Task, network: Network, data: DataModule) -> None:
+    """Refuse a callback that needs a metric which validation does not log, as the scores of its first batch show."""
+    kinds = (of_lightning.EarlyStopping, of_lightning.ModelCheckpoint)
+    needs = {name: each.monitor for name, each in callbacks.items() if isinstance(each, kinds) and each.monitor}
+    known: list[str] = []
+    if needs:
+        with torch.no_grad(), contextlib.suppress(ArgumentError):  # a backend that runs on CUDA alone
+            scores = task.score(network.eval(), next(iter(data.evaluation_dataloader("validation"))))
+            metrics = task.metrics(scores, data.splits["validation"])
+            known = [f"val/{name}" for name, value in metrics.items() if value is not None]
+        network.train()
+    for name, monitor in needs.items():
+        if known and monitor not in known and getattr(callbacks[name], "strict", True):
+            reason = f"is no metric of validation, which logs {', '.join(known)}"
+            raise ArgumentError(f"callbacks.{name}.monitor", monitor, reason, {"monitor": f"val/{task.monitor}"})

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.utils import instantiate
+from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import caption
@@ -45,6 +46,7 @@ from tinyformer.run.parts import (
     make_network,
     prepare_task,
     require_known_tokens,
+    require_monitored,
     set_labels,
 )
 from tinyformer.run.results import has_test, score_evaluation, score_training, summarise_evaluation, summarise_training
@@ -121,6 +123,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     values: Any = OmegaConf.to_container(config, resolve=True)
     options, generation = Options.of(values), make_generation(values["generate"])
     settings = make_settings(values["trainer"], options)
+    config.trainer.precision = settings.precision
     start = load_start(options.resume, options.init_from, folder)
     if start is not None:
         if start.is_resumed:
@@ -132,6 +135,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
     stored: Any = OmegaConf.to_container(config, resolve=False)
     optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
+    chosen = make_callbacks(config.callbacks)
     inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
     data = training_data(partial(make_data, config, invocation), start, inherits_tokenizer, settings.device)
     stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
@@ -142,11 +146,11 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     set_size(stored, matched)
     network = starting_network(partial(make_network, config, data.tokenizer), options, start, stored["task"])
     require_known_tokens(task, network)
-    mask = evaluation_mask(task, data, "validation")
+    mask = evaluation_mask(task, data, "validation", settings.limit)
     if has_test(task, data):
-        evaluation_mask(task, data, "test")  # refuses an empty split, which would end the run after its training
+        evaluation_mask(task, data, "test", settings.limit)  # refuses what would end the run after its training
+    require_monitored(chosen, task, network, data)
     kernels, measured = training_kernels(network, settings, mask, task, data, start)
-    warning = memory_warning(stored, network, kernels, settings, mask, data)
     settings = decide_compiling(settings, options, network, data, start)
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
@@ -154,21 +158,21 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
     accept = partial(keep_overrides, config, written, folder, invocation)
     saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
-    callbacks = [report := Report(), *make_callbacks(config.callbacks), saver]
-    if settings.arguments["enable_progress_bar"]:
+    callbacks = [report := Report(), *chosen.values(), saver]
+    if settings.arguments["enable_progress_bar"] and not any(isinstance(each, ProgressBar) for each in callbacks):
         callbacks.append(StepProgress(report))
     trainer = training_trainer(settings, folder, loggers, callbacks)
     compile_network(network, settings, data.row_format.varying_length, mask, trainer.world_size)
     if invocation.in_python:
         require_one_process(trainer)
     parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
-    found: Any = {
-        "matched": matched,
-        "warning": warning,
-        "backends": measured,
-        "is_compiled": bool(settings.compile_mode),
-    }
-    run = Run(config, folder, invocation, start, stored, *parts, **found)
+    run = Run(
+        *(config, folder, invocation, start, stored, *parts),
+        matched=matched,
+        warning=memory_warning(stored, network, kernels, settings, mask, data),
+        backends=measured,
+        is_compiled=settings.compile_mode is not None,
+    )
     log_hyperparameters(run.loggers, stored, run.network)
     return run
 
@@ -198,15 +202,14 @@ def set_up_evaluation(
     prepare_task(task, config, data, generation)
     network = starting_network(partial(make_network, config, data.tokenizer), options, start, stored["task"])
     require_known_tokens(task, network)
-    mask = evaluation_mask(task, data, split)
+    mask = evaluation_mask(task, data, split, settings.limit)
     analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
     kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
     step, path = start.checkpoint.step, start.checkpoint.path
     module = TrainingModule(network, task, data, evaluated=split, first_step=step, checkpoint=path)
     loggers = make_loggers(config.logger, folder, invocation.is_sweep)
-    trainer = scoring_trainer(
-        settings, folder, loggers, make_callbacks(config.callbacks), settings.arguments.get("profiler")
-    )
+    callbacks = [*make_callbacks(config.callbacks).values()]
+    trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
     parts = (settings, data, split, task, generation, network, kernels, module, loggers, trainer)
     run = Run(config, folder, invocation, start, stored, *parts, analysis=analysis, is_scored=is_scored)
     log_hyperparameters(run.loggers, own, run.network)

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tinyformer.config.checks import check_value
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import process_number
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
@@ -130,6 +131,7 @@ def set_up_process() -> None:
     # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)  # which a user has added
     for library in ("httpx", "httpx2", "absl"):  # a line for each request to the Hub; ROUGE's tokenizer
         logging.getLogger(library).setLevel(logging.WARNING)
     for message in (
@@ -176,6 +178,8 @@ def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
             if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
                 raise ArgumentError(name, value, reason, {name: example})
         _refuse_arguments(arguments)
+        if isinstance(arguments.get("val_check_interval"), float) and arguments.get("check_val_every_n_epoch") is None:
+            arguments["check_val_every_n_epoch"] = 1  # the fraction is one of each epoch
         _check_strategy(arguments)
         for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
             if arguments.get(name) is not None:
@@ -249,6 +253,9 @@ def training_trainer(
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
     )
+    if trainer.is_global_zero and (number := process_number()) is not None:  # torchrun has started more than devices
+        reason = f"makes this process the first of the run, and {number} does not; unset it, or train with trainer=ddp"
+        raise ArgumentError("trainer.devices", settings.arguments.get("devices"), reason)
     trainer.fit_loop = FitLoop(trainer)
     return trainer
 

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from jaxtyping import Float
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
@@ -131,6 +132,16 @@ class TrainingModule(L.LightningModule):
             return loss
 
         super().optimizer_step(epoch, batch_idx, optimizer, compute_gradients)
+        self._start_averages()
+
+    def _start_averages(self) -> None:
+        """Keep an average of weights that has not begun equal to them: else validation would have the initial ones."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, WeightAveraging) and not callback._latest_update_step:
+                assert callback._average_model is not None
+                is_empty = callback._average_model.n_averaged == 0  # not read, for which the host would wait
+                for average, weight in zip(callback._average_model.parameters(), self.parameters(), strict=True):
+                    average.data.copy_(torch.where(is_empty, weight.data, average.data))
 
     @property
     def sum_dtype(self) -> torch.dtype:

@@ -93,7 +93,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.is_due = bool(state_dict.get("is_due"))
 
     def count_epochs(self, max_epochs: int) -> None:
-        self.last_position = max_epochs * len(self._loader)
+        self.last_position = max_epochs * self._loader.num_read
         batches = max(0, self.last_position - self._loader.position)
         steps = self.global_step + math.ceil(batches / self.trainer.accumulate_grad_batches)
         self.max_steps = steps if self.max_steps < 0 else min(steps, self.max_steps)

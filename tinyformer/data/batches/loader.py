@@ -26,7 +26,7 @@ class EpochLoader(ABC):
     Each iteration is one epoch, or the rest of one. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: batches in an epoch.
+        length: batches in a whole epoch, also the length of the loader: Lightning takes the same part of it as `limit`.
         num_workers: processes that read ahead; 0: batches are read in this process.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
     """
@@ -34,7 +34,7 @@ class EpochLoader(ABC):
     def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
         self.seconds = 0.0  # that the training loop has waited for batches
         self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
-        self._limit, self._is_repeated = length, False
+        self.num_read, self._is_repeated = length, False  # batches that are read of each epoch
         self._current_epoch = self._batch = 0
 
     @abstractmethod
@@ -46,16 +46,16 @@ class EpochLoader(ABC):
 
     def limit(self, batches: int | float, is_repeated: bool = False) -> None:
         """Read only the first batches, a number or a fraction, of each epoch, or always those of the first."""
-        self._limit = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
+        self.num_read = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
         self._is_repeated = is_repeated
 
     def __len__(self) -> int:
-        return self._limit
+        return self._length
 
     @property
     def position(self) -> int:
         """Number of batches read in all epochs."""
-        return self._current_epoch * self._limit + self._batch
+        return self._current_epoch * self.num_read + self._batch
 
     def __iter__(self) -> Iterator[Any]:
         requested = time.perf_counter()
@@ -63,7 +63,7 @@ class EpochLoader(ABC):
         dataset, batches = self._epoch(0 if self._is_repeated else epoch)
         loader = DataLoader(
             dataset,
-            batch_sampler=batches[done : self._limit],
+            batch_sampler=batches[done : self.num_read],
             collate_fn=identity,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
@@ -73,7 +73,7 @@ class EpochLoader(ABC):
             done += 1
             # Updated before the batch is returned, since workers read ahead. The end of an epoch is the beginning of
             # the next: Lightning never requests the batch after the last.
-            self._current_epoch, self._batch = divmod(epoch * self._limit + done, self._limit)
+            self._current_epoch, self._batch = divmod(epoch * self.num_read + done, self.num_read)
             self.seconds += time.perf_counter() - requested
             yield batch
             requested = time.perf_counter()
@@ -88,7 +88,7 @@ class EpochLoader(ABC):
         """
         batch = state["batch"] * self._length // state.get("length", self._length)
         # The limit may be lower than before.
-        self._current_epoch, self._batch = (state["epoch"], batch) if batch < self._limit else (state["epoch"] + 1, 0)
+        self._current_epoch, self._batch = (state["epoch"], batch) if batch < self.num_read else (state["epoch"] + 1, 0)
 
 
 class ResumableLoader(EpochLoader):
