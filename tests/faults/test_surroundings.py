@@ -1,5 +1,6 @@
 """Full disks, folders that cannot be made, closed pipes, early Ctrl-C, no network, any overrides: never a traceback."""
 
+import os
 import random
 import shlex
 import shutil
@@ -61,6 +62,34 @@ def test_nobody_reads_the_output(words: list[str], tmp_path: Path, book: Path) -
     command = ["bash", "-c", f"{shlex.join([sys.executable, *words])} | true; exit ${{PIPESTATUS[0]}}"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+ENCODINGS = {
+    "C locale": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "ASCII output": {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+}
+IN_PYTHON = [
+    "-c",
+    "import sys, tinyformer; before = sys.stdout.errors; tinyformer.train(sys.argv[1:]).model; "
+    "assert sys.stdout.errors == before",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_a_terminal_cannot_encode_is_escaped_and_files_are_utf_8(encoding: str, tmp_path: Path) -> None:
+    """Of a program, and of Python, whose output is then as it was."""
+    (tmp_path / "book.txt").write_text("中文\n大天地的é" * 300, encoding="utf-8")
+    script = TRAIN[:1] if encoding == "C locale" else IN_PYTHON
+    command = [sys.executable, *script, *TRAIN[1:], "trainer.max_steps=4"]
+    environment = os.environ | ENCODINGS[encoding]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    sample = results_of(tmp_path / "run")["sample"]
+    assert not sample.isascii()
+    assert ascii(sample.splitlines()[-1])[1:-1].encode() in ended.stdout
+    for path in (path for path in tmp_path.rglob("*") if path.suffix in (".csv", ".json", ".yaml")):
+        path.read_text(encoding="utf-8")
 
 
 # Weights & Biases without a network.
