@@ -138,6 +138,7 @@ class Finding(_Checked):
     notes: str = ""  # what was tried and learnt, after the first run
     takeaway: str = ""  # what a reader should remember, after a measurement; {key} stands for the mean of a check
     concluded: dict[str, str] = {}  # the verdict on each clause for which the takeaway was written
+    published: str = ""  # the day and the commit of the project's measurement with these verdicts
     trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
 
     @property
