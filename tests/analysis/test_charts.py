@@ -1,17 +1,23 @@
 """Pictures of maps, and charts of heads, layers and seeds."""
 
+import functools
 import itertools
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import head_maps, measure_maps, save_png, seeds_by_number
+from tinyformer.analysis.pictures import picture as pictures
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT, COLOURS, HATCH
+from tinyformer.model.showing import heat_map
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
@@ -95,6 +101,44 @@ def test_an_ablated_head_is_hatched_and_named():
     shades = np.unique(number[:, left.left : left.right].reshape(-1, 3), axis=0)
     assert (shades.max(), len(shades) > 5) == (255, True)  # white on the colour of the cell, antialiased
     assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
+
+
+def make_font(path, characters):
+    """Write a font in which each character is a square."""
+    names, pen = {ord(c): f"u{ord(c):04X}" for c in characters}, TTGlyphPen(None)
+    pen.moveTo((100, 0)), pen.lineTo((100, 700)), pen.lineTo((900, 700)), pen.lineTo((900, 0)), pen.closePath()
+    font, glyphs = FontBuilder(1000), [".notdef", *names.values()]
+    font.setupGlyphOrder(glyphs), font.setupCharacterMap(names), font.setupGlyf(dict.fromkeys(glyphs, pen.glyph()))
+    (
+        font.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 100))),
+        font.setupHorizontalHeader(ascent=800, descent=-200),
+    )
+    font.setupNameTable({"familyName": "Squares", "styleName": "Regular"}), font.setupOS2(), font.setupPost()
+    font.save(path)
+
+
+@pytest.mark.parametrize("installed", ["", "中文a"])
+def test_chinese_is_drawn_in_a_font_that_has_it_and_the_lack_of_one_is_told_once(
+    installed, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "broken.ttf").write_bytes(b"\0")
+    make_font(tmp_path / "squares.ttf", installed)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path) for path in tmp_path.glob("*.ttf")])
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
+    for name in ("_installed_font", "_font_of", "_ink"):  # which remember the fonts of this machine
+        monkeypatch.setattr(pictures, name, getattr(pictures, name).__wrapped__)
+    monkeypatch.setattr(pictures, "_installed_font", functools.cache(pictures._installed_font))
+    weights, tokens = torch.eye(3), ["中", "a文", "é中"]
+    shown = ["中", "a文", "é\\u4e2d"] if installed else ["\\u4e2d", "a\\u6587", "é\\u4e2d"]
+    figure = heat_map(weights, tokens, titles=["标 " + tokens[0]])  # a missing glyph would be a warning
+    save_png(figure, tmp_path / "figure.png", "中")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == shown
+    assert figure.axes[0].get_title(loc="left") == f"\\u6807 {shown[0]}"
+    labels = {label.text: label for label in head_maps([weights[None]], tokens, "title").labels}
+    assert {*shown} <= labels.keys()
+    if installed:
+        assert pictures._ink("中", 7).max() == 255  # filled
+    assert capsys.readouterr().err.count("No installed font has 中") == (not installed)
 
 
 def test_the_colour_is_the_square_root_of_the_weight(tmp_path):

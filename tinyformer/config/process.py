@@ -32,9 +32,8 @@ def keep_hydra() -> Iterator[None]:
 
 def escape_output() -> dict[io.TextIOWrapper, str | None]:
     r"""Print what the terminal cannot encode as an escape, such as `\u4e2d`; returns the former handlers of errors."""
-    streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
-    former = {stream: stream.errors for stream in streams}
-    for stream in streams:
+    former = {stream: stream.errors for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)}
+    for stream in former:
         stream.reconfigure(errors="backslashreplace")
     return former
 

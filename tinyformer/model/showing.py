@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 from torch import Tensor
 
 from tinyformer.analysis.pictures.charts import Chart, ink_on
-from tinyformer.analysis.pictures.picture import readable
+from tinyformer.analysis.pictures.picture import readable, set_fonts
 from tinyformer.errors import ArgumentError
 
 CELL, SIDE = 0.34, 9.0
@@ -60,6 +60,7 @@ def chart_of_maps(
         axes = [chart.add_subplot(down, across, place) for place in range(1, len(panels) + 1)]
     for panel, axes_of_panel in zip(panels, axes, strict=True):
         _draw(axes_of_panel, panel, queries, keys)
+        set_fonts(axes_of_panel)
     return cast(Figure, axes[0].get_figure(root=True))
 
 
