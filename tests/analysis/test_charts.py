@@ -109,18 +109,13 @@ def make_font(path, characters):
     pen.moveTo((100, 0)), pen.lineTo((100, 700)), pen.lineTo((900, 700)), pen.lineTo((900, 0)), pen.closePath()
     font, glyphs = FontBuilder(1000), [".notdef", *names.values()]
     font.setupGlyphOrder(glyphs), font.setupCharacterMap(names), font.setupGlyf(dict.fromkeys(glyphs, pen.glyph()))
-    (
-        font.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 100))),
-        font.setupHorizontalHeader(ascent=800, descent=-200),
-    )
+    font.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 100))), font.setupHorizontalHeader(ascent=800)
     font.setupNameTable({"familyName": "Squares", "styleName": "Regular"}), font.setupOS2(), font.setupPost()
     font.save(path)
 
 
 @pytest.mark.parametrize("installed", ["", "中文a"])
-def test_chinese_is_drawn_in_a_font_that_has_it_and_the_lack_of_one_is_told_once(
-    installed, tmp_path, monkeypatch, capsys
-):
+def test_chinese_is_drawn_in_a_font_that_has_it_or_escaped_once_told(installed, tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.ttf").write_bytes(b"\0")
     make_font(tmp_path / "squares.ttf", installed)
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path) for path in tmp_path.glob("*.ttf")])
@@ -128,17 +123,12 @@ def test_chinese_is_drawn_in_a_font_that_has_it_and_the_lack_of_one_is_told_once
     for name in ("_installed_font", "_font_of", "_ink"):  # which remember the fonts of this machine
         monkeypatch.setattr(pictures, name, getattr(pictures, name).__wrapped__)
     monkeypatch.setattr(pictures, "_installed_font", functools.cache(pictures._installed_font))
-    weights, tokens = torch.eye(3), ["中", "a文", "é中"]
     shown = ["中", "a文", "é\\u4e2d"] if installed else ["\\u4e2d", "a\\u6587", "é\\u4e2d"]
-    figure = heat_map(weights, tokens, titles=["标 " + tokens[0]])  # a missing glyph would be a warning
+    figure = heat_map(torch.eye(3), ["中", "a文", "é中"], titles=["标"])  # a missing glyph would be a warning
     save_png(figure, tmp_path / "figure.png", "中")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == shown
-    assert figure.axes[0].get_title(loc="left") == f"\\u6807 {shown[0]}"
-    labels = {label.text: label for label in head_maps([weights[None]], tokens, "title").labels}
-    assert {*shown} <= labels.keys()
-    if installed:
-        assert pictures._ink("中", 7).max() == 255  # filled
-    assert capsys.readouterr().err.count("No installed font has 中") == (not installed)
+    assert {*shown} <= {label.text for label in head_maps([torch.eye(3)[None]], ["中", "a文", "é中"], "title").labels}
+    assert capsys.readouterr().err.count("no font has it") == (not installed)
 
 
 def test_the_colour_is_the_square_root_of_the_weight(tmp_path):

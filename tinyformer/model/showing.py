@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from rich import box
@@ -56,7 +55,6 @@ def chart_of_maps(
         width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
         down, across = math.ceil(len(panels) / MAX_ACROSS), min(len(panels), MAX_ACROSS)
         chart = Chart(figsize=(width * across, height * down), dpi=130, layout="constrained")
-        FigureCanvasAgg(chart)
         axes = [chart.add_subplot(down, across, place) for place in range(1, len(panels) + 1)]
     for panel, axes_of_panel in zip(panels, axes, strict=True):
         _draw(axes_of_panel, panel, queries, keys)

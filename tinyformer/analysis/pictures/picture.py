@@ -154,8 +154,6 @@ def save_png(picture: Picture | Figure, path: str | Path, caption: str = "") -> 
         width = int(picture.get_figwidth() * CHARACTERS_PER_INCH)
         lines = textwrap.wrap(readable(caption, longest=1000), width)
         picture.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS, family=list(FONTS), parse_math=False)
-    if isinstance(picture, Figure):
-        set_fonts(picture)
     picture.savefig(path)
     return path
 
@@ -180,12 +178,10 @@ def _installed_font(sample: str) -> str | None:
     for path in sorted(font_manager.findSystemFonts(), key=lambda path: ("Regular" not in path, path)):
         with contextlib.suppress(OSError, RuntimeError):  # of a file that cannot be read
             if (font := font_manager.get_font(path)).get_char_index(ord(sample)):
-                # Matplotlib's own list may be older than the font, or give it another weight, which is logged.
                 entry = font_manager.FontEntry(fname=path, name=font.family_name, size="scalable")
-                font_manager.fontManager.ttflist.append(entry)
+                font_manager.fontManager.ttflist.append(entry)  # which may be older, or give it another weight
                 return font.family_name
-    works = "such as that of Debian's package fonts-noto-cjk"
-    print(f"No installed font has {sample}: pictures show escapes. Install one that has it, {works}.", file=sys.stderr)
+    print(f"Pictures escape {sample}: no font has it. Debian's package fonts-noto-cjk has one.", file=sys.stderr)
     return None
 
 
