@@ -162,7 +162,7 @@ def set_fonts(artist: Artist) -> None:
     """Give each text of a figure, or of axes, further fonts, and escapes for the characters that no font has."""
     for text in cast(list[Text], artist.findobj(Text)):
         text.set_text("".join(c if c.isspace() or _font_of(c) else ascii(c)[1:-1] for c in text.get_text()))
-        text.set_family(list(dict.fromkeys([*text.get_family(), *fonts_of(text.get_text())])))
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *fonts_of(text.get_text())])))
 
 
 def fonts_of(text: str) -> list[str]:
