@@ -1004,7 +1004,7 @@ def write(path: Path, outcomes: Sequence[Outcome]) -> None:
         "survived": [one.name for one in outcomes if one.outcome == "survived"],
         "breaks": [asdict(one) for one in outcomes],
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -39,7 +39,7 @@ def losses(overrides: Sequence[str]) -> list[float]:
     """The training loss of each step, in nats per token."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         run = tinyformer.train([*overrides, *FIXED, f"hydra.run.dir={folder}/run"])
-        with (run.folder / "metrics.csv").open() as file:
+        with (run.folder / "metrics.csv").open(encoding="utf-8") as file:
             return [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
 
 
@@ -83,7 +83,7 @@ def main() -> None:
         "overrides": names,
         "losses": {name: losses([*shared, f"attention.backend={name}"]) for name in backends},
     }
-    given.output.write_text(json.dumps(record, indent=1) + "\n")
+    given.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     draw(record, given.output.with_suffix(".png"))
     for name, apart in differences(record["losses"]).items():
         print(f"{name} - {backends[0]}: {apart[0]:.1e} at step 1, at most {max(apart):.1e} nats per token")

@@ -125,14 +125,14 @@ def table(folder: Path) -> Iterator[str]:
     """What was measured into a folder, in lines of Markdown; what is missing there is left out."""
     path = folder / "shakespeare" / "results.json"
     if path.exists():
-        run = json.loads(path.read_text())
+        run = json.loads(path.read_text(encoding="utf-8"))
         yield f"`experiment=shakespeare_gpu` on {run['device']}, {run['precision']}, {run['attention_kernel']}:"
         yield f"val/loss {run['val/loss']:.4f} with the last weights, best {run['best/val/loss']:.4f},"
         yield f"{run['steps']:,} steps in {run['seconds']:.0f} s, {run['throughput/tokens_per_second']:,.0f} tokens/s, "
         yield f"MFU {run['throughput/mfu']:.1%}, telemetry {run['telemetry/share']:.2%} of the time.\n"
     path = folder / "gpu.json"
     if path.exists():
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         yield f"{found['machine']}, {found['peak']}, measured {found['measured_flops_per_second'] / 1e12:.0f} TFLOP/s\n"
         yield "| training, bf16, compiled | | tokens/s | MFU | peak memory, GB |\n|---|---|---|---|---|"
         for row in found["training"]:
@@ -168,7 +168,9 @@ def main() -> None:
     record = {"machine": machine("cuda"), "versions": versions(), "commit": commit()}
     for part in measure_gpu(given.quick, overrides):
         record |= part
-        given.output.write_text(json.dumps(record, indent=1) + "\n")  # now, so that an interruption loses one part
+        given.output.write_text(
+            json.dumps(record, indent=1) + "\n", encoding="utf-8"
+        )  # now, so that an interruption loses one part
 
 
 if __name__ == "__main__":

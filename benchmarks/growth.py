@@ -136,7 +136,7 @@ def main() -> None:
         "exponents": fit(rows),
     }
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(json.dumps(record, indent=2) + "\n")
+    given.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     draw(record, given.output.with_suffix(".png"))
     print_table(record)
 

@@ -146,9 +146,9 @@ def runs(text: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def figures(folder: Path) -> dict[str, Any]:
     """The losses in a run's folder, and the measures of its heads where they were recorded."""
-    with (folder / "metrics.csv").open() as file:
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    results = json.loads((folder / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     final = {key: value for key, value in results.items() if key.startswith(("val/", "best/", "test/"))}
     measures = {key: float(value) for key, value in rows[-1].items() if key.startswith("attention/") and value}
     return {
@@ -163,7 +163,7 @@ def _train(overrides: list[str], folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    with (folder / "printed.txt").open("w") as printed:
+    with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)
     sys.path.insert(0, str(ROOT))
@@ -191,7 +191,7 @@ def train(overrides: list[str], folder: Path) -> dict[str, Any]:
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError(f"train.py {' '.join(overrides)}\n{(folder / 'printed.txt').read_text()}")
+        raise RuntimeError(f"train.py {' '.join(overrides)}\n{(folder / 'printed.txt').read_text(encoding='utf-8')}")
     return figures(folder / "run")
 
 
@@ -243,7 +243,7 @@ def main() -> int:
     if arguments.shakespeare:
         text = ["data=text", f"data.files={arguments.shakespeare.resolve()}"]
         digest = hashlib.sha256(arguments.shakespeare.read_bytes()).hexdigest()
-    before = json.loads(arguments.compare.read_text()) if arguments.compare else None
+    before = json.loads(arguments.compare.read_text(encoding="utf-8")) if arguments.compare else None
     if before and before["text"] != digest:
         print(f"{arguments.compare} was made from another text; --shakespeare names the file.", file=sys.stderr)
         return 2
@@ -276,7 +276,7 @@ def main() -> int:
     print(f"\n{len(found)} runs in {seconds:.0f} s; failed: {', '.join(failed) or 'none'}")
     if arguments.out:
         record = {"text": digest, "environment": environment(), "seconds": round(seconds), "runs": found}
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if not before:
         return 1 if failed else 0
 

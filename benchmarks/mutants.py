@@ -239,7 +239,7 @@ def main() -> int:
             print(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {mutant.name}  {outcome.by}", flush=True)
             if options.json:
                 record = {"seed": options.seed, "mutants": [asdict(one) for one in outcomes]}
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
+                options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     survived, errors = (sum(one.outcome == kind for one in outcomes) for kind in ("survived", "error"))
     if outcomes:
         print(f"{len(outcomes) - survived - errors} of {len(outcomes)} caught, {survived} survived.")

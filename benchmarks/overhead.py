@@ -176,7 +176,7 @@ def write(name: str, milliseconds: Any) -> None:
         "commit": commit(),
         "milliseconds_a_step": milliseconds,
     }
-    (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    (ROOT / "benchmarks" / "results" / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -277,7 +277,7 @@ def main() -> None:
     }
     output = given.output or ROOT / "benchmarks" / "results" / f"peers{'_compiled' * given.compiled}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(record, indent=1) + "\n")
+    output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     plot([result.row for result in results], output.with_suffix(".png"))
     Console(width=160, markup=False, highlight=False).print(table(results))
     if unequal := unequal_losses(results):

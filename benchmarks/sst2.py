@@ -41,7 +41,7 @@ def train(overrides: list[str], folder: Path, seed: int) -> dict[str, float]:
     """The results of a run with these overrides."""
     command = [sys.executable, "train.py", *overrides, f"seed={seed}", f"hydra.run.dir={folder}"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / "results.json").read_text())
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def read_split(folder: Path, split: str) -> tuple[list[str], list[str]]:
@@ -89,7 +89,7 @@ def main() -> None:
         "bag_of_words": words,
         "rows": rows,
     }
-    (ROOT / "benchmarks" / "results" / "sst2.json").write_text(json.dumps(results, indent=1) + "\n")
+    (ROOT / "benchmarks" / "results" / "sst2.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for name, runs in rows.items():
         accuracies = [run["test/accuracy"] for run in runs]
         spread = f"{statistics.mean(accuracies):.4f} ± {statistics.stdev(accuracies):.4f}"

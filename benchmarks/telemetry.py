@@ -109,7 +109,7 @@ def train_whole(overrides: list[str], folder: Path) -> dict[str, Any]:
     """The time that telemetry took in a run of `train.py`, as the run reports it."""
     command = [sys.executable, str(ROOT / "train.py"), *overrides, f"hydra.run.dir={folder}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    results = json.loads((folder / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     kept = ("telemetry/seconds", "telemetry/share", "steps", "seconds", "throughput/tokens_per_second", "val/loss")
     return {key: results[key] for key in (*kept, "device", "precision", "attention_kernel")}
 
@@ -135,7 +135,7 @@ def main() -> None:
         "whole_run": whole,
     }
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(json.dumps(record, indent=2) + "\n")
+    given.output.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(
         f"\nin turn     {100 * (in_turn['seconds']['ratio'] - 1):+.2f} % of time, "
         f"{100 * (in_turn['processor_seconds']['ratio'] - 1):+.2f} % of processor time "

@@ -70,7 +70,7 @@ def train(overrides: list[str], folder: Path) -> dict[str, Any]:
     """The results of a run with these overrides."""
     command = [sys.executable, "train.py", *EQUAL, *overrides, f"hydra.run.dir={folder}"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / "results.json").read_text())
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
 def unigram_entropy(text: str) -> float:
@@ -114,12 +114,12 @@ def main() -> None:
         "python": platform.python_version(),
         "commit": commit.strip(),
         "equal": EQUAL,
-        "unigram_entropy": unigram_entropy(files[0].read_text("utf-8")),
+        "unigram_entropy": unigram_entropy(files[0].read_text(encoding="utf-8")),
         "variants": rows,
     }
     target = ROOT / "benchmarks" / "results" / "variants.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(record, indent=2) + "\n")
+    target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     print(table(rows))
 
 

@@ -67,7 +67,7 @@ def table(path: str | Path) -> list[dict[str, str]]:
 
 def results_of(run: str | Path) -> dict[str, Any]:
     """The `results.json` of a run."""
-    return json.loads((Path(run) / "results.json").read_text())
+    return json.loads((Path(run) / "results.json").read_text(encoding="utf-8"))
 
 
 def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:

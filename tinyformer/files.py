@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import importlib
+import logging
 import math
 import os
 import shutil
@@ -111,5 +112,6 @@ def outside_of_the_current_folder() -> Iterator[None]:
 
 def import_matplotlib() -> None:
     """Import matplotlib without the current folder's `matplotlibrc`, which it executed until 3.10.8 and still reads."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # of the list of fonts that it builds once
     with outside_of_the_current_folder():
         importlib.import_module("matplotlib")

@@ -117,7 +117,7 @@ def describe_device(device: str) -> str:
 def cpu_name() -> str:
     """The model name that the kernel reports, else the architecture."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -136,7 +136,8 @@ def free_memory(device: str) -> int | None:
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     file = Path("/proc/meminfo")  # MemAvailable is Linux's estimate, which counts caches that it can drop
-    available = re.search(r"^MemAvailable: +(\d+) kB", file.read_text(), re.MULTILINE) if file.exists() else None
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    available = re.search(r"^MemAvailable: +(\d+) kB", text, re.MULTILINE)
     return 1024 * int(available[1]) if available else None
 
 

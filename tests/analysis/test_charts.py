@@ -1,17 +1,23 @@
 """Pictures of maps, and charts of heads, layers and seeds."""
 
+import functools
 import itertools
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import head_maps, measure_maps, save_png, seeds_by_number
+from tinyformer.analysis.pictures import picture as pictures
 from tinyformer.analysis.pictures.charts import head_grid
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT, COLOURS, HATCH
+from tinyformer.model.showing import heat_map
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
@@ -97,6 +103,34 @@ def test_an_ablated_head_is_hatched_and_named():
     shades = np.unique(number[:, left.left : left.right].reshape(-1, 3), axis=0)
     assert (shades.max(), len(shades) > 5) == (255, True)  # white on the colour of the cell, antialiased
     assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
+
+
+def make_font(path, characters):
+    """Write a font in which each character is a square."""
+    names, pen = {ord(c): f"u{ord(c):04X}" for c in characters}, TTGlyphPen(None)
+    pen.moveTo((100, 0)), pen.lineTo((100, 700)), pen.lineTo((900, 700)), pen.lineTo((900, 0)), pen.closePath()
+    font, glyphs = FontBuilder(1000), [".notdef", *names.values()]
+    font.setupGlyphOrder(glyphs), font.setupCharacterMap(names), font.setupGlyf(dict.fromkeys(glyphs, pen.glyph()))
+    font.setupHorizontalMetrics(dict.fromkeys(glyphs, (1000, 100))), font.setupHorizontalHeader(ascent=800)
+    font.setupNameTable({"familyName": "Squares", "styleName": "Regular"}), font.setupOS2(), font.setupPost()
+    font.save(path)
+
+
+@pytest.mark.parametrize("installed", ["", "中文a"])
+def test_chinese_is_drawn_in_a_font_that_has_it_or_escaped_once_told(installed, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.ttf").write_bytes(b"\0")
+    make_font(tmp_path / "squares.ttf", installed)
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(path) for path in tmp_path.glob("*.ttf")])
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
+    for name in ("_installed_font", "_font_of", "_ink"):  # which remember the fonts of this machine
+        monkeypatch.setattr(pictures, name, getattr(pictures, name).__wrapped__)
+    monkeypatch.setattr(pictures, "_installed_font", functools.cache(pictures._installed_font))
+    shown = ["中", "a文", "é\\u4e2d"] if installed else ["\\u4e2d", "a\\u6587", "é\\u4e2d"]
+    figure = heat_map(torch.eye(3), ["中", "a文", "é中"], titles=["标"])  # a missing glyph would be a warning
+    save_png(figure, tmp_path / "figure.png", "中")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == shown
+    assert {*shown} <= {label.text for label in head_maps([torch.eye(3)[None]], ["中", "a文", "é中"], "title").labels}
+    assert capsys.readouterr().err.count("no font has it") == (not installed)
 
 
 def test_the_colour_is_the_square_root_of_the_weight(tmp_path):

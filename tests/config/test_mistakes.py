@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_early
 from tinyformer.config.compose import compose_run
+from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import BUG, USER_MISTAKE, config_keys, describe, report
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
@@ -23,8 +25,27 @@ from tinyformer.run.trainer import make_settings, training_trainer
 SMALL = ("model.num_layers=2", "model.num_heads=2", "model.d_model=16", "model.max_seq_len=16", "model.vocab_size=10")
 
 
-CURE = re.compile(r"((?:[\w.]+=(?:'[^']*'|\"[^\"]*\"|[^\s;])+ )+)works\.")
+CURE = re.compile(r"""((?:[\w.]+=(?:'[^']*'|"[^"]*"|[^\s;'"])+ )+)(?:works|is the default|is (?:a|one) text)\.""")
 """The overrides that a sentence says would work."""
+
+
+def suggested(told: str, command: str) -> Iterator[str]:
+    """The commands that a sentence suggests in place of the one that it is about."""
+    key, _, value = told.partition(": ")[0].lstrip("+-~").partition("=")
+    wrong = value or key
+    for cure in CURE.findall(told) + re.findall(r" is needed, such as (\S+)\.$", told):
+        yield re.sub(rf"\b{re.escape(key)}=\S+$", "", command) + f" {cure}"
+    for cure in re.findall(r"VALUE, such as (\S+?)[.,](?: |$)", told):
+        yield re.sub(rf"{wrong}( \w\S*)?$", cure, command)
+    yield from re.findall(r"as in ('.*')\.$", told)
+    for words in re.findall(r"leave (\S+) out", told) + re.findall(r"without the (\+) it is set", told):
+        yield command.replace(words, "")
+    for name in (name for names in re.findall(r"Did you mean (.*?)\?", told) for name in names.split(" or ")):
+        if wrong in command:
+            meant = name + "=" * (name in values_of_keys())
+            yield re.sub(rf"[+-]*{wrong}(?: ?=| (?=\d))?", meant, command.removeprefix("--multi "))
+        else:  # in a mapping, the last part of the key
+            yield command.replace(wrong.rpartition(".")[2], name.rpartition(".")[2])
 
 
 def mistake_in(*overrides: str) -> str:
@@ -68,16 +89,16 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
         # Told by Hydra, in words of its own.
         ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: conv, *"),
-        ("num_heads=3", "num_heads: there is no such key. Did you mean model.num_heads*"),
+        ("num_heads=4", "num_heads: there is no such key. Did you mean model.num_heads*"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
         ("--epochs 5", "--epochs: is no option; *. Did you mean trainer.max_epochs or trainer.max_steps?"),
         ("--multi --lr=0.1", "--lr: is no option; values are set by KEY=VALUE. Did you mean optimizer.lr?"),
         ("seed=0 attention gqa", "attention: is no KEY=VALUE, such as attention=gqa."),
-        ("data.files book.txt", "data.files: is no KEY=VALUE, such as data.files=book.txt."),
-        ("run/last.ckpt", "run/last.ckpt: is no KEY=VALUE, such as checkpoint=run/last.ckpt."),
+        ("data=text data.files book.txt", "data.files: is no KEY=VALUE, such as data.files=book.txt."),
+        ("run/last.ckpt", "run/last.ckpt: is no KEY=VALUE, such as init_from=run/last.ckpt, or checkpoint=*"),
         ("generate.prompt=A cat", "cat: is no KEY=VALUE, and a text *quoted, as in 'generate.prompt=A cat'."),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
-        ("model.d_ff=1,2", """model.d_ff=1,2: -m makes a run of each value; model.d_ff="'1,2'" is one text.*"""),
+        ("model.d_ff=1,2", "model.d_ff=1,2: -m makes a run of each value."),
         (
             "generate.prompt=${5",
             "generate.prompt=*: ${…} refers to another key, which is not there; *\\${5* is a text.",
@@ -115,7 +136,10 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.max_time=5", "trainer.max_time=5: must be days, *; trainer.max_time=00:00:30:00 works."),
         ("+trainer.detect_anomaly=true", "+trainer.detect_anomaly: adds a key that is there already; without the +*"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 *"),
-        ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens*; task=masked_lm *"),
+        (
+            "task=masked_lm task.masking=null",
+            "task.masking=null: MaskedLM predicts masked tokens; choose task=mask*",
+        ),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
 )
@@ -123,8 +147,9 @@ def test_a_mistake_is_reported_by_its_key(overrides: str, sentence: str, tmp_pat
     monkeypatch.chdir(tmp_path)
     told = mistake_in(*overrides.split())
     assert re.fullmatch(".*".join(map(re.escape, sentence.split("*"))), told), told
-    for cure in CURE.findall(told):
-        assert mistake_in(*overrides.split(), *shlex.split(cure)) == "none", told
+    (tmp_path / "book.txt").write_text("a book", encoding="utf-8")
+    for command in suggested(told, overrides):
+        assert re.fullmatch("none|init_from=.* does not exist; .*", mistake_in(*shlex.split(command))), (told, command)
 
 
 def test_a_bug_of_a_library_is_no_mistake_and_a_long_sentence_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Full disks, folders that cannot be made, closed pipes, early Ctrl-C, no network, any overrides: never a traceback."""
 
+import os
 import random
 import shlex
 import shutil
@@ -61,6 +62,25 @@ def test_nobody_reads_the_output(words: list[str], tmp_path: Path, book: Path) -
     command = ["bash", "-c", f"{shlex.join([sys.executable, *words])} | true; exit ${{PIPESTATUS[0]}}"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+ENCODINGS = {
+    "C locale": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "ASCII output": {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+}
+IN_PYTHON = ["-c", "import sys, tinyformer; tinyformer.train(sys.argv[1:]); assert sys.stdout.errors == 'strict'"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_a_terminal_cannot_encode_is_escaped_and_results_are_utf_8(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("中文\n大天地的é" * 300, encoding="utf-8")
+    command = [sys.executable, *(TRAIN[:1] if encoding == "C locale" else IN_PYTHON), *TRAIN[1:]]
+    environment = os.environ | ENCODINGS[encoding]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False), ended.stderr
+    last = results_of(tmp_path / "run")["sample"].splitlines()[-1]
+    assert (last.isascii(), ascii(last)[1:-1].encode() in ended.stdout) == (False, True)
 
 
 # Weights & Biases without a network.

@@ -109,38 +109,38 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: attention()(tokens(2, 4, d_model=8), AttentionMask(allowed=PATTERN.unsqueeze(1))), OF_FIVE_EXAMPLES),
     (lambda: attention()(*[tokens(1, 5, d_model=8)] * 3), "mask=(1, 5, 8): must be an AttentionMask, such as Att"),
     (lambda: encoder()(tokens(1, 5)[..., 0].long()), "tokens.shape[1]=5: must be at most max_seq_len=4 tokens."),
-    (lambda: encoder(embedding_norm=True, norm=nn.Identity), "embedding_norm=True: needs a norm"),
+    (partial(encoder, embedding_norm=True, norm=nn.Identity), "embedding_norm=True: needs a norm"),
     (lambda: encoder(block=NO_BRANCH), "block.feed_forward_residual.branch=[]: must be one number, or one for each of"),
     (lambda: FeedForward(8, activation="tanh"), "activation='tanh': must be one of gelu, gelu_tanh, relu, relu2, silu"),
-    (lambda: SinusoidalPosition(4, 5), "d_model=5: must be even for sinusoidal positional encodings; d_model=6 works."),
-    (lambda: RotaryPosition(4, 5), "head_dim=5: must be even for rotary positional encodings; head_dim=6 works."),
-    (lambda: T5Position(2, num_buckets=0), "num_buckets=0: must be a positive multiple of 4; num_buckets=32 works."),
+    (partial(SinusoidalPosition, 4, d_model=5), "d_model=5: must be even for sinusoidal positional encodings; d_model"),
+    (partial(RotaryPosition, 4, head_dim=5), "head_dim=5: must be even for rotary positional encodings; head_dim=6 w"),
+    (partial(T5Position, 2, num_buckets=0), "num_buckets=0: must be a positive multiple of 4; num_buckets=32 works."),
     (Shared(partial(T5Position, 2, num_buckets=30)), "position.num_buckets=30: must be a positive multiple of 4"),
     (lambda: mla(position=shaw), "position.values=True: adds vectors of 4 dimensions to values of 8;"),
     (lambda: make("additive+rotary"), "score='additive': depends on absolute positions where queries and keys are"),
     (lambda: network_with(Saturating), f"block.attention.position='Saturating': {NOT_ADDITIVE}"),
     (lambda: network_with(Fading), f"encoder.block.attention.position='Fading': {NOT_ADDITIVE}"),
-    (lambda: ClassReadout(EMBEDDING, ["yes"]), "labels=['yes']: must name at least two classes; labels=['no', 'yes']"),
-    (lambda: Attention(32, 5), "num_heads=5: must divide d_model=32; num_heads=4 works."),
-    (lambda: attention(num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
-    (lambda: attention(backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash, flex, fa3, fa4."),
-    (lambda: make_encoder(backend="fa3", softcap=5.0), "block.attention.backend='fa3': runs on CUDA, not on CPU, and "),
-    (lambda: Attention(64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
-    (lambda: attention(score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, and score is an"),
-    (lambda: attention(local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
+    (partial(ClassReadout, EMBEDDING, labels=["yes"]), "labels=['yes']: must name at least two classes; labels=["),
+    (partial(Attention, 32, num_heads=5), "num_heads=5: must divide d_model=32; num_heads=4 works."),
+    (partial(attention, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
+    (partial(attention, backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash, flex, fa3, fa4."),
+    (partial(make_encoder, backend="fa3", softcap=5.0), "block.attention.backend='fa3': runs on CUDA, not on CPU, and"),
+    (partial(Attention, 64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
+    (partial(attention, score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, and score is a"),
+    (partial(attention, local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
     (lambda: LayerCache().extend(tokens().requires_grad_()), "cache=LayerCache of 0 tokens: keeps no gradients: call"),
     (lambda: encoder_decoder().decoder(IDS, CAUSAL), "context=None: is needed by a block with cross-attention"),
     (of_another_context, "cache=LayerCache of 4 tokens: holds a context of 1 sequences of 4 tokens, and this one has"),
     (lambda: encoder_decoder().encode(IDS, AttentionMask(documents=IDS)), "source_mask.documents='…': must be None"),
-    (lambda: encoder_decoder(d_model=4), "decoder=4: must have the width of the encoder, 8"),
+    (partial(encoder_decoder, d_model=4), "decoder=4: must have the width of the encoder, 8"),
     (lambda: encoder_decoder(vocab_size=6), "shared_embedding=True: encoder and decoder have embeddings of the shapes"),
     (
-        lambda: transformer([[1, 0], [0, 1], [1, 1]]),
+        partial(transformer, pruned_heads=[[1, 0], [0, 1], [1, 1]]),
         "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; "
         "encoder.block.attention_residual.branch=[1, 0] pruned_heads=[[1, 0], [0, 1]] works.",
     ),
     (
-        lambda: encoder_decoder([["encoder", 0, 0], ["encoder", 0, 1], ["decoder", 0, 1]]),
+        partial(encoder_decoder, pruned_heads=[["encoder", 0, 0], ["encoder", 0, 1], ["decoder", 0, 1]]),
         "pruned_heads=[['encoder', 0, 0], ['encoder', 0, 1], ['decoder', 0, 1]]: leaves no head in encoder layer 0; "
         "pruned_heads=[['encoder', 0, 0], ['decoder', 0, 1]] works.",
     ),
@@ -156,10 +156,11 @@ NO_HEADS = {
 }
 for head, has in NO_HEADS.items():
     start = f"pruned_heads=[{list(head)}]: must hold [kind, layer, head] with a kind of encoder, decoder, cross; {has}"
-    REFUSED.append((partial(encoder_decoder, [["cross", 0, 0], list(head)]), start))
+    REFUSED.append((partial(encoder_decoder, pruned_heads=[["cross", 0, 0], list(head)]), start))
 for pair in ([2, 0], [0, 4], [-1, 0], [0], [0, 1, 1], [True, 0]):
     start = f"_heads=[{pair}]: must hold [layer, head] pairs of a model with 2 layers of"
-    ablating, pruning = partial(attention, num_layers=2, ablated_heads=[[0, 0], pair]), partial(transformer, [pair])
+    ablating = partial(attention, num_layers=2, ablated_heads=[[0, 0], pair])
+    pruning = partial(transformer, pruned_heads=[pair])
     REFUSED += [(ablating, f"ablated{start} 4 heads"), (pruning, f"pruned{start} 2 heads; pruned_heads=[[1, 1]]")]
 
 
@@ -168,6 +169,8 @@ def test_a_refusal_names_argument_value_reason_and_cure(call: Callable[[], objec
     with pytest.raises(ArgumentError) as caught:
         call()
     assert str(caught.value).startswith(sentence)
+    if caught.value.works and isinstance(call, partial):
+        call(**{name.removeprefix("block.attention."): value for name, value in caught.value.works.items()})
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from tinyformer.analysis.pictures.charts import Chart
 from tinyformer.analysis.pictures.picture import FONTS, readable
 
 Spreads: TypeAlias = Sequence[float | None]  # the standard deviation over the seeds of each place; None for one seed
@@ -40,7 +39,7 @@ SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e
 
 def seeds_by_number(
     numbers: Sequence[float], values: Sequence[Sequence[float]], spreads: Spreads, setting: str, metric: str
-) -> Figure:
+) -> Chart:
     """The metric of every seed by a numeric setting, ascending: dots, and a line of means with standard deviations.
 
     The axis of the setting is logarithmic if its values are powers of two or span orders of magnitude.
@@ -58,7 +57,7 @@ def seeds_by_number(
 
 def seeds_by_setting(
     labels: Sequence[str], values: Sequence[Sequence[float]], spreads: Spreads, setting: str, metric: str
-) -> Figure:
+) -> Chart:
     """The metric of every seed, in a row for each label of a setting or several, with mean and standard deviation."""
     shown = [_wrapped(label) for label in labels]
     lines = [line for label in shown for line in label.splitlines()]
@@ -83,10 +82,9 @@ def _chart(
     metric: str,
     setting: str,
     value_axis: Literal["x", "y"],
-) -> tuple[Figure, Axes]:
+) -> tuple[Chart, Axes]:
     """A dot for every seed, and the mean of each place with one standard deviation, which a single seed lacks."""
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Chart(figsize=size, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -127,7 +125,7 @@ def _wrapped(label: str) -> str:
     return "\n".join(textwrap.wrap(readable(label, MAX_LABEL), LABEL_WIDTH, break_on_hyphens=False))
 
 
-def _label_numbers(figure: Figure, axes: Axes, numbers: Sequence[float]) -> None:
+def _label_numbers(figure: Chart, axes: Axes, numbers: Sequence[float]) -> None:
     """Put a tick at every setting, and a label where it does not touch the previous one."""
     axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
     figure.draw_without_rendering()

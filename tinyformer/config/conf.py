@@ -128,5 +128,5 @@ def describe_axes(axes: Sequence[str] = ()) -> str:
 
 def _first_comment(path: Path) -> str:
     """The first comment of a file, except "# @package", which is for Hydra."""
-    comments = (line.removeprefix("#").strip() for line in path.read_text().splitlines() if line.startswith("#"))
+    comments = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
     return next((comment for comment in comments if not comment.startswith("@package")), "")

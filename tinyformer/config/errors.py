@@ -219,9 +219,8 @@ def _describe_composition(error: BaseException, program: str) -> str:
     first = message.splitlines()[0]
     if named := re.search(r"Could not (?:override|append to config[^']*|delete(?: from config\.)?) '([^'@]+)", message):
         return _unknown_key(named[1], program, is_added="already" in message)
-    if ambiguous := re.fullmatch(r"Ambiguous value for argument '(([^=]+)=(.*))'", first):
-        word, key, value = ambiguous.groups()
-        return f"{word}: -m makes a run of each value; {key}={format_value(value)} is one text."
+    if ambiguous := re.fullmatch(r"Ambiguous value for argument '([^=]+=.*)'", first):
+        return f"{ambiguous[1]}: -m makes a run of each value."
     if unread := re.fullmatch(r"Error merging override (([^=]+)=.*\$\{.*)", first):
         return _unresolved(unread[2], text_of(unread[1]))
     return first

@@ -48,7 +48,7 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             cure = "such as attention=gqa"
             if word.endswith(".ckpt"):
-                cure = f"such as checkpoint={word}"
+                cure = f"such as init_from={word}, or checkpoint={word} of evaluate"
             elif after and "=" not in after and not after.startswith("-"):
                 cure = f"such as {word}={after}"
             if TEXTS.fullmatch(before.partition("=")[0]):

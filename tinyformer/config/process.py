@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.version import VersionBase
-
 
 @contextlib.contextmanager
 def keep_hydra() -> Iterator[None]:
     """Give the block a Hydra of its own: the caller may be a program of Hydra, or have initialised it in a notebook."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.version import VersionBase
+
     hydra, version = GlobalHydra.instance(), VersionBase.instance()
     GlobalHydra.set_instance(GlobalHydra.__new__(GlobalHydra))
     GlobalHydra.instance().clear()
@@ -30,12 +30,20 @@ def keep_hydra() -> Iterator[None]:
         VersionBase.set_instance(version)
 
 
+def escape_output() -> dict[io.TextIOWrapper, str | None]:
+    r"""Print what the terminal cannot encode as an escape, such as `\u4e2d`; returns the former handlers of errors."""
+    former = {stream: stream.errors for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)}
+    for stream in former:
+        stream.reconfigure(errors="backslashreplace")
+    return former
+
+
 @contextlib.contextmanager
 def keep_process() -> Iterator[None]:
     """Restore at the end of the block what training sets for a whole process.
 
     These are the states of random number generators, torch's flags, the current GPU, environment variables, filters of
-    warnings, and levels of loggers. Lightning restores the handlers of signals.
+    warnings, levels of loggers, and the output's handlers of errors. Lightning restores the handlers of signals.
     """
     import torch
 
@@ -48,6 +56,7 @@ def keep_process() -> Iterator[None]:
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     environment = dict(os.environ)
     levels = {name: logger.level for name, logger in _loggers().items()}
+    handlers = escape_output()
     with warnings.catch_warnings():
         try:
             yield
@@ -62,6 +71,8 @@ def keep_process() -> Iterator[None]:
             restore_random_state(random)
             for name, logger in _loggers().items():
                 logger.setLevel(levels.get(name, logger.level))
+            for stream, errors in handlers.items():
+                stream.reconfigure(errors=errors)
 
 
 def _loggers() -> dict[str, logging.Logger]:
@@ -129,7 +140,8 @@ class NamedLines(io.TextIOBase):
 
 @contextlib.contextmanager
 def named_lines(name: str) -> Iterator[None]:
-    """Prefix each line that the block prints with a name."""
+    """Prefix each line that the block prints with a name; the block may be the first of another process."""
+    escape_output()
     out, err = NamedLines(sys.stdout, name), NamedLines(sys.stderr, name)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

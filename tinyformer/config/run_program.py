@@ -1,7 +1,6 @@
 """From the command line to a job: Hydra, with short errors and exit codes."""
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from tinyformer.config.conf import config_dir, register_resolvers
 from tinyformer.config.errors import USER_MISTAKE, config_keys, report
 from tinyformer.config.folder import FolderGuard, is_first_process, locked
 from tinyformer.config.keys import readable
-from tinyformer.config.process import argv, close_output, guard_imports, named_lines
+from tinyformer.config.process import argv, close_output, escape_output, guard_imports, named_lines
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]  # what a program does with a config, in a folder
 
@@ -49,8 +48,7 @@ def run_program(
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     guard_imports()
-    # Matplotlib is imported after Hydra has set up logging, and logs the font list that it builds once per machine.
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)
+    escape_output()
     exit_codes: list[int] = []
     process = os.getpid()
     script, words, arguments = sys.argv[:1], sys.argv[1 : 1 + num_words], sys.argv[1 + num_words :]

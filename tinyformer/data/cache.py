@@ -88,10 +88,10 @@ class Recipe:
 
     def _open(self, folder: Path) -> Prepared | None:
         try:
-            facts = json.loads((folder / "meta.json").read_text())
+            facts = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             if not facts["splits"].keys() & {"train", "all"}:
                 return None
-            tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
+            tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
             splits = {name: open_split(folder, name, tokenizer, counts) for name, counts in facts.pop("splits").items()}
             trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
@@ -117,8 +117,8 @@ class Recipe:
             counts[name] = write_split(encoded, tokenizer, folder, name)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
-        (folder / "tokenizer.json").write_text(tokenizer.to_json())
-        (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
+        (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1), encoding="utf-8")
         if "train" in splits:
             trained_on = self._compared(splits["train"])
             if num_blocks(text_lengths(trained_on)) <= MAX_FINGERPRINTS:
@@ -127,7 +127,7 @@ class Recipe:
     def _tokenizer_of(self, rows: datasets.Dataset, file: Path) -> TextTokenizer:
         """Build the tokenizer from rows. If they are tokenised in shards, save it; a later call reads the file."""
         if file.exists():
-            return TextTokenizer.from_json(file.read_text())
+            return TextTokenizer.from_json(file.read_text(encoding="utf-8"))
         number = len(rows) * len(text_columns(rows))
         with argument_path("tokenizer"):
             texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")

@@ -50,7 +50,7 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
         with atomic_write(folder) as temporary:
             build(temporary)
             checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
-            (temporary / CHECKSUMS).write_text(json.dumps(checksums, indent=1))
+            (temporary / CHECKSUMS).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
             shutil.rmtree(folder, ignore_errors=True)
         contents = open_intact(folder, open_folder)
     assert contents is not None
@@ -60,7 +60,7 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
 def open_intact(folder: Path, open_folder: Callable[[Path], Contents | None]) -> Contents | None:
     """What `build_once` left in a folder; None if it is missing, incomplete or damaged."""
     try:
-        stored = json.loads((folder / CHECKSUMS).read_text())
+        stored = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         is_intact = all(_checksum(folder / name) == checksum for name, checksum in stored.items())
         return open_folder(folder) if is_intact else None
     except (OSError, ValueError, AttributeError, RecursionError):

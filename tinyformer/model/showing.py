@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
 from rich import box
@@ -21,7 +20,7 @@ from rich.table import Table as RichTable
 from torch import Tensor
 
 from tinyformer.analysis.pictures.charts import Chart, ink_on
-from tinyformer.analysis.pictures.picture import readable
+from tinyformer.analysis.pictures.picture import readable, set_fonts
 from tinyformer.errors import ArgumentError
 
 CELL, SIDE = 0.34, 9.0
@@ -56,10 +55,10 @@ def chart_of_maps(
         width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
         down, across = math.ceil(len(panels) / MAX_ACROSS), min(len(panels), MAX_ACROSS)
         chart = Chart(figsize=(width * across, height * down), dpi=130, layout="constrained")
-        FigureCanvasAgg(chart)
         axes = [chart.add_subplot(down, across, place) for place in range(1, len(panels) + 1)]
     for panel, axes_of_panel in zip(panels, axes, strict=True):
         _draw(axes_of_panel, panel, queries, keys)
+        set_fonts(axes_of_panel)
     return cast(Figure, axes[0].get_figure(root=True))
 
 

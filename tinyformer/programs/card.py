@@ -123,7 +123,7 @@ def _show(options: argparse.Namespace) -> None:
         if options.save.is_dir() or not options.save.parent.is_dir():
             reason = "must be a file in a folder that exists"
             raise ArgumentError("--save", options.save, reason, {"--save": "cards.json"})
-        options.save.write_text(as_json + "\n")
+        options.save.write_text(as_json + "\n", encoding="utf-8")
     if options.json:
         print(as_json)
     else:

@@ -133,7 +133,7 @@ def faster_backend(layer: BaseAttention, call: AttentionCall | None) -> str:
     key = json.dumps([machine, usual, type(layer).__name__, sorted(case.features), str(q.dtype), shapes])
     path = default_cache_dir() / "backends" / hashlib.sha256(key.encode()).hexdigest()
     with contextlib.suppress(OSError, ValueError):  # none yet, or damaged
-        if (known := path.read_text()) in CANDIDATES:
+        if (known := path.read_text(encoding="utf-8")) in CANDIDATES:
             return known
     name = faster(usual, {name: heads_pass(layer, call, BACKENDS[name]) for name in CANDIDATES}, "cpu")
     with contextlib.suppress(OSError):  # a folder that cannot be written to

@@ -121,7 +121,7 @@ def prepare_task(task: Any, config: DictConfig, data: DataModule, generation: Ge
             task.require_answers(data.splits)
     if task.needs_masking and config.task.masking is None:
         raise ConfigError(
-            f"task.masking=null: {name} predicts masked tokens, but no token is masked; task=masked_lm masks some."
+            f"task.masking=null: {name} predicts masked tokens; choose task=masked_lm, leave task.masking=null out."
         )
 
 

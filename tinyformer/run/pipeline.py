@@ -156,8 +156,10 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
     contents = checkpoint_contents(stored, invocation.choices, settings, data, measured)
     loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
-    accept = partial(keep_overrides, config, written, folder, invocation)
-    saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
+    saver = Checkpoints(
+        *(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better),
+        accept=partial(keep_overrides, config, written, folder, invocation),
+    )
     callbacks = [report := Report(), *chosen.values(), saver]
     if settings.arguments["enable_progress_bar"] and not any(isinstance(each, ProgressBar) for each in callbacks):
         callbacks.append(StepProgress(report))

@@ -158,7 +158,7 @@ def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) ->
     remark = "" if is_own else "; not the data and splits of the run"
     if not is_own and checkpoint.trained_on is None:
         remark += ", which may have been trained on some of them"
-    (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True))
+    (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True), encoding="utf-8")
     first: Lines = {
         "checkpoint": f"{relative_path(checkpoint.path)}, after {count(checkpoint.step, 'step')}",
         **summary.describe_data(data, [run.split], remark),

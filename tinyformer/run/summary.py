@@ -28,7 +28,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
     """Write `results.json`, with null for numbers that JSON lacks, such as nan."""
     results = {key: finite(value) for key, value in results.items()}
     with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        temporary.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def split_results(metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class Seq2Seq(TokenTask):
             sources = [row[:length].tolist() for row, length in zip(source, lengths, strict=True)]
             outputs = [target[:room] for target in self._decoded(reader, sources, self.beam)]
         else:
-            outputs = _target_ids(reader, targets)
+            outputs = _target_ids(reader, targets, len(source))
         if len(outputs) != len(source):
             raise ArgumentError("targets", targets, f"must be {len(source)}, as many as `texts`")
         inputs, _ = reader.padded([tokens.inputs(ids) for ids in outputs], tokens.eos, "targets")
@@ -171,8 +171,8 @@ class Seq2Seq(TokenTask):
         return lines
 
 
-def _target_ids(reader: TextReader, targets: Any) -> list[list[int]]:
-    """The token ids of targets, without those that begin and end them; ids are used as they are."""
+def _target_ids(reader: TextReader, targets: Any, num_texts: int) -> list[list[int]]:
+    """The token ids of the targets of some texts, without those that begin and end them; ids are used as they are."""
     rows: Any = [targets] if isinstance(targets, str) else targets
     are_rows = isinstance(rows, Sequence) and len(rows) > 0
     if are_rows and all(isinstance(text, str) for text in rows):
@@ -180,7 +180,7 @@ def _target_ids(reader: TextReader, targets: Any) -> list[list[int]]:
     are_rows = are_rows and all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in rows)
     if not are_rows or not all(type(token) is int for ids in rows for token in ids):
         reason = "must be a text, a list of texts, or token ids"
-        raise ArgumentError("targets", targets, reason, {"targets": SOME_TEXTS})
+        raise ArgumentError("targets", targets, reason, {"targets": SOME_TEXTS[:1] * num_texts})
     for ids in rows:
         require_token_ids("targets", torch.tensor([ids], dtype=torch.long), reader.network.vocab_size)
     return [list(ids) for ids in rows]

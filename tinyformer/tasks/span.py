@@ -300,7 +300,7 @@ def _texts(argument: str, value: Any) -> list[str]:
     texts = texts_of(argument, value)
     if not texts or not all(map(str.strip, texts)):
         reason = "must be a text, or a list of texts, none of them empty"
-        raise ArgumentError(argument, value, reason, {argument: SOME_TEXTS})
+        raise ArgumentError(argument, value, reason, {argument: SOME_TEXTS[0]})
     if any(map(SURROGATE.search, texts)):
         raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
     return texts

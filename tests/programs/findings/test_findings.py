@@ -159,6 +159,17 @@ def test_a_stopped_finding_continues_and_repeats_no_run(
     assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
 
 
+@pytest.mark.slow
+def test_git_lists_nothing_that_findings_write_into_a_clone(place: Place, call: Program) -> None:
+    place.add("mine", MINE.replace("seeds: [0, 1]", "seeds: [0]"), 4)
+    shutil.copy(ROOT / ".gitignore", place.folder)
+    subprocess.run("git init -q && git add -A", shell=True, check=True)
+    assert call("findings mine --files=files").code == 0
+    status = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    assert {line[:2] for line in status.splitlines()} == {"A "}
+    assert "\nheads: unmeasured here (published: holds; 2026-" in call("findings").out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -208,7 +219,7 @@ def mine(place: Place, call: Program) -> Program:
 
     def run(words: str = "", old: str = "", new: str = "") -> Ended:
         place.add("mine", MINE.replace(old, new).replace("seeds: [0, 1]", "seeds: [0]"), 4)
-        return call(f"findings mine {words} --files=files --runs=runs")
+        return call(f"findings mine {words} --files=files --runs=runs --results=findings")
 
     return run
 

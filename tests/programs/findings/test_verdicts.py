@@ -119,6 +119,13 @@ def test_what_is_shipped_is_computed_again_and_each_band_decides(name):
             assert verdicts(finding, {k: m for k, m in alone.items() if not m.check.premise})[check.clause] == expected
 
 
+def test_what_is_published_is_the_last_measurement():
+    for name, (*_, last) in OUTCOMES.items():
+        made = max((run.get("analysis", run) for run in last["runs"]), key=lambda made: made["time"])
+        published = f"{made['time'][:10]}, commit {made['commit']}"
+        assert (FINDINGS[name].concluded, FINDINGS[name].published) == (last["verdicts"], published)
+
+
 def test_a_run_that_two_names_share_is_counted_once():
     runs = [{"run": name, "folder": folder, "seconds": 2} for name, folder in zip("abc", "xxy", strict=True)]
     assert seconds_of({"runs": runs}) == 4

@@ -126,7 +126,8 @@ class HeadAtlas(HeadMaps):
             `ablation.csv` of `HeadAblation`, and its path.
         seed: of the samples.
         max_heads: the most heads that a page is written for.
-        x, y: the measures on the axes of the picture.
+        x: the measure on the horizontal axis of the picture.
+        y: the measure on the vertical axis.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
@@ -19,7 +20,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
-from tinyformer.analysis.pictures.picture import readable
+from tinyformer.analysis.pictures.picture import readable, set_fonts
 from tinyformer.analysis.pictures.plots import columns_of
 
 FONT_POINTS = 8
@@ -34,6 +35,10 @@ HATCH_COLOUR, BASELINE_COLOUR = "0.6", "0.5"
 
 class Chart(Figure):
     """A figure that a notebook shows, whether or not pyplot has been imported."""
+
+    def draw(self, renderer: RendererBase) -> None:
+        set_fonts(self)
+        super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
         data = BytesIO()

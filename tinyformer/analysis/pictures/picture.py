@@ -1,17 +1,22 @@
 """Images of tiles and text with one byte per pixel, far faster to draw than matplotlib figures."""
 
+import contextlib
+import sys
 import textwrap
+import unicodedata
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import matplotlib as mpl
 import numpy as np
 from jaxtyping import Float, UInt8
 from matplotlib import font_manager
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image, ImageDraw, ImageFont
 
 COLOURS, GREYS = 224, 32
@@ -25,7 +30,7 @@ CAPTION_HEIGHT = 22  # height in pixels of the line above a picture that says wh
 POINTS, DPI = 7, 100
 BAR_HEIGHT = 8  # pixels of a colour bar
 FONTS = ("DejaVu Sans", "DejaVu Sans Mono")
-"""Fonts of matplotlib; a text is written in the first that has all its characters."""
+"""Fonts of matplotlib; a text is written in the first that has all its characters. See `fonts_of` for others."""
 MAX_LABEL = 10
 CHARACTERS_PER_INCH = 16  # characters of a caption above a figure that fit into an inch of its width
 
@@ -134,6 +139,8 @@ def text_width(text: str, points: float = POINTS) -> int:
 def readable(text: str, longest: int = MAX_LABEL) -> str:
     """A text that can be drawn: characters that no font has as escapes, cut to a maximum length."""
     shown = "".join(c if c.isprintable() and _font_of(c) else ascii(c)[1:-1] for c in text)
+    if _font_of(shown) is None:  # its characters are in different fonts
+        shown = "".join(c if _font_of(c) == FONTS[0] else ascii(c)[1:-1] for c in shown)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
@@ -149,6 +156,33 @@ def save_png(picture: Picture | Figure, path: str | Path, caption: str = "") -> 
         picture.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=POINTS, family=list(FONTS), parse_math=False)
     picture.savefig(path)
     return path
+
+
+def set_fonts(artist: Artist) -> None:
+    """Give each text of a figure, or of axes, further fonts, and escapes for the characters that no font has."""
+    for text in cast(list[Text], artist.findobj(Text)):
+        text.set_text("".join(c if c.isspace() or _font_of(c) else ascii(c)[1:-1] for c in text.get_text()))
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *fonts_of(text.get_text())])))
+
+
+def fonts_of(text: str) -> list[str]:
+    """The fonts for a text: matplotlib's, and installed ones for its Chinese, Japanese and Korean characters."""
+    wide = [c for c in text if unicodedata.east_asian_width(c) in "WF" and unicodedata.category(c) != "So"]  # no emoji
+    samples = {"한" if unicodedata.name(c, "").startswith("HANGUL") else "中" for c in wide}
+    return [*FONTS, *filter(None, map(_installed_font, sorted(samples)))]
+
+
+@cache
+def _installed_font(sample: str) -> str | None:
+    """The first installed font that has a character; without one, say once which package has some."""
+    for path in sorted(font_manager.findSystemFonts(), key=lambda path: ("Regular" not in path, path)):
+        with contextlib.suppress(OSError, RuntimeError):  # of a file that cannot be read
+            if (font := font_manager.get_font(path)).get_char_index(ord(sample)):
+                entry = font_manager.FontEntry(fname=path, name=font.family_name, size="scalable")
+                font_manager.fontManager.ttflist.append(entry)  # which may be older, or give it another weight
+                return font.family_name
+    print(f"Pictures escape {sample}: no font has it. Debian's package fonts-noto-cjk has one.", file=sys.stderr)
+    return None
 
 
 @cache
@@ -181,5 +215,5 @@ def _loaded(name: str, points: float) -> ImageFont.FreeTypeFont:
 @lru_cache(maxsize=4096)
 def _font_of(text: str) -> str | None:
     """The first font that has all characters of a text, if any."""
-    fonts = ((name, font_manager.get_font(font_manager.findfont(name))) for name in FONTS)
+    fonts = ((name, font_manager.get_font(font_manager.findfont(name))) for name in fonts_of(text))
     return next((name for name, font in fonts if all(font.get_char_index(ord(c)) for c in text)), None)

@@ -92,13 +92,13 @@ class HubDataset:
         if self._noted().get(key) != commit:
             self._commits_file.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
-                temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1))
+                temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1), encoding="utf-8")
         parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
 
     def _noted(self) -> dict[str, str]:
         """The commits used last, by repository and revision."""
-        return json.loads(self._commits_file.read_text()) if self._commits_file.exists() else {}
+        return json.loads(self._commits_file.read_text(encoding="utf-8")) if self._commits_file.exists() else {}
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """The rows of each split; texts are streamed up to `max_characters`, if given.

@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     trust = "an override in the file of the finding that calls a class which is not tinyformer's, and is trusted"
     parser.add_argument("trusted", nargs="*", metavar="KEY=CLASS", help=trust)
     results = "the folder of tables and figures, beside which the page of all findings is written"
-    parser.add_argument("--results", type=Path, metavar="FOLDER", default=Path("findings"), help=results)
     runs = Path("outputs/findings")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", default=runs / "results", help=results)
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=runs, help="the folder of the runs")
     launching = "the launcher of Hydra for the runs, and its settings: joblib, or joblib n_jobs=2, for runs in parallel"
     words = ("NAME", "KEY=VALUE")
@@ -84,11 +84,13 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
-    """Print the verdict on a finding, and its clauses as on the page, if it was measured."""
+    """Print the verdict on a finding here, with its clauses if it was measured, and the one that was published."""
     from tinyformer.programs.findings.pages import lines_of
     from tinyformer.programs.findings.verdicts import summary
 
-    say(f"{finding.name}: {summary(last['verdicts']) if last else 'unmeasured'}: {title}")
+    here = f"{summary(last['verdicts']) if last else 'unmeasured'} here"
+    published = f" (published: {summary(finding.concluded)}; {finding.published})" if finding.published else ""
+    say(f"{finding.name}: {here}{published}: {title}")
     for line in lines_of(last) if last else []:
         say(f"  {line.replace('**', '')}")
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from tinyformer.analysis.pictures.charts import Chart
 from tinyformer.programs.findings.files import Curve
 from tinyformer.programs.findings.records import Records
 from tinyformer.programs.findings.verdicts import Measured
@@ -23,13 +23,13 @@ def draw(
     curves: Sequence[Curve] = (),
     records: Sequence[Records] = (),
     picture: tuple[str, Path] | None = None,
-) -> Figure:
+) -> Chart:
     """The picture, given its title and file, and the curves, given the records of each seed, above each quantity."""
     heights = [2.2] * len(curves) + [0.85] * len(measured)
     image = imread(picture[1]) if picture else None
     if image is not None:
         heights.insert(0, WIDTH * image.shape[0] / image.shape[1])
-    figure = Figure(figsize=(WIDTH, 0.9 + sum(heights)), layout="constrained")
+    figure = Chart(figsize=(WIDTH, 0.9 + sum(heights)), layout="constrained")
     panels = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     if picture and image is not None:
         panels[0].imshow(image)

@@ -1,6 +1,5 @@
 """The file of a finding: read, and checked before anything is computed."""
 
-import difflib
 import inspect
 import itertools
 import math
@@ -14,7 +13,7 @@ import yaml
 
 from tinyformer.config.admission import NotAdmittedError, admit_override
 from tinyformer.config.conf import config_dir
-from tinyformer.config.errors import ConfigError
+from tinyformer.config.errors import ConfigError, nearest
 from tinyformer.config.keys import readable
 from tinyformer.files import load_plain_yaml
 from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, function_of
@@ -138,6 +137,7 @@ class Finding(_Checked):
     notes: str = ""  # what was tried and learnt, after the first run
     takeaway: str = ""  # what a reader should remember, after a measurement; {key} stands for the mean of a check
     concluded: dict[str, str] = {}  # the verdict on each clause for which the takeaway was written
+    published: str = ""  # the day and the commit of the project's measurement with these verdicts
     trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
 
     @property
@@ -225,9 +225,8 @@ def read_finding(name: str, folder: Path | None = None) -> Finding:
     folder = folder or config_dir() / "finding"
     names = finding_names(folder)
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"findings {name}: there is no such finding. {hint}Findings: {', '.join(names)}.")
+        hint = nearest(name, names)
+        raise ConfigError(f"findings {name}: there is no such finding.{hint} Findings: {', '.join(names)}.")
     try:
         values = load_plain_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8"))
         return Finding.model_validate({**values, "name": name, "trusted": []})

@@ -137,7 +137,7 @@ def read_record(folder: Path, analysed: Path | None = None) -> Record:
 def read_results(folder: Path) -> dict[str, Any]:
     """The contents of `results.json`; empty without one."""
     path = folder / "results.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
@@ -152,9 +152,9 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     """When, where and by which code each run was made, how long it took, and the hash of what was stated before it."""
     facts = []
     for run in planned:
-        made = json.loads((run.folder / ENDED).read_text())
+        made = json.loads((run.folder / ENDED).read_text(encoding="utf-8"))
         if run.analysed:
-            made["analysis"] = json.loads((run.analysed / ENDED).read_text())
+            made["analysis"] = json.loads((run.analysed / ENDED).read_text(encoding="utf-8"))
             del made["analysis"]["overrides"], made["analysis"]["machine"]
         made["statement"] = made.pop("statements", {}).get(run.finding)  # runs of an earlier version recorded none
         del made["overrides"]

@@ -117,7 +117,7 @@ def _recorded_start(run: PlannedRun) -> dict[str, Any]:
         is_new = not run.folder.exists()
         start = {"started": now(), "statements": in_force(run.folder.parent)} if is_new else {}
         write_whole(path, json.dumps(start))
-    return dict(json.loads(path.read_text()))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 @contextlib.contextmanager
@@ -183,7 +183,7 @@ def _write_measured(measured: Callable[[Sequence[str]], Measurements], words: Se
         results, tables = measured(words)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps(results, indent=1))
+    (folder / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     for name, rows in tables.items():
         columns = list(dict.fromkeys(key for row in rows for key in row))
         write_table(folder / f"{name}.csv", columns, [[row.get(key, "") for key in columns] for row in rows])
