@@ -56,7 +56,8 @@ def make_subject(network, num_windows=6, batch_size=3, padded=False, untrained=N
     lengths = (targets != IGNORED).sum(dim=1)
     parts = zip(*(rows.split(batch_size) for rows in (tokens[:, :-1], targets, lengths)), strict=True)
     batches = [dict(zip(("inputs", "targets", "lengths"), part, strict=True)) for part in parts]
-    untrained, save_pruned = untrained or make_transformer, save_pruned or (lambda network, path: None)
+    untrained = untrained or (lambda further=0: make_transformer())
+    save_pruned = save_pruned or (lambda network, path: None)
     return Subject(network, batches, CausalLM(), TOKENIZER, nullcontext, untrained, save_pruned)
 
 

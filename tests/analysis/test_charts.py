@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 
 from tinyformer.analysis import head_maps, measure_maps, save_png, seeds_by_number
 from tinyformer.analysis.pictures import picture as pictures
-from tinyformer.analysis.pictures.charts import head_grid
+from tinyformer.analysis.pictures.charts import head_grid, lines, scatter
 from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT, COLOURS, HATCH
 from tinyformer.model.showing import heat_map
 
@@ -148,6 +148,22 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path):
         (label,) = labelled(picture, text)
         at = picture.pixels[label.top - 4, (label.left + label.right) // 2]
         assert int(at) == pytest.approx(float(text) ** 0.5 * (COLOURS - 1), abs=3)
+
+
+def test_an_empty_panel_says_what_it_needs_and_offsets_are_whole_numbers():
+    nan, names = [[np.nan] * 2], [["0", "1"]]
+    reasons = {"phrases": "needs a map of all queries", "rank": "needs more tokens", "x": "not defined"}
+    for name, reason in reasons.items():
+        options = {"measures": {name: nan}, "names": names, "title": "title", "meanings": {name: "nats"}}
+        assert labelled(measure_maps(**options), reason)
+        assert not labelled(measure_maps(**options, ablated=[[True] * 2]), reason)
+    picture = measure_maps({"offset": [[-2.0, 1.0]], "distance": [[2.0, 12.0]]}, names, "title")
+    assert all(labelled(picture, shown) for shown in ("-2", "1", "2.00", "12.0"))
+    for yscale, reason in {"log": "no value above 0", "linear": "no value is defined"}.items():
+        empty = lines({"a": ([0, 1], [np.nan, -np.inf])}, "title", "x", "y", yscale)
+        assert [text.get_text() for text in empty.axes[0].texts] == [reason]
+        assert not lines({"a": ([0, 1], [np.nan, 1.0])}, "title", "x", "y", yscale).axes[0].texts
+    assert scatter({}, "title", "rank", "self").axes[0].texts[0].get_text() == "no head has both rank and self"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from analysis.subjects import (
 from analysis.test_atlas import assert_accessible, assert_colours, focused, press
 from tinyformer.analysis import TrainingFilm, atlas_html, capture_pair, capture_weights, pairs_of
 from tinyformer.analysis.maps import of_sample
+from tinyformer.analysis.measures.events import TRAITS, Event
 from tinyformer.analysis.snapshots import film
 from tinyformer.analysis.subject import Snapshot
 from tinyformer.errors import ArgumentError
@@ -82,6 +83,25 @@ def test_the_frames_are_those_of_each_snapshot(made):
     events = [event for event in page["film"]["events"] if event["measure"] == "entropy_share"]
     assert [(event["step"], titles[event["head"]]) for event in events] == [(8, title) for title in titles]
     assert [event["text"] for event in events] == [f"{title} became uniform at step 8" for title in titles]
+
+
+def of_events(*parts):
+    """A film of two heads at three steps, given the step, the head and the measure of each event, and what happened."""
+    table = ["layer", "head", "entropy_share", "induction", "label"], [[0, head, 0.5, 0.5, ""] for head in ("00", "01")]
+    events = [Event(step, 0, head, event, measure, 0.5) for step, head, measure, event in parts]
+    return film.Film(STEPS, [3.0, 2.0, 1.0], [[np.zeros((4, 4), np.uint8)] * 2] * 3, [table] * 3, events)
+
+
+UNIFORM = 8, "00", "entropy_share", TRAITS["uniform"].begins
+INDUCTION = 8, "01", "induction", TRAITS["induction"].begins
+
+
+@pytest.mark.parametrize(("events", "opening"), [((UNIFORM,), None), ((UNIFORM, INDUCTION), 1)])
+def test_the_film_opens_at_the_first_role_and_its_picture_says_if_there_is_none(events, opening):
+    made = of_events(*events)
+    assert made.page_data()["further"]["film"]["opening"] == opening
+    words = [text.get_text() for axes in made.strip().axes for text in axes.texts]
+    assert words == ["no head acquired a role"] * (opening is None)
 
 
 @pytest.mark.slow
@@ -164,6 +184,19 @@ def test_each_step_has_its_own_maps_and_numbers(made, open_film):
         assert ("uniform" in page.locator(".thumbnail").first.inner_text()) == (frame == 1)
         for index, weights in enumerate(exact):
             assert_colours(page.locator(".thumbnail canvas").nth(index), weights)
+
+
+def test_the_page_opens_at_the_first_role_and_plays_from_the_first_snapshot(tmp_path, open_film):
+    maps, values = [torch.full((2, 4, 4), 0.25)], {"entropy_share": [[0.5] * 2], "induction": [[0.5] * 2]}
+    for events, step, told in [((UNIFORM, INDUCTION), 8, "Layer 0 head 0"), ((), 400, "No head acquired")]:
+        made = of_events(*events).page_data()
+        (tmp_path / "film.html").write_text(atlas_html(maps, list("abcd"), values, [["0", "1"]], **made))
+        page = open_film(tmp_path / "film.html")
+        expect(page.locator("#place")).to_contain_text(f"step {step}, ")
+        expect(page.locator("#happened")).to_contain_text(told)
+        assert page.locator("#measure").input_value() == ("induction" if events else "entropy_share")
+        page.locator("#play").click()
+        expect(page.locator("#place")).to_contain_text("step 0, ")
 
 
 def test_every_control_works_by_keyboard(open_film):

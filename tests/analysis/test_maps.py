@@ -145,6 +145,13 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path, is_pair, sett
     assert not list(tmp_path.iterdir())
 
 
+def test_offsets_are_whole_numbers_in_tables():
+    measures = HeadMeasures.of(
+        make_transformer(), {"offset": [[-2.0, math.nan, 1.0, 0.0]] * 2, "self": [[1.0] * 4] * 2}
+    )
+    assert repr([row[2:4] for row in measures.table({})[1][:3]]) == "[[-2, 1.0], [None, 1.0], [1, 1.0]]"
+
+
 def test_a_label_that_untrained_heads_have_is_given_to_none():
     own, random = (HeadMeasures.of(make_transformer(), {"self": [[share] * 4] * 2}) for share in (0.9, 0.1))
     assert "self" in _supported(own, {"random": random, "untrained": random})[0]

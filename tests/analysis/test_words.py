@@ -136,8 +136,17 @@ def related(subject, *pairs, **options):
     return found, columns_of(found.tables["relations"])
 
 
+def linked_by(seed=0):
+    """Untrained weights, of which those of one seed link both words, too."""
+    network = linked_transformer()
+    if seed != 3:
+        torch.nn.init.zeros_(network.encoder.layers[0].attention.q_proj.weight)
+    return network
+
+
 def test_one_head_links_two_words():
-    found, table = related(subject_of(linked_transformer()), ["cc", "aa:2"], ["aa:2", "bb"])
+    subject = subject_of(linked_transformer(), untrained=linked_by)
+    found, table = related(subject, ["cc", "aa:2"], ["aa:2", "bb"])
     assert (table["layer"], table["head"]) == (((0,) * 4 + (1,) * 4) * 2, ("00", "01", "02", "03") * 4)
     assert table["query"] == ("cc",) * 8 + ("aa:2",) * 8
     # "cc", with the space before it, sees <eos> and 9, 10 and 11 of the 11 characters, 3 of which are " aa".
@@ -154,6 +163,10 @@ def test_one_head_links_two_words():
     assert table["rank"][8:] == (2,) * 8  # behind aa:1, of three characters
     line = found.lines[f"  cc → aa:2: layer 0 head {HEAD}"]
     assert line.startswith(f"{weights[HEAD]:.4f}, rank 1 of 5; uniform {even:.4f}; ")
+    assert table["untrained"][:8] == pytest.approx([weights[HEAD]] * 8, abs=1e-4)
+    control = found.lines["  cc → aa:2: untrained"]
+    assert control == f"{even:.4f} to {weights[HEAD]:.4f} in the best head, 5 seeds"
+    assert "analysis.file=" in found.lines["many texts"]
     # A bidirectional model sees later words.
     _, table = related(subject_of(linked_transformer(), task=MaskedLM()), ["aa:1", "cc"])
     assert table["weight"] == pytest.approx([3 / 12] * 8, abs=1e-4)

@@ -39,7 +39,8 @@ class GradientFlow:
 
     The gradient is that of the mean loss of a window, in nats per target, with respect to the embeddings and to the
     output of each layer; its norm is taken over all tokens and dimensions, and averaged over windows. Without residual
-    connections (`skip=0`), gradients vanish or explode with depth (He et al. 2016, arXiv 1603.05027, section 2).
+    connections (`skip=0`), gradients vanish or explode with depth (He et al. 2016, arXiv 1603.05027, section 2), unless
+    a norm makes up for the size: sublayers then have to turn inputs of variance 1 into outputs of more than its `eps`.
 
     A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of a weight with
     respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
@@ -77,6 +78,7 @@ class GradientFlow:
         means = {
             name: float(torch.tensor(list(itertools.chain(*of_layers))).nanmean()) for name, of_layers in shares.items()
         }
+        norm = subject.network.stacks()[0].layers[0].attention_norm
         columns = ["model", "layer", "sublayer", "gradient_norm", "target_gradient_norm"]
         rows = [
             [*kind, name, *at, *of_sublayer]
@@ -101,6 +103,8 @@ class GradientFlow:
                     for kind, of_kind in norms.items()
                     for name, values in of_kind.items()
                 },
+                "  norms": f"{norm}: without skips, gradients vanish if sublayers turn inputs of variance 1 into outputs "
+                "of a variance below eps, as narrow ones do",
                 "saturated rows": f"{means['saturated']:.1%} of softmax rows have a weight of {self.saturated:g} or "
                 f"more; {means['saturated_without_scale']:.1%} with a scale of 1",
             },

@@ -1,7 +1,7 @@
 """Relations between words: how much each head attends from one word of a text to another."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -13,11 +13,11 @@ from torch import Tensor
 from tinyformer.analysis.maps import of_sample, with_controls, with_importance
 from tinyformer.analysis.measures.capture import attention_calls, capture_pair, head_label, map_names
 from tinyformer.analysis.pictures.plots import measure_maps
-from tinyformer.analysis.relation_lines import HeadRoles, RelationLines, analyse_lines, read_lines
+from tinyformer.analysis.relation_lines import NUM_UNTRAINED, HeadRoles, RelationLines, analyse_lines, read_lines
 from tinyformer.analysis.subject import Findings, Subject, Text, Trained, refuse_target, require_positive
 from tinyformer.analysis.words import WordError, Words, merge_words, words_of
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder
+from tinyformer.nn import AttentionMaps, BaseAttention, EncoderDecoder, Transformer
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.tasks import Seq2Seq
 
@@ -38,7 +38,7 @@ class Read(NamedTuple):
 
     layers: Sequence[BaseAttention]
     addresses: Sequence[Address]
-    maps: Sequence[AttentionMaps]
+    capture: Callable[[Any], Sequence[AttentionMaps]]  # of a network, the maps of each of its layers
     queries: Words  # that attend
     keys: Words  # that are attended to
 
@@ -49,7 +49,8 @@ class HeadRelations:
 
     The weight to a word is the sum over its tokens, that from a word the mean over its tokens (Clark et al. 2019, arXiv
     1906.04341, section 4.1). Each weight comes with its rank among the words that the query sees, and with the weight
-    of even attention on the tokens that it sees. Ablated heads are left out.
+    of even attention on the tokens that it sees. Ablated heads are left out. The control `untrained` is the largest
+    weight of any head of five untrained networks: a weight that these reach, too, needs no training.
 
     The text is preceded by the token that starts a document, as in training and in `Model.attention`.
 
@@ -98,29 +99,38 @@ class HeadRelations:
         read = self._pair(subject) if isinstance(subject.network, EncoderDecoder) else self._text(subject)
         first = len(subject.layers) - len(read.layers)  # the layers of cross-attention come last
         pairs = dict.fromkeys((str(query), str(key)) for query, key in self.pairs or ())
-        found = {pair: self._related(read, pair) for pair in pairs}
+        assert subject.untrained is not None
+        with subject.precision():
+            maps = [read.capture(subject.network)]
+            maps += [read.capture(subject.untrained(seed)) for seed in range(NUM_UNTRAINED)]
+        found = {pair: [self._related(read, of_network, pair) for of_network in maps] for pair in pairs}
         roles = self._roles(subject)
         names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in read.layers), strict=True)
         living = [(layer, head) for layer, flags in enumerate(ablated) for head, flag in enumerate(flags) if not flag]
         rows: list[list[Any]] = []
         weights, meanings = {}, {}
         lines = {"relations": "weight from a word to another, and its rank among the words that are seen"}
-        for pair, of_layers in found.items():
+        for pair, (of_layers, *controls) in found.items():
             title, uniform = " → ".join(pair), max(related.uniform for related in of_layers)
-            meanings[title] = f"uniform {uniform:.3f}"
+            chances = [max(float(of[layer].weights[head]) for layer, head in living) for of in controls]
+            meanings[title] = f"uniform {uniform:.3f}, untrained at most {max(chances):.3f}"
             weights[title] = [[math.nan] * len(heads) for heads in names]
             printed = []
             for layer, head in living:
                 related, name, address = of_layers[layer], names[layer][head], read.addresses[layer]
                 weight, rank = float(related.weights[head]), int(related.ranks[head])
                 weights[title][layer][head] = weight
-                seen = [rank if related.uniform else None, related.num_words, related.uniform]
+                seen = [rank if related.uniform else None, related.num_words, related.uniform, max(chances)]
                 rows.append([*pair, *address, name, weight, *seen, *roles.row(first + layer, head)])
                 sentence = f"{weight:.4f}, rank {rank} of {related.num_words}; uniform {related.uniform:.4f}; "
                 sentence += roles.sentence(first + layer, head)
                 printed.append((weight, f"  {title}: {layer_title(address)} head {head_label(name)}", sentence))
             largest = sorted(printed, key=lambda line: -line[0])[:NUM_PRINTED]
             lines |= {heading: sentence for _, heading, sentence in largest}
+            in_best = f"in the best head, {NUM_UNTRAINED} seeds"
+            lines[f"  {title}: untrained"] = f"{min(chances):.4f} to {max(chances):.4f} {in_best}"
+        if not isinstance(subject.network, EncoderDecoder):
+            lines["many texts"] = "one shows little; analysis.file=subject_verb tests 200, with controls and intervals"
         picture = measure_maps(
             weights,
             [list(map(head_label, layer)) for layer in names],
@@ -133,7 +143,7 @@ class HeadRelations:
         columns = ["query", "key", *subject.address_columns, "head", "weight", "rank", "num_words", "uniform"]
         return Findings(
             lines=lines,
-            tables={"relations": ([*columns, *roles.columns], rows)},
+            tables={"relations": ([*columns, "untrained", *roles.columns], rows)},
             figures={"relations": picture},
             facts=subject.facts_of_text(cast(Text, self.text)),
         )
@@ -142,10 +152,10 @@ class HeadRelations:
         measures, traits, _ = with_controls(subject, of_sample(subject))
         return HeadRoles(with_importance(subject, measures) if self.importance else measures, traits)
 
-    def _related(self, read: Read, pair: tuple[str, str]) -> list[Related]:
+    def _related(self, read: Read, maps: Sequence[AttentionMaps], pair: tuple[str, str]) -> list[Related]:
         query, key = self._find(read.queries, pair, 0), self._find(read.keys, pair, 1)
         sides = read.queries.joined(query), read.keys.joined(key)
-        found = [relate(maps, *sides, query[0], key[0]) for maps in read.maps]
+        found = [relate(of_layer, *sides, query[0], key[0]) for of_layer in maps]
         if not any(related.uniform for related in found):
             hidden, works = "is outside of the window of every layer", None
             if query[0] < key[0]:
@@ -167,11 +177,12 @@ class HeadRelations:
         _encode(subject, "text", text, sum(map(len, subject.tokenizer.around)))
         ids = subject.tokens_of(text)
         tokens = torch.tensor([ids], device=subject.batches[0]["inputs"].device)
-        with subject.precision():
-            calls = attention_calls(subject.network, tokens, subject.task.mask({"inputs": tokens}))
-            maps = [layer.maps_of_call(call) for layer, call in calls]
-        words = words_of(ids, subject.tokenizer)
-        return Read(subject.layers, subject.addresses, maps, words.predicted() if self.predicting else words, words)
+        words, mask = words_of(ids, subject.tokenizer), subject.task.mask({"inputs": tokens})
+
+        def capture(network: Transformer) -> list[AttentionMaps]:
+            return [layer.maps_of_call(call) for layer, call in attention_calls(network, tokens, mask)]
+
+        return Read(subject.layers, subject.addresses, capture, words.predicted() if self.predicting else words, words)
 
     def _pair(self, subject: Subject) -> Read:
         network = cast(EncoderDecoder, subject.network)
@@ -180,10 +191,9 @@ class HeadRelations:
         layers = network.cross_attentions()
         target = None if self.target is None else _encode(subject, "target", self.target, num_special)
         pair = subject.pair_of(source, target, network.max_seq_len)
-        with subject.precision():
-            maps = capture_pair(network, pair)["cross"].layers
         queries, keys = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
-        return Read(layers, [("cross", index) for index in range(len(layers))], maps, queries, keys)
+        addresses = [("cross", index) for index in range(len(layers))]
+        return Read(layers, addresses, lambda network: capture_pair(network, pair)["cross"].layers, queries, keys)
 
 
 def _encode(subject: Subject, argument: str, text: Text, num_special: int) -> list[int]:

@@ -163,6 +163,13 @@ def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_no
     assert [edge for edge in edges if edges[edge]] == [*circuit, ("layer 1 head 2", "logits", "")]
     assert found.lines["  heads"] == "layer 0 head 1, layer 1 head 2"
     assert found.lines["circuit"].startswith("3 of 75 edges keep ")
+    assert found.lines["attribution"].endswith("negative, it supports the answer; positive, it opposes it")
+    kept = {edge: graph.all.clone() for edge in edges if edges[edge]}
+    for at, edge in zip(graph.all.nonzero().tolist(), edges, strict=True):
+        kept.get(edge, graph.all.clone())[*at] = False  # of the circuit, all edges but one
+    without = graph.left([induction_pairs(subject, 8)], [*kept.values()])
+    values = {(*edge,): value for *edge, value, _ in found.tables["edges"][1]}
+    assert all(values[edge] < 0 and left.mean < 0.5 for edge, left in zip(kept, without, strict=True))
     assert found.facts == {"pairs": "8 of random tokens that repeat"}
     curve = {(draw, size): measured for draw, size, *measured in found.tables["faithfulness"][1]}
     on_paths, share, low, high = curve[None, 3]

@@ -147,6 +147,7 @@ def test_scores_are_those_computed_by_hand(rows, sign, copying):
     expected = {("Q", 0, 0, 1, 1): 0.5**0.5, ("K", 0, 0, 1, 0): 0.5, ("V", 0, 0, 1, 0): 0.5**0.5}
     assert scores == pytest.approx(dict.fromkeys(scores, 0) | expected)
     assert found.lines["  keys of layer 1 head 0"].startswith("from layer 0 head 0: 0.500")
+    assert list(found.lines)[1] == "K-composition"
     arrows = [text.xy for text in found.figures["composition"].axes[0].texts if isinstance(text, Annotation)]
     assert sorted(arrows) == sorted((row[4], 1) for row in rows if row[-1])
 
@@ -174,6 +175,14 @@ def test_each_stack_of_an_encoder_decoder_and_a_network_without_logits_of_tokens
     assert len(found.tables["composition"][1]) == 3 * 4 * 3
     network = partial(Transformer, make_encoder(num_layers=1), partial(ours.ClassReadout, labels=["a", "b"]))
     assert list(analysed(network().eval(), network).tables) == ["circuits", "tokens"]
+
+
+def test_circuits_by_distance_are_explained():
+    made = partial(make_transformer, attention_position=ROTARY)
+    found = HeadWeights(distances=[0, 2], num_untrained=2)(make_subject(made(), untrained=lambda further: made()))
+    names = list(found.lines)
+    assert names.index("K-composition") < names.index("scores") < names.index("OV") < names.index("QK_0")
+    assert found.lines["scores"].endswith("QK_0 at the query's own position")
 
 
 REFUSED = {

@@ -21,6 +21,7 @@ from tinyformer.analysis.measures.table import (
     CROSS_MEASURES,
     MEASURES,
     PATTERNS,
+    WHOLE,
     Measure,
     combine_inputs,
     measure_layers,
@@ -103,7 +104,12 @@ class HeadMeasures:
     @classmethod
     def of(cls, network: Network, values: Mapping[str, Sequence[Sequence[float]]]) -> "HeadMeasures":
         names = [map_names(layer) for layer in network.attentions()]
-        return cls(names, values, network.layer_addresses(), ablated_maps(network))
+        whole = {
+            name: [[of if math.isnan(of) else round(of) for of in layer] for layer in layers]
+            for name, layers in values.items()
+            if name in WHOLE
+        }
+        return cls(names, {**values, **whole}, network.layer_addresses(), ablated_maps(network))
 
     def scalars(self) -> dict[str, float]:
         """The finite values by name, such as `attention/cross/layer_00/head_00/entropy`."""

@@ -217,6 +217,8 @@ class EdgeAttribution(PairAnalysis):
         found, by_chance = (of.left(pairs, [of.all])[0].targets for of in (graph, untrained))
         findings, apart, apart_untrained, is_clear = self.findings(subject, groups, found, by_chance)
         findings.lines["edges"] = f"{apart}; untrained {apart_untrained}"
+        meaning = "estimates the change of clean minus corrupted without the edge"
+        findings.lines["attribution"] = f"{meaning}: negative, it supports the answer; positive, it opposes it"
         findings.lines["circuit"] = "none: the difference is not clearly above what untrained weights give"
         circuit = graph.all & False
         if is_clear:

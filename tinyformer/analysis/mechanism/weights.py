@@ -25,7 +25,7 @@ from tinyformer.nn.position import RelativePosition
 
 NUM_PRINTED, MAX_EDGES = 3, 16  # heads, writers and tokens that are printed, and edges in the picture
 ENTRIES = 2**24  # of a matrix of vocabulary × vocabulary, the most that are held at once
-SIDES = {"Q": "queries", "K": "keys", "V": "values"}  # what a later head computes, by the name of the composition
+SIDES = {"K": "keys", "Q": "queries", "V": "values"}  # what a later head computes, by the name of the composition
 
 Projection: TypeAlias = Float[Tensor, "heads width d_model"]
 Vocabulary: TypeAlias = Float[Tensor, "vocab_size d_model"]
@@ -103,7 +103,10 @@ class HeadWeights:
                 told[circuit.name, head] = "; ".join(sentences)
         names = sorted(trained.keys() - SIDES, key=lambda name: (name[:2], len(name), name))
         limits = f"95 % of untrained networks stay below each limit, estimated from {self.num_untrained}"
-        lines = {"weights": f"no input is read; {limits}"}
+        meaning = "OV is 1 if each token promotes itself where it is attended to, QK if each attends to its equals"
+        by_distance = "; QK_n is QK for a key n tokens before the query, QK_0 at the query's own position"
+        meaning += by_distance * any(name.startswith("QK_") for name in names)
+        lines = {"weights": f"no input is read; {limits}", "scores": f"from -1 to 1: {meaning}"}
         for name in names:
             lines[name] = chances[name].sentence(trained[name], "heads")
             for head in sorted(trained[name], key=trained[name].__getitem__, reverse=True)[:NUM_PRINTED]:
@@ -123,9 +126,10 @@ class HeadWeights:
 def _add_compositions(found: Findings, subject: Subject, trained: Scores, chances: Mapping[str, "Chance"]) -> None:
     """Add which heads read from which."""
     rows, edges = list[list[Any]](), list[tuple[str, Any, Any, float]]()
+    lines = {"weights": found.lines.pop("weights")}
     for name, side in SIDES.items():
         scores, chance, writers = trained[name], chances[name], defaultdict[Head, list[str]](list)
-        found.lines[f"{name}-composition"] = chance.sentence(scores, "pairs")
+        lines[f"{name}-composition"] = chance.sentence(scores, "pairs")
         for writer, reader in sorted(scores, key=scores.__getitem__, reverse=True):
             score, address = scores[writer, reader], (*subject.head_address(*writer), *subject.head_address(*reader))
             difference, is_beyond = score - chance.mean, score > chance.limit
@@ -133,7 +137,8 @@ def _add_compositions(found: Findings, subject: Subject, trained: Scores, chance
             edges += [(f"{name}-composition", writer, reader, difference)] * is_beyond
             writers[reader].append(f"{subject.head_title(*writer)}: {score:.3f}{'' if is_beyond else ' (chance)'}")
         for reader, told in itertools.islice(writers.items(), NUM_PRINTED):
-            found.lines[f"  {side} of {subject.head_title(*reader)}"] = f"from {', '.join(told[:NUM_PRINTED])}"
+            lines[f"  {side} of {subject.head_title(*reader)}"] = f"from {', '.join(told[:NUM_PRINTED])}"
+    found.lines = lines | found.lines
     columns = [f"{name}_{side}" for side in ("writer", "reader") for name in (*subject.address_columns, "head")]
     found.tables["composition"] = ["composition", *columns, "score", "untrained", "difference", "beyond_chance"], rows
     heads = dict.fromkeys(itertools.chain(*trained["Q"]))

@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex
 from torch import Tensor
 
 from tinyformer.analysis.measures.inputs import Axes
-from tinyformer.analysis.measures.table import EXPLANATIONS
+from tinyformer.analysis.measures.table import EXPLANATIONS, WHOLE
 from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
 from tinyformer.nn.heads import Address
@@ -116,7 +116,9 @@ def atlas_html(
             {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
             for kind, axes in kinds.items()
         ],
-        "measures": [{"name": name, "description": descriptions.get(name, "")} for name in measures],
+        "measures": [
+            {"name": name, "description": descriptions.get(name, ""), "isWhole": name in WHOLE} for name in measures
+        ],
         "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
         "heads": heads,
     }

@@ -210,6 +210,8 @@ def lines(
     for name, (x, y) in series.items():
         axes.plot(x, y, marker=".", label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+    if not any(value > 0 if yscale == "log" else math.isfinite(value) for _, y in series.values() for value in y):
+        say_empty(axes, "no value above 0" if yscale == "log" else "no value is defined")
     if yscale == "log":
         axes.set_yscale("log", nonpositive="mask")  # by default, the line would fall to the edge at 0
         _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
@@ -273,11 +275,18 @@ def scatter(points: Mapping[str, tuple[float, float]], title: str, xlabel: str, 
         axes.plot(*place, marker="o", color="C0", alpha=0.7)
         style: dict[str, Any] = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": FONT_POINTS - 2}
         axes.annotate(name, place, **style)
+    if not points:
+        say_empty(axes, f"no head has both {xlabel} and {ylabel}")
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
     axes.grid(alpha=0.3)
     _simplify(axes)
     return figure
+
+
+def say_empty(axes: Axes, reason: str) -> None:
+    """Write why a chart has no curves or points."""
+    axes.text(0.5, 0.5, reason, ha="center", fontsize=FONT_POINTS, transform=axes.transAxes)
 
 
 def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:

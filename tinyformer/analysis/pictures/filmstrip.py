@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from tinyformer.analysis.pictures.charts import BASELINE_COLOUR, FONT_POINTS, Chart
+from tinyformer.analysis.pictures.charts import BASELINE_COLOUR, FONT_POINTS, Chart, say_empty
 
 MAP_INCHES, CURVES_INCHES = (1.35, 1.6), 2.2  # width and height of a map, and height of the curves
 MILLISECONDS, LAST_MILLISECONDS = 250, 2500  # of a picture of a GIF, and of the last one
@@ -42,6 +42,8 @@ class Filmstrip(Chart):
         axes = self.add_subplot(grid[-1, :], xlim=(steps[0], steps[-1]), ylim=(-0.03, 1.03))
         for name, curve in curves.items():
             axes.plot(steps, np.array(curve, float), label=name)
+        if not curves:
+            say_empty(axes, "no head acquired a role")
         self.markers = [axes.axvline(step, color="0.4", linewidth=1) for step in marked]
         axes.set_xlabel("optimizer steps", fontsize=FONT_POINTS)
         axes.grid(alpha=0.3)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinyformer.analysis.measures.capture import CapturedMaps
 from tinyformer.analysis.measures.inputs import Axes
-from tinyformer.analysis.measures.table import ALL_MEASURES
+from tinyformer.analysis.measures.table import ALL_MEASURES, WHOLE
 from tinyformer.analysis.pictures.picture import BLACK, POINTS, Picture, readable, text_width
 
 PIXELS_PER_TOKEN = 14
@@ -24,6 +24,8 @@ BAR_LABEL = "attention weight, in colours by its square root"
 CELL_WIDTH, CELL_HEIGHT = 38, 20  # smallest size in pixels of the cell of a head in the picture of measures
 TABLE_WIDTH, LINE, CHARACTER_WIDTH = 200, 14, 6  # pixels: the least of a measure, and of a line and a letter above it
 LANDSCAPE = 1.6  # approximate aspect ratio of the picture of measures
+
+Grid = Float[np.ndarray, "layers heads"]
 
 
 def head_maps(
@@ -138,12 +140,16 @@ def measure_maps(
         without = [(layer, columns[names[layer][head]]) for layer, head in hatched]
         for place in without:
             grid[place] = np.nan
-        low, high = limits or (ALL_MEASURES[name].limits(num_keys) if name in ALL_MEASURES else _range(grid))
+        known = ALL_MEASURES.get(name)
+        low, high = limits or (known.limits(num_keys) if known else _range(grid))
         text = meanings[name] + ("" if limits else f"; {low:.3g}\u00a0to\u00a0{high:.3g}")
         meaning = textwrap.wrap(text, (pitch_x - GAP) // CHARACTER_WIDTH)
         for number, line in enumerate([name, *meaning[:2]]):
             picture.write(left, top - (min(len(meaning), 2) + 0.5 - number) * LINE, line, "lm", POINTS + (number == 0))
-        _draw_grid(picture, left, top, grid, low, high, cell)
+        if len(without) < np.isnan(grid).sum() == grid.size:
+            picture.write(left, top + CELL_HEIGHT / 2, f"needs {known.needs}" if known else "not defined")
+        shares = np.where(np.isfinite(grid), ((grid - low) / ((high - low) or 1.0)).clip(0, 1), np.nan)
+        _draw_grid(picture, left, top, grid, shares, cell, name in WHOLE)
         for layer, column in without:
             picture.hatch(left + column * cell, top + layer * CELL_HEIGHT, cell, CELL_HEIGHT)
         if index + across >= len(measures):  # the last of its column
@@ -206,19 +212,16 @@ def _headed(width: int, height: int, title: str, label: str, ticks: Mapping[floa
     return picture
 
 
-def _draw_grid(
-    picture: Picture, left: int, top: int, grid: Float[np.ndarray, "layers heads"], low: float, high: float, cell: int
-) -> None:
-    """Draw the grid of one measure with its values, in cells of a width and colours from `low` to `high`."""
-    shares = np.where(np.isfinite(grid), ((grid - low) / ((high - low) or 1.0)).clip(0, 1), np.nan)
+def _draw_grid(picture: Picture, left: int, top: int, grid: Grid, shares: Grid, cell: int, is_whole: bool) -> None:
+    """Draw the grid of one measure with its values, in cells of a width and the colours of their shares of a range."""
     picture.tile(left, top, shares, cell, CELL_HEIGHT)
     for (layer, head), value in np.ndenumerate(grid):
         if np.isfinite(value):
             x, y = left + (head + 0.5) * cell, top + (layer + 0.5) * CELL_HEIGHT
-            picture.write_on_tile(x, y, _short(value), float(shares[layer, head]))
+            picture.write_on_tile(x, y, _short(value, is_whole), float(shares[layer, head]))
 
 
-def _range(grid: Float[np.ndarray, "layers heads"]) -> tuple[float, float]:
+def _range(grid: Grid) -> tuple[float, float]:
     finite = grid[np.isfinite(grid)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
@@ -228,9 +231,9 @@ def _true(flags: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
     return [(layer, at) for layer, of_layer in enumerate(flags) for at, flag in enumerate(of_layer) if flag]
 
 
-def _short(value: float) -> str:
+def _short(value: float, is_whole: bool) -> str:
     """A number in at most six characters if it is below 10,000."""
-    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.{0 if is_whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 2}f}"
 
 
 def columns_of(names: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -35,7 +35,8 @@ class TrainingFilm:
 
     The page is that of `HeadMaps` for the last snapshot, with a slider to the others, whose maps are `quantised`. If it
     would pass 15 MB, it has fewer snapshots, evenly chosen. Measures and losses are those of the sample, whatever text
-    is shown, and events those of `events_of_snapshots`. For `text`, `target` and `num_tokens` see `HeadMaps`.
+    is shown, and events those of `events_of_snapshots`; it opens at the first role that a head acquires. For `text`,
+    `target` and `num_tokens` see `HeadMaps`.
     """
 
     text: str | Sequence[str] | None = None
@@ -122,7 +123,8 @@ class Film:
             }
             for head, rows in enumerate(zip(*self.rows, strict=True))
         ]
-        film = {"steps": self.steps, "loss": [*map(finite, self.losses)], "events": events}
+        opening = next((at for at, event in enumerate(self.events) if event.event in ACQUIRED), None)
+        film = {"steps": self.steps, "loss": [*map(finite, self.losses)], "events": events, "opening": opening}
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
     def strip(self) -> Filmstrip:

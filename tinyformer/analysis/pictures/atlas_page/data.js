@@ -115,6 +115,10 @@ function shownNumber(value) {
   return (plain ? value.toFixed(3) : value.toExponential(2)).replace("-", "−");
 }
 
+// A value of a measure, by its index, or of what is no measure, such as a layer; a whole number has no decimals.
+const shownValue = (value, at) =>
+  value !== null && (measures[at]?.isWhole ?? true) ? String(value).replace("-", "−") : shownNumber(value);
+
 // Isolated, so that a right-to-left token does not reorder its sentence.
 const shownToken = (tokens, index) => `${index} ‘\u2068${tokens[index]}\u2069’`;
 

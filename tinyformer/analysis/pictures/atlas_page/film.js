@@ -13,12 +13,15 @@ const slider = byId("frame");
 const ticks = byId("ticks");
 let frame = last;
 let playing = null;
+let isOpening = true; // until a snapshot is chosen; to play then begins with the first one
 
 const several = (names, mark) =>
   names.slice(0, MOST_NAMED).join(mark) + (names.length > MOST_NAMED ? `${mark}and ${names.length - MOST_NAMED} more` : "");
 
 // The events at each snapshot; those between two belong to the later one.
-const happenings = Map.groupBy(film?.events ?? [], ({ step }) => film.steps.findIndex((other) => other >= step));
+const placeInFilm = ({ step }) => film.steps.findIndex((other) => other >= step);
+const happenings = Map.groupBy(film?.events ?? [], placeInFilm);
+const NOTHING = "No head acquired or lost a role between these snapshots.";
 const sentencesOf = (at) => capitalised(several(happenings.get(at).map(({ text }) => text), "; "));
 
 // The range of all numbers of some curves, so that none changes its place while it grows.
@@ -61,9 +64,9 @@ function drawCurves() {
       shape("path", { class: "now", d: `M${(frame / (last || 1)) * 100} 0V100` }),
     ),
   );
-  const extent = ([low, high]) => `${shownNumber(low)} to ${shownNumber(high)}`;
+  const extent = (ends, at) => ends.map((end) => (at === undefined ? shownNumber(end) : shownValue(end, at))).join(" to ");
   const words = several(named.map((head) => head.title), ", ");
-  byId("curves-of").textContent = name ? `${name} of all heads, ${extent(range)}${words && `; bold: ${words}`}` : "";
+  byId("curves-of").textContent = name ? `${name} of all heads, ${extent(range, measure)}${words && `; bold: ${words}`}` : "";
   byId("curves-loss").textContent = `loss, ${extent(lossRange)} nats per target`;
 }
 
@@ -112,7 +115,7 @@ function showPlace() {
 }
 
 function tell(at) {
-  const words = at === undefined ? "" : sentencesOf(at);
+  const words = at === undefined ? (happenings.size ? "" : NOTHING) : sentencesOf(at);
   if (byId("happened").textContent !== words) byId("happened").textContent = words;
   byId("happened").classList.toggle("muted", at !== frame);
 }
@@ -126,7 +129,8 @@ function pause() {
 
 function togglePlay() {
   if (playing) return pause();
-  if (frame === last) showFrame(0);
+  if (frame === last || isOpening) showFrame(0);
+  isOpening = false;
   const seconds = clamped(SECONDS / film.steps.length, SHORTEST, LONGEST);
   playing = setInterval(() => (frame < last ? showFrame(frame + 1) : pause()), seconds * 1000);
   playButton.textContent = "Pause";
@@ -136,6 +140,7 @@ function togglePlay() {
 // By hand, which ends playing.
 function goToFrame(to) {
   if (playing) pause();
+  isOpening = false;
   showFrame(to);
 }
 
@@ -177,9 +182,10 @@ function makeFilm() {
   // The maps stand beside the scatter, or above it, since they are looked at while the film plays.
   const maps = [measureChoice.closest(".controls"), byId("sorted"), thumbnails, byId("thumbnails-keys")];
   overview.append(element("div", { class: "film-body" }, element("div", {}, ...maps), byId("scatter")));
-  const crossed = film.events.map(({ measure }) => measure);
-  const measure = [...OPENING.y, ...OPENING.x].find((name) => crossed.includes(name)) ?? crossed.at(-1);
+  const role = film.events[film.opening]; // the first that a head acquires
+  if (role) showKind(heads[role.head].kind);
+  const measure = (role ?? film.events.at(-1))?.measure;
   if (measuresOf(chosenKind).some((at) => measures[at].name === measure)) measureChoice.value = measure;
   pause();
-  showFrame(last);
+  showFrame(role ? placeInFilm(role) : last);
 }

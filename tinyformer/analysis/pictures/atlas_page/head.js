@@ -114,9 +114,9 @@ function showToken() {
   byId("all-weights").hidden = seen.length <= STRONGEST;
   const rows = seen.slice(0, shown.all ? MOST_ROWS : STRONGEST);
   const others = shown.other && of(token, shown.other);
-  byId("weights").replaceChildren(
-    ...rows.map((index) => weightRow(other, index, weights[index], lengths[index], others?.[index])),
-  );
+  const none = [element("tr", {}, element("td", { class: "muted" }, "all weights are 0"))];
+  const weightRows = rows.map((index) => weightRow(other, index, weights[index], lengths[index], others?.[index]));
+  byId("weights").replaceChildren(...(seen.length ? weightRows : none));
   alignToken(weights);
 }
 
@@ -311,9 +311,9 @@ function showMeasures(head) {
     const row = (measureRows[at] ??= element("tr", {}, heading()));
     while (row.children.length > 1) row.lastChild.remove();
     row.append(
-      element("td", { class: "number" }, shownNumber(value), ...growth(head, at)),
+      element("td", { class: "number" }, shownValue(value, at), ...growth(head, at)),
       element("td", { class: "number" }, value === null ? "–" : `${rank} of ${defined.length}`),
-      ...otherCell(shownNumber(shown.other?.values[at] ?? null)),
+      ...otherCell(shownValue(shown.other?.values[at] ?? null, at)),
     );
     return row;
   });

@@ -87,7 +87,7 @@ function showValues() {
   if (measure < 0) return;
   const { name } = measures[measure];
   for (const head of ofKind(chosenKind)) {
-    const value = shownNumber(head.values[measure]);
+    const value = shownValue(head.values[measure], measure);
     head.button.querySelector(".value").replaceChildren(element("span", { class: "unseen" }, `${name} `), value);
   }
 }

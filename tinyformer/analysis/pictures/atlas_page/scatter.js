@@ -22,7 +22,7 @@ const nameOf = (choice) => (choice === LAYER ? "layer" : measures[choice].name);
 const valueOf = (head, choice) => (choice === LAYER ? head.layer : head.values[choice]);
 const isPlaced = (head) => ["x", "y"].every((side) => valueOf(head, chosen(side)) !== null);
 const placed = () => ofKind(chosenKind).filter(isPlaced);
-const numbersOf = (head) => Object.keys(choices).map((side) => [nameOf(chosen(side)), shownNumber(valueOf(head, chosen(side)))]);
+const numbersOf = (head) => Object.keys(choices).map((side) => [nameOf(chosen(side)), shownValue(valueOf(head, chosen(side)), chosen(side))]);
 
 // A linear axis between two places, with ticks 1, 2 or 5 times a power of ten apart, about as many as asked for. It spans the
 // values of all steps of a film, so that it stands still.
