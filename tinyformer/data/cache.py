@@ -16,17 +16,16 @@ from jaxtyping import UInt64
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.shards import encode_shards, num_shards
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
-from tinyformer.data.sources.source import SPLITS, Source
+from tinyformer.data.sources.source import SPLITS, Source, fingerprint_of
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
 from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.data.trained_on import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, num_blocks
-from tinyformer.errors import argument_path
-from tinyformer.files import write_whole
+from tinyformer.errors import ArgumentError, argument_path
 
-_NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
+_NO_TEXT, _TRAINED_ON, _TOKENIZER = "without text (empty, null or cut short)", "trained_on.npy", "tokenizer.json"
 
 _FORMAT = 5  # increase it when the same input would give other files
 
@@ -51,6 +50,7 @@ class Recipe:
     group_near_copies: bool = False
     whole: bool = False  # hold nothing out; the documents of all the source's splits are one split "all"
     without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text that is left out of all splits but "train"
+    source_hash: str | None = None  # the fingerprint of the source, if it was taken before
 
     @cached_property
     def key(self) -> str:
@@ -63,11 +63,13 @@ class Recipe:
     @cached_property
     def content(self) -> str:
         """SHA-256 of everything that determines the texts of the splits, whatever tokenizer encodes them."""
-        with argument_path("source"):
-            source = self.source.fingerprint()
         division = [self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies, self.whole]
-        parts = [_FORMAT, source, *division, *self.row_format.key(self.source)]
+        parts = [_FORMAT, self._hash, *division, *self.row_format.key(self.source)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @cached_property
+    def _hash(self) -> str:
+        return self.source_hash or fingerprint_of(self.source)
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
@@ -91,7 +93,7 @@ class Recipe:
             facts = json.loads((folder / "meta.json").read_text())
             if not facts["splits"].keys() & {"train", "all"}:
                 return None
-            tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text())
+            tokenizer = _open_tokenizer(folder)
             splits = {name: open_split(folder, name, tokenizer, counts) for name, counts in facts.pop("splits").items()}
             trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
@@ -103,9 +105,12 @@ class Recipe:
             kind, load = self.row_format.source_rows, self.source.load
             # Texts are the default, which sources that have nothing else need not know.
             loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
+        if fingerprint_of(self.source) != self._hash:  # else the cache would keep the new text under the old hash
+            reason = "has changed since the run began to read it; the same command reads it again"
+            raise ArgumentError("source", self.source.name, reason)
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
-        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer.json")
+        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer")
         folder.mkdir()
         counts, limit = {}, self.row_format.max_tokens
         for name, rows in splits.items():
@@ -117,25 +122,27 @@ class Recipe:
             counts[name] = write_split(encoded, tokenizer, folder, name)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
-        (folder / "tokenizer.json").write_text(tokenizer.to_json())
+        (folder / _TOKENIZER).write_text(tokenizer.to_json())
         (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1))
         if "train" in splits:
             trained_on = self._compared(splits["train"])
             if num_blocks(text_lengths(trained_on)) <= MAX_FINGERPRINTS:
                 np.save(folder / _TRAINED_ON, fingerprints_of_all(iterate_texts(trained_on)))
 
-    def _tokenizer_of(self, rows: datasets.Dataset, file: Path) -> TextTokenizer:
-        """Build the tokenizer from rows. If they are tokenised in shards, save it; a later call reads the file."""
-        if file.exists():
-            return TextTokenizer.from_json(file.read_text())
-        number = len(rows) * len(text_columns(rows))
-        with argument_path("tokenizer"):
+    def _tokenizer_of(self, rows: datasets.Dataset, kept: Path) -> TextTokenizer:
+        """Build the tokenizer from rows. If they are tokenised in shards, a folder keeps it for a later call."""
+
+        def learned() -> TextTokenizer:
+            number = len(rows) * len(text_columns(rows))
             texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
-            tokenizer = self.tokenizer.build(texts)
-        if num_shards(rows) > 1:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, tokenizer.to_json())
-        return tokenizer
+            with argument_path("tokenizer"):
+                return self.tokenizer.build(texts)
+
+        def build(folder: Path) -> None:
+            folder.mkdir()
+            (folder / _TOKENIZER).write_text(learned().to_json())
+
+        return build_once(kept, _open_tokenizer, build) if num_shards(rows) > 1 else learned()
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""
@@ -193,6 +200,10 @@ class Recipe:
     def _compared(self, rows: datasets.Dataset) -> datasets.Dataset:
         """The columns by whose text a row is recognised."""
         return rows.select_columns(list(self.row_format.compared) or text_columns(rows))
+
+
+def _open_tokenizer(folder: Path) -> TextTokenizer:
+    return TextTokenizer.from_json((folder / _TOKENIZER).read_text())
 
 
 def _select(

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.cache import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.source import SPLITS, Source, in_use, rows_of
+from tinyformer.data.sources.source import SPLITS, Source, fingerprint_of, in_use, rows_of
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
@@ -227,7 +228,12 @@ class SourceDataModule(DataModule):
         hold_out: dict[str, Any] = {"whole": True}
         if not whole:
             hold_out = {**self._held_out, "seed": self.split_seed, "group_near_copies": self._group_near_copies}
-        return Recipe(self.source, self._tokenizer_recipe, self.row_format, without=self.without, **hold_out)
+        read = {"without": self.without, "source_hash": self._source_hash}
+        return Recipe(self.source, self._tokenizer_recipe, self.row_format, **read, **hold_out)
+
+    @cached_property
+    def _source_hash(self) -> str:
+        return fingerprint_of(self.source)
 
     @property
     def content(self) -> str:
