@@ -228,7 +228,7 @@ class SourceDataModule(DataModule):
         hold_out: dict[str, Any] = {"whole": True}
         if not whole:
             hold_out = {**self._held_out, "seed": self.split_seed, "group_near_copies": self._group_near_copies}
-        read = {"without": self.without, "source_hash": self._source_hash}
+        read: dict[str, Any] = {"without": self.without, "source_hash": self._source_hash}
         return Recipe(self.source, self._tokenizer_recipe, self.row_format, **read, **hold_out)
 
     @cached_property
