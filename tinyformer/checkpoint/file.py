@@ -35,7 +35,7 @@ PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
 FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
-FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None}
+FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None, "inherited": int}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and
@@ -70,7 +70,7 @@ class Checkpoint:
     tokenizer: str | None  # the text of `tokenizer.json`; None for a model without a tokenizer
     facts: dict[str, Any]  # about its run, by the names in `FACTS`
     step: int  # optimizer steps taken
-    trained_on: Tensor | None = None  # the fingerprints of `tinyformer.data.trained_on`, as int64
+    trained_on: Tensor | None = None  # the fingerprints of `run.data.trained_text`, as int64
 
 
 def load_raw(path: Path) -> dict[str, Any]:

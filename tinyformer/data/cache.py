@@ -27,6 +27,8 @@ from tinyformer.errors import ArgumentError, argument_path
 
 _NO_TEXT, _TRAINED_ON, _TOKENIZER = "without text (empty, null or cut short)", "trained_on.npy", "tokenizer.json"
 
+_KNOWN = "that the weights were trained on"
+
 _FORMAT = 5  # increase it when the same input would give other files
 
 LeftOut = dict[str, dict[str, int]]
@@ -190,11 +192,11 @@ class Recipe:
         if self.row_format.keep_whole:
             known_set = set(known.tolist())
             is_unknown = (not fingerprints(text) <= known_set for text in iterate_texts(self._compared(rows)))
-            return _select(rows, is_unknown, left_out, "of the run's training split")
+            return _select(rows, is_unknown, left_out, _KNOWN)
         unknown = from_columns(text=(part for text in iterate_texts(rows) for part in cut_out(text, known)))
         cut = sum(map(len, iterate_texts(rows))) - sum(map(len, iterate_texts(unknown)))
         if cut:
-            left_out["characters of the run's training split"] = cut
+            left_out[f"characters {_KNOWN}"] = cut
         return unknown
 
     def _compared(self, rows: datasets.Dataset) -> datasets.Dataset:
