@@ -70,7 +70,7 @@ class Checkpoint:
     tokenizer: str | None  # the text of `tokenizer.json`; None for a model without a tokenizer
     facts: dict[str, Any]  # about its run, by the names in `FACTS`
     step: int  # optimizer steps taken
-    trained_on: Tensor | None = None  # the fingerprints of `run.data.trained_text`, as int64
+    trained_on: Tensor | None = None  # the fingerprints of `run.data.known_text`, as int64
 
 
 def load_raw(path: Path) -> dict[str, Any]:

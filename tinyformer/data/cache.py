@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from jaxtyping import UInt64
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.shards import encode_shards, num_shards
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
-from tinyformer.data.sources.source import SPLITS, Source, fingerprint_of
+from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
 from tinyformer.data.storage import build_once, default_cache_dir, open_intact
 from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
@@ -52,7 +52,6 @@ class Recipe:
     group_near_copies: bool = False
     whole: bool = False  # hold nothing out; the documents of all the source's splits are one split "all"
     without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text that is left out of all splits but "train"
-    source_hash: str | None = None  # the fingerprint of the source, if it was taken before
 
     @cached_property
     def key(self) -> str:
@@ -65,13 +64,11 @@ class Recipe:
     @cached_property
     def content(self) -> str:
         """SHA-256 of everything that determines the texts of the splits, whatever tokenizer encodes them."""
+        with argument_path("source"):
+            source = self.source.fingerprint()
         division = [self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies, self.whole]
-        parts = [_FORMAT, self._hash, *division, *self.row_format.key(self.source)]
+        parts = [_FORMAT, source, *division, *self.row_format.key(self.source)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    @cached_property
-    def _hash(self) -> str:
-        return self.source_hash or fingerprint_of(self.source)
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
@@ -107,9 +104,8 @@ class Recipe:
             kind, load = self.row_format.source_rows, self.source.load
             # Texts are the default, which sources that have nothing else need not know.
             loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
-        if fingerprint_of(self.source) != self._hash:  # else the cache would keep the new text under the old hash
-            reason = "has changed since the run began to read it; the same command reads it again"
-            raise ArgumentError("source", self.source.name, reason)
+        if replace(self).content != self.content:  # the cache would keep the new text under the hash of the old one
+            raise ArgumentError("source", self.source.name, "has changed while it was read; read it again")
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
         tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer")

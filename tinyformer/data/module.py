@@ -17,7 +17,7 @@ from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.cache import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.source import SPLITS, Source, fingerprint_of, in_use, rows_of
+from tinyformer.data.sources.source import SPLITS, Source, in_use, rows_of
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import hidden_files
 from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
@@ -228,19 +228,16 @@ class SourceDataModule(DataModule):
         hold_out: dict[str, Any] = {"whole": True}
         if not whole:
             hold_out = {**self._held_out, "seed": self.split_seed, "group_near_copies": self._group_near_copies}
-        read: dict[str, Any] = {"without": self.without, "source_hash": self._source_hash}
-        return Recipe(self.source, self._tokenizer_recipe, self.row_format, **read, **hold_out)
+        return Recipe(self.source, self._tokenizer_recipe, self.row_format, without=self.without, **hold_out)
 
     @cached_property
-    def _source_hash(self) -> str:
-        return fingerprint_of(self.source)
-
-    @property
     def content(self) -> str:
         return self._recipe(whole=False).content
 
     def prepare(self, whole: bool = False) -> None:
-        prepared = self._recipe(whole).prepare(self.cache_dir)
+        prepared = (recipe := self._recipe(whole)).prepare(self.cache_dir)
+        if not whole:
+            self.content = recipe.content  # of the text that was read, which may change
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
         self.trained_on = prepared.trained_on
@@ -291,6 +288,9 @@ class SourceDataModule(DataModule):
     def _require_rows(self, split: str) -> None:
         if self.splits[split].num_tokens:
             return
+        if self.left_out.get(split) and self.without is not None:
+            reason = f"of its {split} split, nothing is left without the text that the weights were trained on"
+            raise ArgumentError("source", self.name, reason)
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
             reason = f"leaves the {split} split empty: there are too few different {self.document}s for every split"

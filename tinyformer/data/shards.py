@@ -14,8 +14,6 @@ from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 SHARD_BYTES = 2**28
 """The text of a shard, and the smallest text that is tokenised in shards: half a minute on two cores."""
 
-_FILE = "tokens.npz"
-
 
 def num_shards(rows: datasets.Dataset) -> int:
     """The number of shards of some rows, whose size follows from that of their table."""
@@ -36,7 +34,7 @@ def encode_shards(
 
     def build(shard: datasets.Dataset, folder: Path) -> None:
         folder.mkdir()
-        np.savez(folder / _FILE, **Encoded.joined(encode(texts_of(shard), tokenizer))._asdict())
+        np.savez(folder / "tokens.npz", **Encoded.joined(encode(texts_of(shard), tokenizer))._asdict())
 
     for index in with_progress(range(number), number, f"Tokenising {name}"):
         shard = rows.shard(number, index, contiguous=True)
@@ -49,5 +47,5 @@ def encode_shards(
 
 
 def _open(folder: Path) -> Encoded:
-    with np.load(folder / _FILE) as arrays:
+    with np.load(folder / "tokens.npz") as arrays:
         return Encoded(arrays["ids"], arrays["lengths"], int(arrays["num_bytes"]), int(arrays["num_characters"]))

@@ -1,13 +1,10 @@
 """The data of a run: those of its config, in a training run, and in an evaluation of a checkpoint."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import UInt64
-from torch import Tensor
 
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.errors import ConfigError
@@ -17,7 +14,6 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
 from tinyformer.run.starting_checkpoint import Start
 
-Fingerprints: TypeAlias = UInt64[np.ndarray, " fingerprints"]
 MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
 
 
@@ -34,9 +30,10 @@ def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool,
             data.without = known_text(start.checkpoint, is_own)
         data.prepare()
     if start is not None:
-        for split in filter(partial(_is_all_known, data), data.splits):
-            reason = f"was trained on all text of the {split} split of these data; other data are needed"
-            raise ArgumentError(start.key, str(start.checkpoint.path), reason)
+        if (known := known_text(start.checkpoint)) is not None:  # first what the splits leave out, see `known_text`
+            left_out = known[:0] if data.without is None else data.without
+            own = left_out if data.trained_on is None else data.trained_on
+            data.trained_on = np.concatenate([left_out, np.setdiff1d(np.union1d(known, own), left_out)])
         start.require_same_vocabulary(data.tokenizer)
         if start.is_resumed and start.checkpoint.facts.get("data_fingerprint") != data.fingerprint:
             path = start.checkpoint.path
@@ -70,7 +67,7 @@ def evaluation_data(
             data.without = without
         data.prepare(whole)
     data.require_split(split)
-    if _is_all_known(data, split):
+    if data.left_out.get(split) and not data.splits[split].num_documents:
         raise ArgumentError("split", split, "the run was trained on all of it", {"split": "train"})
     return data, split
 
@@ -89,7 +86,7 @@ def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapp
             raise ArgumentError(name, value, reason, {name: drawn})
 
 
-def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> Fingerprints | None:
+def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.ndarray, " fingerprints"] | None:
     """The fingerprints of the text that the weights of a checkpoint were trained on; None if none are known.
 
     The held-out splits of its run's own data have none of their training text, so that there only the text counts that
@@ -100,21 +97,6 @@ def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> Fingerprint
     rows = checkpoint.trained_on.numpy().view(np.uint64)
     rows = rows[: checkpoint.facts.get("inherited", 0)] if of_own_data else rows
     return rows if len(rows) else None
-
-
-def trained_text(data: DataModule, start: Start | None) -> tuple[Tensor | None, int]:
-    """The fingerprints that a checkpoint keeps: first those that its run leaves out, whose number is returned, too."""
-    parts = (data.without, data.trained_on, known_text(start.checkpoint) if start is not None else None)
-    if not (known := [rows for rows in parts if rows is not None]):
-        return None, 0
-    inherited = np.zeros(0, np.uint64) if data.without is None else data.without
-    rows = np.concatenate([inherited, np.setdiff1d(np.concatenate(known), inherited)])
-    return torch.from_numpy(rows.view(np.int64)), len(inherited)
-
-
-def _is_all_known(data: DataModule, split: str) -> bool:
-    """Whether a split is empty without the text that weights were trained on."""
-    return bool(data.left_out.get(split)) and not data.splits[split].num_documents
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -31,7 +32,7 @@ from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.analysis_run import analyse, describe_subject
 from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.compiling import compile_network, decide_compiling
-from tinyformer.run.data import evaluation_data, trained_text, training_data
+from tinyformer.run.data import evaluation_data, training_data
 from tinyformer.run.fitting import ending_in_a_queue, fit, leaving_no_group
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
@@ -150,7 +151,7 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     module = TrainingModule(network, task, data, optimizer, schedule)
     first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
     loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
-    contents = checkpoint_contents(stored, invocation.choices, settings, data, measured, start)
+    contents = checkpoint_contents(stored, invocation.choices, settings, data, measured)
     accept = partial(keep_overrides, config, written, folder, invocation)
     saver = Checkpoints(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better, accept)
     callbacks = [report := Report(), *make_callbacks(config.callbacks), saver]
@@ -239,15 +240,9 @@ def memory_warning(
 
 
 def checkpoint_contents(
-    stored: Plain,
-    choices: Mapping[str, Any],
-    settings: Settings,
-    data: DataModule,
-    backends: str | None,
-    start: Start | None,
+    stored: Plain, choices: Mapping[str, Any], settings: Settings, data: DataModule, backends: str | None
 ) -> dict[str, Any]:
     """What a checkpoint has for an evaluation in addition to the weights."""
-    trained_on, inherited = trained_text(data, start)
     return {
         "format": FORMAT,
         "overrides": describe_config(stored, choices),
@@ -259,9 +254,9 @@ def checkpoint_contents(
             "data_fingerprint": data.fingerprint,
             "content": data.content,
             "train/num_tokens": data.splits["train"].num_tokens,
-            "inherited": inherited,
+            "inherited": 0 if data.without is None else len(data.without),
         },
-        "trained_on": trained_on,
+        "trained_on": None if data.trained_on is None else torch.from_numpy(data.trained_on.view(np.int64)),
     }
 
 

@@ -58,12 +58,6 @@ def rows_of(source: Source) -> tuple[str, ...]:
     return getattr(source, "rows", ("texts",))
 
 
-def fingerprint_of(source: Source) -> str:
-    """The fingerprint of a source that is the argument `source`, for errors."""
-    with argument_path("source"):
-        return source.fingerprint()
-
-
 class LocalOrHub:
     """A data set of the Hub, or local files in its place if they are given.
 
