@@ -280,21 +280,17 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
 
 @contextmanager
 def evaluation_in_python(
-    checkpoint: Checkpoint,
-    network: Network,
-    overrides: Sequence[str],
-    folder: str | Path | None,
-    trusted: Sequence[str],
+    stored: Checkpoint, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
 ) -> Iterator[Run]:
     """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
 
-    It was loaded from `checkpoint`, which is not read again; `overrides` are further words of `tinyformer evaluate`.
+    It was loaded from `stored`, which is not read again; `overrides` are further words of `tinyformer evaluate`.
     """
     device = next(network.parameters()).device.type
-    words = [f"checkpoint={hydra_value(str(checkpoint.path))}", f"trainer.accelerator={device}", *overrides]
+    words = [f"checkpoint={hydra_value(str(stored.path))}", f"trainer.accelerator={device}", *overrides]
     with TemporaryDirectory() as unkept, keep_hydra(), in_sentences("evaluate"), keep_process():
         import_matplotlib()
-        loaded = offer_stored_run(words, trusted, checkpoint)
+        loaded = offer_stored_run(words, trusted, stored)
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):
             run = set_up_evaluation(config, Path(folder or unkept), invocation, loaded)
