@@ -75,7 +75,7 @@ class Checkpoint:
 
 def load_raw(path: Path) -> dict[str, Any]:
     """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU; refuse what no run wrote."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
         raise _not_a_file(path)
     try:
         require_plain(path)
@@ -177,7 +177,7 @@ def load_newest(folder: Path) -> Checkpoint:
 
 
 def _not_a_file(path: Path) -> ArgumentError:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return ArgumentError("path", str(path), "does not exist; a run writes RUN/checkpoints/last.ckpt")
     if (path / "config.json").is_file():
         command = f"`tinyformer convert hf {path} imported.ckpt`"

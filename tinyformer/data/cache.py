@@ -18,7 +18,7 @@ from tinyformer.data.shards import encode_shards, num_shards
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
-from tinyformer.data.storage import build_once, default_cache_dir, open_intact
+from tinyformer.data.storage import build_once, default_cache_dir, open_intact, writing_into
 from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -74,7 +74,8 @@ class Recipe:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
         folder = self._folder(cache_dir)
         kept = folder.with_name(f"{folder.name}.shards")
-        prepared = build_once(folder, self._open, partial(self._build, kept=kept))
+        with writing_into(folder.parent):
+            prepared = build_once(folder, self._open, partial(self._build, kept=kept))
         shutil.rmtree(kept, ignore_errors=True)
         return prepared
 
