@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from tinyformer.data import CharTokenizer, Recipe, WindowFormat, cache, shards, stream
+from tinyformer.data.sources import documents
 from tinyformer.data.sources.documents import from_columns, iterate_texts, map_texts, text_lengths
 from tinyformer.data.stream import encode, write_split
+from tinyformer.errors import ArgumentError
 
 TEXTS = ["abc " * 9, "", "é😀", *(f"{n} cats " * (n % 7 + 1) for n in range(60))]
 WHOLE = sum(len(text) + 1 for text in TEXTS if text)
@@ -106,6 +108,13 @@ def test_texts_in_a_memory_map_take_no_memory(tmp_path):
     assert rows[49]["text"] == "é" * 10**6
     assert list(tmp_path.iterdir()) == []
     assert len(map_texts([], tmp_path)) == 0
+
+
+def test_a_full_disk_names_the_folder_of_the_memory_map(tmp_path):
+    with open("/dev/full", "wb", buffering=0) as full, mock.patch.object(documents.tempfile, "TemporaryFile") as made:
+        made.return_value = full
+        with pytest.raises(ArgumentError, match=f"^cache_dir='{tmp_path}': cannot be written .No space left"):
+            map_texts(["a" * 10**6], tmp_path)
 
 
 @pytest.mark.parametrize("columns", [("text",), ("text", "pair")])

@@ -97,9 +97,9 @@ def claim_folder(config: DictConfig, key: str) -> Claim:
     try:
         return _claim(config, key)
     except OSError as error:
-        folder, other = config.hydra[key.split(".")[1]].dir, f"{tempfile.gettempdir()}/run"
-        problem = f"it cannot be made ({error.strerror}); {key}={other} works."
-        raise ConfigError(f"{key}={format_value(folder)}: {problem}") from error
+        own = format_value(config.hydra[key.split(".")[1]].dir)
+        problem = f"it cannot be made ({error.strerror}); {key}={tempfile.gettempdir()}/run works."
+        raise ConfigError(f"{key}={own}: {problem}") from error
 
 
 def _claim(config: DictConfig, key: str) -> Claim:
@@ -147,7 +147,7 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
         return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
 
     def tell(error: OSError) -> None:
-        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise problem(Path(error.filename), "cannot be listed") from error
 
     walk = os.walk(folder, onerror=tell)

@@ -43,11 +43,11 @@ def writing_into(cache_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         path = Path(error.filename or cache_dir)
-        if not (path.is_relative_to(cache_dir) or cache_dir.is_relative_to(path)):
+        if cache_dir not in (path, *path.parents) and path not in cache_dir.parents:
             raise
         reason = f"cannot be written ({error.strerror}); TINYFORMER_CACHE in the environment moves the default folder"
-        works = {"cache_dir": f"{tempfile.gettempdir()}/tinyformer"}
-        raise ArgumentError("cache_dir", str(cache_dir), reason, works) from error
+        other = f"{tempfile.gettempdir()}/tinyformer"
+        raise ArgumentError("cache_dir", str(cache_dir), reason, {"cache_dir": other}) from error
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], build: Callable[[Path], None]) -> Contents:

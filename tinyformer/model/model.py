@@ -46,13 +46,11 @@ class Origin(NamedTuple):
     checkpoint: Checkpoint
     trusted: Sequence[str] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""
         *folders, name = self.checkpoint.path.parts
         run = [folder for folder in folders if folder not in ("checkpoints", SNAPSHOTS)][-1:]
         return f"{'/'.join([*run, name])}, step {self.checkpoint.step:,}"
-
-    __repr__ = __str__
 
 
 class Model:

@@ -67,8 +67,6 @@ def evaluation_data(
             data.without = without
         data.prepare(whole)
     data.require_split(split)
-    if data.left_out.get(split) and not data.splits[split].num_documents:
-        raise ArgumentError("split", split, "the run was trained on all of it", {"split": "train"})
     return data, split
 
 
@@ -92,11 +90,8 @@ def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.n
     The held-out splits of its run's own data have none of their training text, so that there only the text counts that
     the weights which the run began with were trained on.
     """
-    if checkpoint.trained_on is None:
-        return None
-    rows = checkpoint.trained_on.numpy().view(np.uint64)
-    rows = rows[: checkpoint.facts.get("inherited", 0)] if of_own_data else rows
-    return rows if len(rows) else None
+    rows, number = checkpoint.trained_on, checkpoint.facts.get("inherited", 0) if of_own_data else None
+    return None if rows is None or not len(rows[:number]) else rows[:number].numpy().view(np.uint64)
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:

@@ -166,15 +166,11 @@ class Checkpoints(Checkpoint):
             raise Interrupted(signal_number)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Restore the signal handlers, except after a signal: the next one must still end the process at once.
-
-        Where a data worker was killed, the state of the last step is saved: the batch after it could not be read.
-        """
+        """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
-        is_between_steps = trainer.world_size == 1 and not cast(TrainingModule, pl_module).step_targets
-        if is_between_steps and self.num_begun and is_lost_worker(exception):
-            self._save(trainer, self.last)
+        if is_lost_worker(exception) and trainer.world_size == 1 and not cast(TrainingModule, pl_module).step_targets:
+            self._save(trainer, self.last)  # the steps before the batch that could not be read
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint, and before it the metrics, which a run that is resumed from it must have."""
