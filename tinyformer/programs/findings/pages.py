@@ -34,7 +34,7 @@ tinyformer findings cost --launcher joblib
 
 The first command lists them; the second makes the missing runs of one and prints its verdict; `tinyformer findings all`
 does so for each and writes this page. Interrupted, they continue. The third makes runs in parallel
-(`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config: after changing the model's code,
+(`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config and data: after changing the model's code,
 delete them, but not the statements in `statements.json`.
 """
 
