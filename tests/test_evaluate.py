@@ -107,7 +107,34 @@ def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program
     }.items():
         results = evaluate(program, trained.last, overrides)
         assert results["test/num_bytes" if results["split"] == "test" else "val/num_bytes"] == size, overrides
-        assert results["data"][results["split"]]["left_out"].keys() == {"characters of the run's training split"}
+        assert results["data"][results["split"]]["left_out"].keys() == {"characters that the weights were trained on"}
+
+
+def test_text_of_the_starting_weights_is_text_that_the_run_was_trained_on(program: Program, trained: Trained) -> None:
+    """Over two runs, also in an evaluation; and what that leaves of a split must not be empty."""
+    dogs, cows, unseen = (
+        "".join(f"{n} {who} in line {n * n}.\n" for n in range(90)) for who in ("dogs", "cows", "mice")
+    )
+    texts = {"b": (dogs, BOOK[:640] + unseen), "c": (cows, BOOK[:640] + unseen + dogs[:640]), "d": (cows, BOOK[:640])}
+    for folder, (train, validation) in texts.items():
+        Path(folder).mkdir()
+        Path(folder, "train.txt").write_text(train)
+        Path(folder, "validation.txt").write_text(validation)
+    start = trained.last
+    for folder, margins in {"b": 1, "c": 2}.items():
+        settings = f"init_from={start} data=text data.files={folder} data.test_fraction=0 hydra.run.dir=run-{folder}"
+        ran(program, "train.py", SMALL, settings, "callbacks.attention=null")
+        results, start = results_of(f"run-{folder}"), Path(f"run-{folder}/checkpoints/last.ckpt")
+        assert results["val/num_bytes"] == len(unseen) - margins * 127
+        assert results["data"]["validation"]["left_out"].keys() == {"characters that the weights were trained on"}
+        own = evaluate(program, start, f"data.files={folder}")
+        assert own["val/num_bytes"] == results["val/num_bytes"]
+        assert own["val/loss"] == pytest.approx(results["val/loss"], abs=1e-5)
+        ran(program, "train.py", f"resume=run-{folder} trainer.max_steps=6")
+    for words in ("evaluate.py", f"checkpoint={start}"), ("train.py", f"{SMALL} init_from={start} data=text"):
+        refused = program(*words, "data.files=d data.test_fraction=0")
+        sentence = "of its validation split, nothing is left without the text that the weights were trained on"
+        assert (refused.code, sentence in refused.err) == (2, True), refused.err
 
 
 def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:

@@ -17,6 +17,8 @@ from tinyformer.data import (
     ExampleFormat,
     HubDataset,
     Recipe,
+    SourceDataModule,
+    TextFiles,
     WindowFormat,
     cache,
     default_cache_dir,
@@ -25,6 +27,7 @@ from tinyformer.data import (
 )
 from tinyformer.data.sources.documents import from_columns
 from tinyformer.data.sources.hub_dataset import take_characters
+from tinyformer.errors import ArgumentError
 
 WINDOWS = WindowFormat(8)
 
@@ -128,6 +131,28 @@ def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):
         recipe.prepare(tmp_path)
     assert folders(tmp_path) == []
     assert recipe.prepare(tmp_path).splits["train"].num_documents == 5
+
+
+def test_text_that_changes_while_it_is_read_is_refused_and_content_is_that_of_the_tokens(tmp_path):
+    file = tmp_path / "a.txt"
+
+    class Changing(TextFiles):
+        def load(self, *arguments, **named):
+            file.write_text("new text")
+            return super().load(*arguments, **named)
+
+    file.write_text("old text")
+    recipe = Recipe(Changing(str(file)), ByteTokenizer(), WINDOWS)
+    with pytest.raises(ArgumentError, match=r"^source='text': has changed while it was read; read it again"):
+        recipe.prepare(tmp_path / "cache")
+    assert folders(tmp_path / "cache") == []
+    settings = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(tmp_path / "cache")}
+    data = SourceDataModule(Changing(str(file)), ByteTokenizer(), WINDOWS, 1, **settings)
+    data.prepare()
+    content = data.content
+    assert bytes(data.splits["train"].ids[1:].astype(np.uint8)) == b"new text"
+    file.write_text("newer text")
+    assert data.content == content
 
 
 def test_concurrent_calls_build_once(tmp_path):

@@ -58,7 +58,7 @@ def test_arguments(labelled):
         refused(call, sentence, **({"source": labelled} if call is module else {}) | settings)
 
 
-def parquet(texts: list[str]) -> bytes:
+def parquet(texts: list[str] | pa.Array) -> bytes:
     pq.write_table(pa.table({"text": texts}), file := io.BytesIO())
     return file.getvalue()
 
@@ -66,6 +66,7 @@ def parquet(texts: list[str]) -> bytes:
 WHOLE = parquet([f"line {n}" * 50 for n in range(200)])
 DAMAGED = WHOLE[:40] + bytes(360) + WHOLE[400:]  # pages are cut to pieces; the description at the end is whole
 REPEATED = parquet(["x" * 50_000] * 4000)  # some kilobytes with 200 MB of text
+REFERRED = parquet(pa.array(["x" * 50_000] * 4000).dictionary_encode())
 FILES = [
     ("none.txt", None, {}, r"files='.*none.txt': the file does not exist; .*0 has no .txt, .csv, .* file\.$"),
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
@@ -77,6 +78,7 @@ FILES = [
     ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
     ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", REPEATED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
+    ("a.parquet", REFERRED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
 ]
 L = {"label_column": "label"}
 LABELS = [

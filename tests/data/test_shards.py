@@ -1,14 +1,17 @@
 """Tokenising in shards gives the files of one piece, and continues with the shard in which it was stopped."""
 
+import itertools
 from types import SimpleNamespace
 from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from tinyformer.data import CharTokenizer, Recipe, WindowFormat, shards, stream
+from tinyformer.data import CharTokenizer, Recipe, WindowFormat, cache, shards, stream
+from tinyformer.data.sources import documents
 from tinyformer.data.sources.documents import from_columns, iterate_texts, map_texts, text_lengths
 from tinyformer.data.stream import encode, write_split
+from tinyformer.errors import ArgumentError
 
 TEXTS = ["abc " * 9, "", "é😀", *(f"{n} cats " * (n % 7 + 1) for n in range(60))]
 WHOLE = sum(len(text) + 1 for text in TEXTS if text)
@@ -73,6 +76,30 @@ def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(
     assert prepared.splits["train"].num_characters == sum(map(len, TEXTS[3:]))
 
 
+def test_what_is_damaged_of_a_stopped_preparation_is_made_again(tmp_path):
+    rows = from_columns(text=TEXTS)
+    source = SimpleNamespace(name="rows", fingerprint=lambda: "", load=lambda max_characters: {"train": rows})
+    recipe = Recipe(source, CharTokenizer(), WindowFormat(8))
+    whole = {path.name: path.read_bytes() for path in recipe.prepare(tmp_path / "whole").folder.iterdir()}
+
+    def stop(encoded, *_):
+        assert len(list(encoded)) > 5
+        raise KeyboardInterrupt
+
+    damages = [
+        lambda data: data[: len(data) // 2],
+        lambda data: bytes(len(data)),
+        lambda data: data.replace(b"a", b"b"),
+    ]
+    for number, (damage, name) in enumerate(itertools.product(damages, ["*.npz", "tokenizer.json"])):
+        with mock.patch.object(cache, "write_split", stop), pytest.raises(KeyboardInterrupt):
+            recipe.prepare(tmp_path / str(number))
+        for path in (tmp_path / str(number)).rglob(name):
+            path.write_bytes(damage(path.read_bytes()))
+        folder = recipe.prepare(tmp_path / str(number)).folder
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+
+
 def test_texts_in_a_memory_map_take_no_memory(tmp_path):
     before = pa.total_allocated_bytes()
     rows = map_texts(("é" * 10**6 for _ in range(50)), tmp_path)
@@ -81,6 +108,13 @@ def test_texts_in_a_memory_map_take_no_memory(tmp_path):
     assert rows[49]["text"] == "é" * 10**6
     assert list(tmp_path.iterdir()) == []
     assert len(map_texts([], tmp_path)) == 0
+
+
+def test_a_full_disk_names_the_folder_of_the_memory_map(tmp_path):
+    with open("/dev/full", "wb", buffering=0) as full, mock.patch.object(documents.tempfile, "TemporaryFile") as made:
+        made.return_value = full
+        with pytest.raises(ArgumentError, match=f"^cache_dir='{tmp_path}': cannot be written .No space left"):
+            map_texts(["a" * 10**6], tmp_path)
 
 
 @pytest.mark.parametrize("columns", [("text",), ("text", "pair")])

@@ -183,6 +183,9 @@ def test_labels_are_names(tmp_path):
         pq.write_table(pa.table({"text": ["x"] * 3, "label": values}), tmp_path / "a.parquet")
         labels = [label for _, label in examples(tmp_path / "a.parquet")["train"]]
         assert labels == [str(value).strip() for value in values]
+    categories = {name: pa.array(["x", None, "x"]).dictionary_encode() for name in ("text", "label")}
+    pq.write_table(pa.table(categories), tmp_path / "a.parquet")
+    assert texts_of(str(tmp_path / "a.parquet"), text_column=["text", "label"]) == {"train": ["x\nx", "", "x\nx"]}
     names = ["10", "9", "b", "a10", "a9", "-1", "0", "É", "9" * 5000]
     assert sorted(names, key=natural_order) == ["0", "9", "10", "9" * 5000, "-1", "a9", "a10", "b", "É"]
 

@@ -70,6 +70,17 @@ def test_a_file_encodes_nothing_but_the_text(tmp_path):
     assert named.eos_id == TextTokenizer.from_json(named.to_json()).eos_id == 20
 
 
+def test_dropout_of_merges_is_off_wherever_a_file_comes_from(tmp_path):
+    spec = json.loads(TOKENIZERS["bpe"].to_json())
+    spec["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    text = SAMPLE.replace("<eos>", "")
+    named, stored = TokenizerFile(str(tmp_path / "tokenizer.json")).build([]), tokenizer_from_stranger(json.dumps(spec))
+    for tokenizer in (named, stored):
+        for same in (tokenizer, tokenizer.with_mask(), TextTokenizer.from_json(tokenizer.to_json())):
+            assert same.encode(text) == same.read([text], around=False)[0] == TOKENIZERS["bpe"].encode(text)
+
+
 # Text that arrives token by token.
 
 

@@ -309,6 +309,27 @@ def test_where_a_process_is_killed_the_others_end_and_the_run_continues(book: Pa
 
 
 @pytest.mark.slow
+def test_where_a_data_worker_is_killed_the_state_is_saved_and_the_run_continues(book: Path, program: Program) -> None:
+    settings = f"{LONG} model.dropout=0.2 data.num_workers=2".replace("interval=2", "interval=50")
+    run = start(settings, "trainer.max_steps=1000000")
+    while not (CHECKPOINTS / "last.ckpt").exists() and run.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.3)  # for steps after a validation
+    worker = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()[0]
+    os.kill(int(worker), signal.SIGKILL)
+    code, _, error = end(run)
+    said = "Error: data.num_workers=2: a data worker was killed, as happens where memory runs out; python "
+    assert (code, error.rpartition("Error: ")[2].splitlines()[1:]) == (2, []), error
+    assert said in error
+    step = load_checkpoint(CHECKPOINTS / "last.ckpt").step
+    assert step > load_checkpoint(CHECKPOINTS / "previous.ckpt").step
+    ran(program, "train.py", f"resume=run data.num_workers=0 trainer.max_steps={step + 50}")
+    ran(program, "train.py", settings.replace("dir=run", "dir=unbroken"), f"trainer.max_steps={step + 50}")
+    unbroken, resumed = weights_of("unbroken"), weights_of("run")
+    assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
 def test_a_signal_or_a_bad_step_of_one_process_stops_both_and_they_resume_bit_equal(
     strategy: str, program: Program, book: Path

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -25,11 +26,31 @@ TRAIN = [str(ROOT / "train.py"), *f"{SMALL} {TEXT} hydra.run.dir=run trainer.max
 FINDINGS = ["-m", "tinyformer", "findings"]
 
 
-@pytest.mark.parametrize("folder", ["book.txt/run", "/sys/run"])
-def test_a_folder_that_cannot_be_made_is_reported(program: Program, book: Path, folder: str) -> None:
-    ended = program("train.py", SMALL, TEXT, f"hydra.run.dir={folder}")
-    assert (ended.code, len(ended.err.strip().splitlines())) == (2, 1), ended.err
-    assert folder.partition("/run")[0] in ended.err
+LONG = "a" * 252
+PLACES = [
+    (f"data.files={LONG}.text", "data.files=a+…: the file does not exist; .* has book.txt"),
+    *(
+        (f"hydra.run.dir={place}", "hydra.run.dir=.*: it cannot be made .*; hydra.run.dir=.* works")
+        for place in ("/proc/run", "/sys/run", "book.txt/run", LONG)
+    ),
+    *(
+        (
+            f"data.cache_dir={place}",
+            "data.cache_dir=.* cannot be written .*TINYFORMER_CACHE .*; data.cache_dir=.* works",
+        )
+        for place in ("/proc/x/y", "/sys/x", "x/" + 2 * LONG)
+    ),
+    (f"init_from={2 * LONG}/last.ckpt", "init_from=a+…: does not exist"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "sentence"), PLACES)
+def test_a_place_that_cannot_be_written_is_named_with_what_moves_it(
+    word: str, sentence: str, program: Program, book: Path
+) -> None:
+    ended = program("train.py", SMALL, TEXT, word)
+    assert (ended.code, bool(re.fullmatch(f"Error: {sentence}.*\n", ended.err))) == (2, True), ended.err
 
 
 FILES = (

@@ -1,14 +1,16 @@
 """`tinyformer.load` and the methods of a model in Python."""
 
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from analysis.subjects import loud_transformer
-from commands import Trained
+from commands import BOOK, Trained
 from interop.models import our_checkpoint, tokens
 from tokenizers import Tokenizer, models
 
@@ -125,6 +127,22 @@ def test_a_checkpoint_uses_only_classes_that_are_trusted(trained: Trained, tmp_p
     with pytest.raises(ArgumentError, match=r"^checkpoint=.*'torch\.nn\.LayerNorm', .*name it in trusted\.$"):
         tinyformer.load(path)
     assert tinyformer.load(path, trusted=["torch.nn.LayerNorm"]).encode(["a"]).shape == (1, 2, 16)
+
+
+def test_a_model_needs_nothing_of_its_checkpoint_later(trained: Trained, tmp_path, monkeypatch):
+    """Neither when the file is replaced by that of another run, nor when it is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text(BOOK)
+    path, words = shutil.copy(trained.last, "own.ckpt"), ["data.files=book.txt"]
+    loaded = tinyformer.load(path)
+    before = loaded.sample(3, words), loaded.analyse("heads", words)
+    our_checkpoint(tmp_path / "own.ckpt", "model.vocab_size=53")
+    for _ in range(2):
+        after = loaded.sample(3, words), loaded.analyse("heads", words)
+        assert after[0].facts == before[0].facts == {**after[0].facts, "step": "30"}
+        assert torch.equal(after[0].batches[0]["inputs"], before[0].batches[0]["inputs"])
+        assert (after[1].tables, str(loaded.origin)) == (before[1].tables, f"{Path(path).name}, step 30")
+        Path(path).unlink(missing_ok=True)
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("alibi", "relative", "t5", "sinusoidal", "none")]

@@ -103,8 +103,8 @@ class GradientFlow:
                     for kind, of_kind in norms.items()
                     for name, values in of_kind.items()
                 },
-                "  norms": f"{norm}: without skips, gradients vanish if sublayers turn inputs of variance 1 into outputs "
-                "of a variance below eps, as narrow ones do",
+                "  norms": f"{norm}: without skips, gradients vanish if sublayers turn inputs of variance 1 into "
+                "outputs of a variance below eps, as narrow ones do",
                 "saturated rows": f"{means['saturated']:.1%} of softmax rows have a weight of {self.saturated:g} or "
                 f"more; {means['saturated_without_scale']:.1%} with a scale of 1",
             },

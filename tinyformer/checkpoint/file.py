@@ -32,7 +32,7 @@ PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
 
 FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
-FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None}
+FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None, "inherited": int}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
 """The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and
@@ -58,12 +58,12 @@ class Checkpoint:
     tokenizer: str | None  # the text of `tokenizer.json`; None for a model without a tokenizer
     facts: dict[str, Any]  # about its run, by the names in `FACTS`
     step: int  # optimizer steps taken
-    trained_on: Tensor | None = None  # the fingerprints of `tinyformer.data.trained_on`, as int64
+    trained_on: Tensor | None = None  # the fingerprints of `run.data.known_text`, as int64
 
 
 def load_raw(path: Path) -> dict[str, Any]:
     """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU; refuse what no run wrote."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
         raise _not_a_file(path)
     try:
         _require_intact(path)
@@ -120,7 +120,7 @@ def load_newest(folder: Path) -> Checkpoint:
 
 
 def _not_a_file(path: Path) -> ArgumentError:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return ArgumentError("path", str(path), "does not exist; a run writes RUN/checkpoints/last.ckpt")
     if (path / "config.json").is_file():
         command = f"`tinyformer convert hf {path} imported.ckpt`"

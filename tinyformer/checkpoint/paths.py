@@ -1,5 +1,6 @@
 """The paths of checkpoints as a user types them: a file, the folder of a run, or "last"."""
 
+import os
 from pathlib import Path
 
 
@@ -10,7 +11,7 @@ def find_checkpoint(path: str | Path) -> Path:
         print(f"The last checkpoint is {newest}.")
         return newest
     last = path / "checkpoints" / "last.ckpt"
-    return last if last.is_file() else path
+    return last if os.path.isfile(last) else path  # `Path` raises an error where a name is too long
 
 
 def newest_checkpoint() -> Path | None:

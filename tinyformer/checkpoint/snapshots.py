@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tinyformer.checkpoint.file import SNAPSHOTS
+from tinyformer.checkpoint.file import SNAPSHOTS, Checkpoint, load_checkpoint
 from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.files import relative_path
@@ -22,6 +22,12 @@ def snapshots_of(path: Path) -> dict[int, Path]:
     run = path if path.is_dir() else path.parent.parent
     names = {file: re.fullmatch(r"step_(\d+)\.ckpt", file.name) for file in (run / SNAPSHOTS).glob("step_*.ckpt")}
     return dict(sorted((int(name[1]), file) for file, name in names.items() if name))
+
+
+def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
+    """The checkpoint at a path, or a snapshot of its run, see `at_step`; the one that is known is not read again."""
+    found = at_step(path, step)
+    return known if known is not None and known.path == found else load_checkpoint(found)
 
 
 def at_step(path: str | Path, step: Any) -> Path:

@@ -114,12 +114,14 @@ def with_last(arguments: Sequence[str]) -> list[str]:
     return [f"{word[:-4]}{hydra_value(find_checkpoint('last'))}" if word in last else word for word in arguments]
 
 
-def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "Checkpoint | None":
+def offer_stored_run(
+    arguments: Sequence[str], trusted: Sequence[str] = (), known: "Checkpoint | None" = None
+) -> "Checkpoint | None":
     """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, which overrides change.
 
     None with options such as `--help` and no checkpoint. `trusted` are classes that the checkpoint may use beside those
-    of this package and of the overrides. An `ArgumentError` if its config is not admitted, or its run read a path that
-    the command line does not repeat.
+    of this package and of the overrides; the checkpoint that is `known` is not read again. An `ArgumentError` if its
+    config is not admitted, or its run read a path that the command line does not repeat.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
@@ -129,14 +131,13 @@ def offer_stored_run(arguments: Sequence[str], trusted: Sequence[str] = ()) -> "
         raise ConfigError("checkpoint is needed, such as checkpoint=last, or a run's folder, checkpoint=outputs/….")
     checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
     if paths:
-        from tinyformer.checkpoint.file import load_checkpoint  # which imports torch, which takes seconds
-        from tinyformer.checkpoint.snapshots import at_step
+        from tinyformer.checkpoint.snapshots import load_step  # which imports torch, which takes seconds
 
         given = _given(arguments)
         word = f"step={given.get('step', 'null')}"
         step = "all" if is_swept(word) else parsed(word).value()  # of several, each job loads its own
         with argument_path(passed={"path": "checkpoint"}):
-            checkpoint = load_checkpoint(at_step(paths[-1], step))
+            checkpoint = load_step(paths[-1], step, known)
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
             missing = {key: value for key, value in recorded_sources(checkpoint.overrides).items() if key not in given}
             if missing and "data" not in given:

@@ -31,9 +31,9 @@ MAX_LINES = 4
 
 OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
 )
-"""File errors that the user can remedy: a full disk, a read-only folder, missing rights, a file instead of a folder."""
+"""File errors that the user can remedy: full disks, missing rights, files instead of folders, too long names."""
 
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|[Ss]torage size calculation overflowed"
@@ -178,7 +178,8 @@ def describe(error: BaseException, program: str) -> str | None:
         return "there is not enough memory; a smaller data.batch_size, model.max_seq_len or model.d_model needs less."
     if type(error).__name__ == "TerminatedWorkerError":  # of joblib, which may not be installed
         return "the process of a job was killed, as happens where memory runs out; fewer jobs side by side need less."
-    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+    # Where a file cannot be made in /proc, the system says that there is none.
+    if isinstance(error, OSError) and (error.errno in OF_THE_MACHINE or str(error.filename).startswith("/proc/")):
         return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _describe_composition(error, program)

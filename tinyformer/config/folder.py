@@ -1,10 +1,12 @@
 """The folder of a run: what it may contain before Hydra writes into it, and who writes there."""
 
 import contextlib
+import errno
 import itertools
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +38,7 @@ class FolderGuard(Callback):
     def _claim(self, key: str, config: DictConfig) -> None:
         try:
             self.claims.append(claim_folder(config, key))
-        except (ConfigError, OSError) as error:
+        except ConfigError as error:
             raise SystemExit(report(error, "train")) from error
 
     @classmethod
@@ -91,6 +93,16 @@ def _changed(folder: Path) -> dict[str, int]:
 
 
 def claim_folder(config: DictConfig, key: str) -> Claim:
+    """What `_claim` returns; a `ConfigError` that names the key if the folder cannot be made."""
+    try:
+        return _claim(config, key)
+    except OSError as error:
+        own = format_value(config.hydra[key.split(".")[1]].dir)
+        problem = f"it cannot be made ({error.strerror}); {key}={tempfile.gettempdir()}/run works."
+        raise ConfigError(f"{key}={own}: {problem}") from error
+
+
+def _claim(config: DictConfig, key: str) -> Claim:
     """Lock and make the folder at a key of Hydra, or refuse it; it is composed with its `hydra` node.
 
     A folder that is named by the time gets a suffix, such as `-2`, if it exists. Of several processes of a run, the
@@ -135,7 +147,7 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
         return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
 
     def tell(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise problem(Path(error.filename), "cannot be listed") from error
 
     walk = os.walk(folder, onerror=tell)
@@ -223,6 +235,8 @@ def held(path: Path, sentence: str) -> Iterator[None]:
         raise ConfigError(f"{path} is a symbolic link, which a run does not make; remove it.")
     import filelock  # which takes time to import, and is not needed for --help
 
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()  # where no file can be made, filelock would wait as for another process
     lock = filelock.FileLock(path, blocking=False)
     try:
         lock.acquire()

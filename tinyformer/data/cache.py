@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ from tinyformer.data.shards import encode_shards, num_shards
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
-from tinyformer.data.storage import build_once, default_cache_dir, open_intact
+from tinyformer.data.storage import build_once, default_cache_dir, open_intact, writing_into
 from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.data.trained_on import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, num_blocks
-from tinyformer.errors import argument_path
-from tinyformer.files import write_whole
+from tinyformer.errors import ArgumentError, argument_path
 
-_NO_TEXT, _TRAINED_ON = "without text (empty, null or cut short)", "trained_on.npy"
+_NO_TEXT, _TRAINED_ON, _TOKENIZER = "without text (empty, null or cut short)", "trained_on.npy", "tokenizer.json"
+
+_KNOWN = "that the weights were trained on"
 
 _FORMAT = 5  # increase it when the same input would give other files
 
@@ -73,7 +74,8 @@ class Recipe:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
         folder = self._folder(cache_dir)
         kept = folder.with_name(f"{folder.name}.shards")
-        prepared = build_once(folder, self._open, partial(self._build, kept=kept))
+        with writing_into(folder.parent):
+            prepared = build_once(folder, self._open, partial(self._build, kept=kept))
         shutil.rmtree(kept, ignore_errors=True)
         return prepared
 
@@ -91,7 +93,7 @@ class Recipe:
             facts = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             if not facts["splits"].keys() & {"train", "all"}:
                 return None
-            tokenizer = TextTokenizer.from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            tokenizer = _open_tokenizer(folder)
             splits = {name: open_split(folder, name, tokenizer, counts) for name, counts in facts.pop("splits").items()}
             trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
@@ -103,9 +105,11 @@ class Recipe:
             kind, load = self.row_format.source_rows, self.source.load
             # Texts are the default, which sources that have nothing else need not know.
             loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
+        if replace(self).content != self.content:  # the cache would keep the new text under the hash of the old one
+            raise ArgumentError("source", self.source.name, "has changed while it was read; read it again")
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
-        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer.json")
+        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer")
         folder.mkdir()
         counts, limit = {}, self.row_format.max_tokens
         for name, rows in splits.items():
@@ -117,25 +121,27 @@ class Recipe:
             counts[name] = write_split(encoded, tokenizer, folder, name)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
-        (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        (folder / _TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
         (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1), encoding="utf-8")
         if "train" in splits:
             trained_on = self._compared(splits["train"])
             if num_blocks(text_lengths(trained_on)) <= MAX_FINGERPRINTS:
                 np.save(folder / _TRAINED_ON, fingerprints_of_all(iterate_texts(trained_on)))
 
-    def _tokenizer_of(self, rows: datasets.Dataset, file: Path) -> TextTokenizer:
-        """Build the tokenizer from rows. If they are tokenised in shards, save it; a later call reads the file."""
-        if file.exists():
-            return TextTokenizer.from_json(file.read_text(encoding="utf-8"))
-        number = len(rows) * len(text_columns(rows))
-        with argument_path("tokenizer"):
+    def _tokenizer_of(self, rows: datasets.Dataset, kept: Path) -> TextTokenizer:
+        """Build the tokenizer from rows. If they are tokenised in shards, a folder keeps it for a later call."""
+
+        def learned() -> TextTokenizer:
+            number = len(rows) * len(text_columns(rows))
             texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
-            tokenizer = self.tokenizer.build(texts)
-        if num_shards(rows) > 1:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, tokenizer.to_json())
-        return tokenizer
+            with argument_path("tokenizer"):
+                return self.tokenizer.build(texts)
+
+        def build(folder: Path) -> None:
+            folder.mkdir()
+            (folder / _TOKENIZER).write_text(learned().to_json(), encoding="utf-8")
+
+        return build_once(kept, _open_tokenizer, build) if num_shards(rows) > 1 else learned()
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""
@@ -183,16 +189,20 @@ class Recipe:
         if self.row_format.keep_whole:
             known_set = set(known.tolist())
             is_unknown = (not fingerprints(text) <= known_set for text in iterate_texts(self._compared(rows)))
-            return _select(rows, is_unknown, left_out, "of the run's training split")
+            return _select(rows, is_unknown, left_out, _KNOWN)
         unknown = from_columns(text=(part for text in iterate_texts(rows) for part in cut_out(text, known)))
         cut = sum(map(len, iterate_texts(rows))) - sum(map(len, iterate_texts(unknown)))
         if cut:
-            left_out["characters of the run's training split"] = cut
+            left_out[f"characters {_KNOWN}"] = cut
         return unknown
 
     def _compared(self, rows: datasets.Dataset) -> datasets.Dataset:
         """The columns by whose text a row is recognised."""
         return rows.select_columns(list(self.row_format.compared) or text_columns(rows))
+
+
+def _open_tokenizer(folder: Path) -> TextTokenizer:
+    return TextTokenizer.from_json((folder / _TOKENIZER).read_text(encoding="utf-8"))
 
 
 def _select(

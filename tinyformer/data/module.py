@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +232,14 @@ class SourceDataModule(DataModule):
             hold_out = {**self._held_out, "seed": self.split_seed, "group_near_copies": self._group_near_copies}
         return Recipe(self.source, self._tokenizer_recipe, self.row_format, without=self.without, **hold_out)
 
-    @property
+    @cached_property
     def content(self) -> str:
         return self._recipe(whole=False).content
 
     def prepare(self, whole: bool = False) -> None:
-        prepared = self._recipe(whole).prepare(self.cache_dir)
+        prepared = (recipe := self._recipe(whole)).prepare(self.cache_dir)
+        if not whole:
+            self.content = recipe.content  # of the text that was read, which may change
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
         self.trained_on = prepared.trained_on
@@ -287,6 +290,9 @@ class SourceDataModule(DataModule):
     def _require_rows(self, split: str) -> None:
         if self.splits[split].num_tokens:
             return
+        if self.left_out.get(split) and self.without is not None:
+            reason = f"of its {split} split, nothing is left without the text that the weights were trained on"
+            raise ArgumentError("source", self.name, reason)
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
             reason = f"leaves the {split} split empty: there are too few different {self.document}s for every split"

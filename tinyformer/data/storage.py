@@ -1,16 +1,19 @@
 """The cache folder, and folders that are built once."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import filelock
 
+from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
 Contents = TypeVar("Contents")
@@ -31,6 +34,20 @@ def default_cache_dir() -> Path:
     if (_ROOT / "conf").is_dir() and (_ROOT / "pyproject.toml").is_file():
         return _ROOT / "data" / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinyformer"
+
+
+@contextlib.contextmanager
+def writing_into(cache_dir: Path) -> Iterator[None]:
+    """Make errors about files of a cache folder, such as a full disk, errors about the argument `cache_dir`."""
+    try:
+        yield
+    except OSError as error:
+        path = Path(error.filename or cache_dir)
+        if cache_dir not in (path, *path.parents) and path not in cache_dir.parents:
+            raise
+        reason = f"cannot be written ({error.strerror}); TINYFORMER_CACHE in the environment moves the default folder"
+        other = f"{tempfile.gettempdir()}/tinyformer"
+        raise ArgumentError("cache_dir", str(cache_dir), reason, {"cache_dir": other}) from error
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], build: Callable[[Path], None]) -> Contents:

@@ -1,6 +1,7 @@
 """`load`: the trained model of a checkpoint, in Python."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,8 +9,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import load_checkpoint, load_weights, require_fitting
-from tinyformer.checkpoint.snapshots import at_step
+from tinyformer.checkpoint.file import load_weights, require_fitting
+from tinyformer.checkpoint.snapshots import load_step
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
 from tinyformer.config.stored import admit_config
@@ -53,7 +54,7 @@ def load(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
-        stored = load_checkpoint(at_step(checkpoint, None if step is None else int(step)))
+        stored = load_step(checkpoint, None if step is None else int(step))
         plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
         tokenizer = tokenizer_of(stored) if stored.tokenizer else None
     register_score(plain)
@@ -78,6 +79,7 @@ def load(
             cause.path = cause.path[-1:]
         raise cause from error
     load_weights(network, stored)
+    kept = replace(stored, weights=network.state_dict())  # the same memory
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
@@ -96,7 +98,7 @@ def load(
                 reason = f"its data.{name}={value!r:.60} is no positive integer"
                 raise ArgumentError("checkpoint", str(checkpoint), reason)
             setattr(task, name, value)
-    return Model(network, tokenizer, task, Origin(stored.path, stored.step, trusted))
+    return Model(network, tokenizer, task, Origin(kept, trusted))
 
 
 def _require_positions(network: Network, longest: int) -> None:

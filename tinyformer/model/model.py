@@ -23,7 +23,7 @@ from tinyformer.analysis.points import (
     without_padding,
 )
 from tinyformer.batch import Batch
-from tinyformer.checkpoint.file import SNAPSHOTS
+from tinyformer.checkpoint.file import SNAPSHOTS, Checkpoint
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import Beam, beam_search
@@ -41,17 +41,16 @@ Result = TypeVar("Result")
 
 
 class Origin(NamedTuple):
-    """Where the weights of a model come from: the checkpoint, its step, and the further classes that it may use."""
+    """Where the weights of a model come from: the checkpoint as it was read, and the other classes that it may use."""
 
-    checkpoint: Path
-    step: int
+    checkpoint: Checkpoint
     trusted: Sequence[str] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""
-        *folders, name = self.checkpoint.parts
+        *folders, name = self.checkpoint.path.parts
         run = [folder for folder in folders if folder not in ("checkpoints", SNAPSHOTS)][-1:]
-        return f"{'/'.join([*run, name])}, step {self.step:,}"
+        return f"{'/'.join([*run, name])}, step {self.checkpoint.step:,}"
 
 
 class Model:
@@ -290,7 +289,8 @@ class Model:
             columns, rows = findings.tables["ablation"]
             findings.figures["ablation"]
 
-        The model is analysed as it is, also inside `ablated`.
+        The model is analysed as it is, also inside `ablated`. Its checkpoint is not read again, except with `step=`,
+        which reads the snapshots of its run.
 
         Args:
             analysis: a name of the axis `analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
@@ -318,8 +318,8 @@ class Model:
     def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> AbstractContextManager[Run]:
         if self.origin is None:
             raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
-        path, _, trusted = self.origin
-        return evaluation_in_python(path, self.network, overrides, folder, trusted)
+        checkpoint, trusted = self.origin
+        return evaluation_in_python(checkpoint, self.network, overrides, folder, trusted)
 
     def _task_of(self, kind: type[Result], reason: str) -> Result:
         if not isinstance(self.task, kind):

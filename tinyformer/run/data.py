@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt64
 
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.errors import ConfigError
@@ -24,8 +25,15 @@ def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool,
     data = make(start.tokenizer.for_training() if start is not None and inherits_tokenizer else None)
     with argument_path("datamodule"):
         data.require_device(device)
+        if start is not None:
+            is_own = start.is_resumed or reads_own_data(data, start.checkpoint)
+            data.without = known_text(start.checkpoint, is_own)
         data.prepare()
     if start is not None:
+        if (known := known_text(start.checkpoint)) is not None:  # first what the splits leave out, see `known_text`
+            left_out = known[:0] if data.without is None else data.without
+            own = left_out if data.trained_on is None else data.trained_on
+            data.trained_on = np.concatenate([left_out, np.setdiff1d(np.union1d(known, own), left_out)])
         start.require_same_vocabulary(data.tokenizer)
         if start.is_resumed and start.checkpoint.facts.get("data_fingerprint") != data.fingerprint:
             path = start.checkpoint.path
@@ -41,17 +49,17 @@ def evaluation_data(
 ) -> tuple[DataModule, str]:
     """The data of an evaluation, tokenised by the checkpoint's tokenizer, and the split to score.
 
-    Unless they are the run's own, and in the run's splits, the text that it has trained on is left out of every split
-    but "train". `settings` are the values of the `data` group.
+    Unless they are the run's own, and in the run's splits, the text that its weights were trained on is left out of
+    every split but "train". `settings` are the values of the `data` group.
     """
     data = make()
     with argument_path("datamodule"):
         is_own = reads_own_data(data, start.checkpoint)
         split = split or ("validation" if is_own or not data.scored_whole else "all")
-        whole, known = split == "all", start.checkpoint.trained_on
+        whole = split == "all"
         if isinstance(data, GeneratedDataModule):
             require_own_draw(settings, data, start.stored["data"])
-        without = None if known is None or split == "train" or (is_own and not whole) else known.numpy().view(np.uint64)
+        without = None if split == "train" and not is_own else known_text(start.checkpoint, is_own and not whole)
         data.without = without
         # The run's own data may already be in the cache, tokenised by its tokenizer.
         if not data.is_prepared(start.tokenizer, whole):
@@ -59,8 +67,6 @@ def evaluation_data(
             data.without = without
         data.prepare(whole)
     data.require_split(split)
-    if data.left_out.get(split) and not data.splits[split].num_documents:
-        raise ArgumentError("split", split, "the run was trained on all of it", {"split": "train"})
     return data, split
 
 
@@ -76,6 +82,16 @@ def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapp
         if value != drawn:
             reason = "would make other splits, with sequences that the checkpoint may have been trained on"
             raise ArgumentError(name, value, reason, {name: drawn})
+
+
+def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.ndarray, " fingerprints"] | None:
+    """The fingerprints of the text that the weights of a checkpoint were trained on; None if none are known.
+
+    The held-out splits of its run's own data have none of their training text, so that there only the text counts that
+    the weights which the run began with were trained on.
+    """
+    rows, number = checkpoint.trained_on, checkpoint.facts.get("inherited", 0) if of_own_data else None
+    return None if rows is None or not len(rows[:number]) else rows[:number].numpy().view(np.uint64)
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:

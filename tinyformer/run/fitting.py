@@ -16,7 +16,7 @@ from tinyformer.files import relative_path
 from tinyformer.run.cluster import is_requeued, requeue
 from tinyformer.run.run import Run
 from tinyformer.run.summary import describe_non_finite
-from tinyformer.training.callbacks.checkpoints import Interrupted
+from tinyformer.training.callbacks.checkpoints import Interrupted, is_lost_worker
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.processes import has_processes
 
@@ -68,6 +68,7 @@ def fit(run: Run) -> None:
         if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
             print(f"\nStopped {_amid_a_step(run)}")
             raise SystemExit(128 + number) from error
+        _report_lost_worker(run, error)
         if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
             rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
             for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
@@ -85,6 +86,14 @@ def fit(run: Run) -> None:
     if not run.trainer.global_step:
         limit = format_value(run.settings.arguments.get("max_time"))
         raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
+
+
+def _report_lost_worker(run: Run, error: Exception) -> None:
+    """Raise a `ConfigError` if the error is the end of a process that reads batches."""
+    if is_lost_worker(error):
+        command = run.invocation.call(f"resume={relative_path(run.folder)}", "data.num_workers=0")
+        problem = "a data worker was killed, as happens where memory runs out"
+        raise ConfigError(f"data.num_workers={run.data.num_workers}: {problem}; {command} continues.") from error
 
 
 def _amid_a_step(run: Run) -> str:

@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import caption
-from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with, load_checkpoint
-from tinyformer.checkpoint.snapshots import at_step
+from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with
+from tinyformer.checkpoint.snapshots import load_step
 from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
@@ -189,8 +189,8 @@ def set_up_evaluation(
     values: Any = OmegaConf.to_container(config, resolve=True)
     options, generation = Options.of(values), make_generation(values["generate"])
     with argument_path(passed={"path": "checkpoint"}):
-        path = at_step(checkpoint.path if checkpoint else options.checkpoint, options.step)
-        start = Start(checkpoint if checkpoint and checkpoint.path == path else load_checkpoint(path), "checkpoint")
+        path = checkpoint.path if checkpoint else options.checkpoint
+        start = Start(load_step(path, options.step, checkpoint), "checkpoint")
     if values["trainer"].get("precision") == "auto":
         config.trainer.precision = values["trainer"]["precision"] = start.checkpoint.facts.get("precision", "32-true")
     settings = make_settings(values["trainer"], options)
@@ -260,6 +260,7 @@ def checkpoint_contents(
             "data_fingerprint": data.fingerprint,
             "content": data.content,
             "train/num_tokens": data.splits["train"].num_tokens,
+            "inherited": 0 if data.without is None else len(data.without),
         },
         "trained_on": None if data.trained_on is None else torch.from_numpy(data.trained_on.view(np.int64)),
     }
@@ -285,17 +286,17 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
 
 @contextmanager
 def evaluation_in_python(
-    checkpoint: Path, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
+    stored: Checkpoint, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
 ) -> Iterator[Run]:
     """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
 
-    It was loaded from `checkpoint`; `overrides` are further words of `tinyformer evaluate`.
+    It was loaded from `stored`, which is not read again; `overrides` are further words of `tinyformer evaluate`.
     """
     device = next(network.parameters()).device.type
-    words = [f"checkpoint={hydra_value(str(checkpoint))}", f"trainer.accelerator={device}", *overrides]
+    words = [f"checkpoint={hydra_value(str(stored.path))}", f"trainer.accelerator={device}", *overrides]
     with TemporaryDirectory() as unkept, keep_hydra(), in_sentences("evaluate"), keep_process():
         import_matplotlib()
-        loaded = offer_stored_run(words, trusted)
+        loaded = offer_stored_run(words, trusted, stored)
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):
             run = set_up_evaluation(config, Path(folder or unkept), invocation, loaded)

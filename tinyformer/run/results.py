@@ -156,7 +156,8 @@ def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) ->
         results["seconds"] = scores.seconds
     is_own = checkpoint.facts.get("data_fingerprint") is None or reads_own_data(data, checkpoint)
     remark = "" if is_own else "; not the data and splits of the run"
-    if not is_own and checkpoint.trained_on is None:
+    trained_on, inherited = checkpoint.trained_on, checkpoint.facts.get("inherited", 0)
+    if not is_own and (trained_on is None or len(trained_on) == inherited):
         remark += ", which may have been trained on some of them"
     (run.folder / "config.yaml").write_text(OmegaConf.to_yaml(run.config, resolve=True), encoding="utf-8")
     first: Lines = {

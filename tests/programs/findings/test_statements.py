@@ -98,3 +98,23 @@ def test_a_raised_version_makes_the_runs_anew(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ResidualSurgery, "version", 2, raising=False)
     (after,) = plan(finding, tmp_path)
     assert before.folder != after.folder
+
+
+def test_a_file_that_changes_makes_its_runs_and_analyses_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its name; and a folder that is called as a choice is none of the data."""
+    monkeypatch.chdir(tmp_path)
+    Path("pydoc").mkdir()
+    words = {"text": ["data=text", "data.files=a.txt"], "pydoc": ["data=pydoc"], "copy": ["data=copy"]}
+    read = {"baseline": [], "seeds": [0], "runs": words, "evaluate": ["analysis=relations", "analysis.file=b.txt"]}
+    finding, places = RANK.model_copy(update=read), []
+    for a, b in (("old", "old"), ("new", "old"), ("new", "new"), ("old", "old")):
+        Path("a.txt").write_text(a)
+        Path("b.txt").write_text(b)
+        Path("pydoc/a.txt").write_text(a)
+        places.append([(run.folder, run.analysed.name) for run in plan(finding, tmp_path) if run.analysed])
+    for number, is_anew in enumerate([True, False, False]):
+        folders, analyses = (list(kind) for kind in zip(*(place[number] for place in places), strict=True))
+        assert (folders[0] != folders[1]) == is_anew
+        assert folders[1:] == [folders[1], folders[1], folders[0]]
+        assert analyses == [analyses[0], analyses[0], analyses[2], analyses[0]]
+        assert analyses[0] != analyses[2]

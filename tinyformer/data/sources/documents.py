@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from datasets.fingerprint import generate_random_fingerprint
 from jaxtyping import Int64
 
+from tinyformer.data.storage import writing_into
 from tinyformer.errors import ArgumentError
 
 TEXTS = ("text", "pair")
@@ -45,9 +46,10 @@ def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
         texts: the texts, of which about `_BATCH` characters are held in memory.
         folder: determines the disk.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     schema = pa.schema({"text": _STRING})
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with writing_into(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with writing_into(folder), tempfile.TemporaryFile(dir=folder) as file:
         with pa.ipc.new_stream(file, schema) as stream:
             for batch in batches_of(texts, _BATCH):
                 stream.write_batch(pa.record_batch([pa.array(batch, _STRING)], schema))

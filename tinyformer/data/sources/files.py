@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tinyformer.errors import ArgumentError
@@ -226,7 +227,7 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
         layout.require_columns(file, table.schema_arrow.names)
         size, read = file.stat().st_size, 0
         for batch in table.iter_batches(batch_size=_ROWS, columns=layout.selected):
-            read += batch.nbytes
+            read += sum(map(_decoded_bytes, batch.columns))
             if read > max(_MANY_BYTES, _MANY_TIMES * size):
                 raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
             # By name: the batch has the columns in the order of the file.
@@ -235,6 +236,13 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise _error(file, f"cannot be read as parquet ({error})") from error
+
+
+def _decoded_bytes(column: pa.Array) -> int:
+    """The size of the values of a column, of which one that refers to a dictionary holds each only once."""
+    if not pa.types.is_dictionary(column.type):
+        return column.nbytes
+    return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
 
 
 READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {

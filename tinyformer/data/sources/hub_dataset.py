@@ -28,7 +28,7 @@ from tinyformer.data.sources.documents import (
 )
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
-from tinyformer.data.storage import default_cache_dir
+from tinyformer.data.storage import default_cache_dir, writing_into
 from tinyformer.data.stream import with_progress
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
@@ -90,9 +90,10 @@ class HubDataset:
                 raise
             commit = self._noted()[key]
         if self._noted().get(key) != commit:
-            self._commits_file.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
-                temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1), encoding="utf-8")
+            with writing_into(folder := self._commits_file.parent):
+                folder.mkdir(parents=True, exist_ok=True)
+                with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
+                    temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1), encoding="utf-8")
         parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
 

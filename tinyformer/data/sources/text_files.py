@@ -104,6 +104,7 @@ class TextFiles(LocalFiles):
         columns: the columns of .csv and .tsv files without a header.
         quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
         separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
+        cache_dir: the folder of the memory map; None: see `default_cache_dir`.
     """
 
     name = "text"
@@ -119,8 +120,10 @@ class TextFiles(LocalFiles):
         source_column: str = "source",
         target_column: str = "target",
         separator: str | None = None,
+        cache_dir: str | None = None,
     ) -> None:
         super().__init__(files)
+        self.cache_dir = cache_dir
         self.text_columns, self.label_column = one_or_two(text_column), label_column
         self.columns, self.quoted = columns and list(columns), quoted
         self.pair_columns = two_columns(source_column, target_column)
@@ -144,7 +147,9 @@ class TextFiles(LocalFiles):
         documents = (text for texts in rows for text in self._documents(texts))
         if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
             return from_columns(text=documents)
-        return map_texts(with_progress(documents, None, "Reading the files"), default_cache_dir())
+        return map_texts(
+            with_progress(documents, None, "Reading the files"), Path(self.cache_dir or default_cache_dir())
+        )
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""

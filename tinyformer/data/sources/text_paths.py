@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,14 +23,14 @@ def find_files(files: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for name in files:
         path = Path(name).expanduser()
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
             matches = _in_folder(path, hidden=False)
             reason = f"the folder contains no {_NAMES} file that is not hidden"
-        elif path.is_file():
+        elif os.path.isfile(path):
             matches = [path]
         else:
             matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
-            folder = next(parent for parent in path.parents if parent.is_dir())
+            folder = next(parent for parent in path.parents if os.path.isdir(parent))
             names = [file.name for file in folder.iterdir() if file.suffix.lower() in FORMATS]
             similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)
             reason = f"the file does not exist; {folder.resolve()} has {', '.join(similar) or f'no {_NAMES} file'}"

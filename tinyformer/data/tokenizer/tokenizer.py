@@ -61,10 +61,11 @@ class TextTokenizer:
 
     Data are encoded without special tokens: none is added, and one that is spelled out ("<eos>") is plain characters. A
     model reads a text between the special tokens that begin and end it, and one that is spelled out is that token. No
-    text is truncated or padded. It is also a `TokenizerRecipe`, which builds itself.
+    text is truncated or padded, and the same text always has the same tokens: BPE dropout, which a `tokenizer.json` may
+    ask for, is off in training, too, whose text is tokenised once. It is also a `TokenizerRecipe`, which builds itself.
 
     Args:
-        tokenizer: changed in place: truncation and padding are turned off.
+        tokenizer: changed in place: truncation, padding and dropout are turned off.
         eos_token: the token that ends a generated text; None: the first of `<eos>`, `<|endoftext|>`, `</s>`, `[SEP]` in
             the vocabulary.
         post_processed: whether the post-processor determines the tokens around a text that a model reads, as in
@@ -83,6 +84,8 @@ class TextTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
+        if isinstance(tokenizer.model, models.BPE):
+            tokenizer.model.dropout = None
         spec = json.loads(tokenizer.to_str())
         self._tokenizer = tokenizer
         self._eos_token, self.post_processed = _find_eos(tokenizer, eos_token), post_processed

@@ -34,8 +34,8 @@ tinyformer findings cost --launcher joblib
 
 The first command lists them, with the published verdicts and yours; the second makes the missing runs of one and prints
 its verdict; `tinyformer findings all` does so for each. Interrupted, they continue. The third makes runs in parallel
-(`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config, your results in `results` there:
-after changing the model's code, delete the runs, but not the statements in `statements.json`.
+(`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config and data, your results in `results`
+there: after changing the model's code, delete the runs, but not the statements in `statements.json`.
 """
 
 

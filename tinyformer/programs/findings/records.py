@@ -1,17 +1,22 @@
 """A run that a finding needs, what it wrote, and the part of it that a finding's measurements are computed from."""
 
 import csv
+import functools
 import hashlib
 import json
 import math
+import os
 import re
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tinyformer.config.conf import AXES
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.keys import parsed
 
 Source: TypeAlias = Mapping[str, Any]
 
@@ -47,9 +52,10 @@ class PlannedRun:
     folder: Path
     evaluate: list[str]
 
-    @property
+    @functools.cached_property
     def analysed(self) -> Path | None:
-        return self.folder / f"evaluate-{digest_of(self.evaluate)}" if self.evaluate else None
+        described = [self.evaluate, contents] if (contents := contents_of(self.evaluate)) else self.evaluate
+        return self.folder / f"evaluate-{digest_of(described)}" if self.evaluate else None
 
     @property
     def has_ended(self) -> bool:
@@ -161,6 +167,19 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
         place = (run.analysed or run.folder).relative_to(run.folder.parent)
         facts.append({"run": run.name, "seed": run.seed, "folder": str(place), **made})
     return facts
+
+
+def contents_of(words: Sequence[str]) -> dict[str, str]:
+    """The hashes of the files that overrides such as "data.files=book.txt" name, by the override."""
+    found = {}
+    for word in words:
+        value = parsed(word).value() if "=" in word else None
+        names = value if isinstance(value, list) else [value]
+        paths = [path for name in names if isinstance(name, str) for path in glob(os.path.expanduser(name))]
+        files = {file for path in paths for file in (Path(path), *Path(path).rglob("*")) if file.is_file()}
+        if files and word.partition("=")[0] not in AXES:  # a choice such as data=text names no file
+            found[word] = digest_of([hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)])
+    return found
 
 
 def digest_of(stated: Any) -> str:

@@ -21,14 +21,17 @@ from tinyformer.config.compose import compose_run, offer_stored_run
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
 from tinyformer.config.process import keep_hydra, keep_process, named_lines
+from tinyformer.data import SourceDataModule
+from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table, write_whole
 from tinyformer.model.trained_run import train
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
 from tinyformer.programs.doctor.measured import Measurements, measured_costs, measured_kernels
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
-from tinyformer.programs.findings.records import ENDED, PlannedRun, digest_of, read_results
+from tinyformer.programs.findings.records import ENDED, PlannedRun, contents_of, digest_of, read_results
 from tinyformer.programs.findings.statements import in_force, now, versions_of
+from tinyformer.run.parts import make_data
 from tinyformer.run.pipeline import evaluate
 
 
@@ -38,18 +41,25 @@ def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
     quiet = QUIET if finding.program == "train" else ()
     versions = {name: version for name, version in versions_of(finding).items() if version > 1}
     descriptions: dict[str, Any] = {}
+    contents: dict[str, dict[str, str]] = {}
     for name in finding.runs:
         descriptions[name] = words = finding.words(name)
+        contents[name] = contents_of(words)
         if config_name:  # the others take plain arguments
-            config, _ = compose_run(config_name, [*words, *quiet])
+            config, invocation = compose_run(config_name, [*words, *quiet])
             descriptions[name] = OmegaConf.to_container(config, resolve=False)
+            if finding.program == "train":
+                with config_keys(config), argument_path("datamodule"):
+                    data = make_data(config, invocation)
+                    contents[name] |= {"data": data.content} if isinstance(data, SourceDataModule) else {}
     planned = []
     for seed in finding.seeds:
         for name in finding.runs:
             words, description = finding.words(name), descriptions[name]
             if config_name:  # composing takes a second, so that it is not done for each seed
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
-            described = [description, versions] if versions else description  # so that nothing old is called new
+            known = versions | contents[name]
+            described = [description, known] if known else description  # so that nothing old is called new
             folder = runs_folder / f"{finding.program}-{digest_of(described)}"
             repeated = [word for word in words if word in finding.trusted]
             evaluate = [*repeated, *finding.evaluate] if finding.evaluate else []
