@@ -130,7 +130,7 @@ class HeadRelations:
             in_best = f"in the best head, {NUM_UNTRAINED} seeds"
             lines[f"  {title}: untrained"] = f"{min(chances):.4f} to {max(chances):.4f} {in_best}"
         if not isinstance(subject.network, EncoderDecoder):
-            lines["many texts"] = "one shows little; analysis.file=subject_verb tests 200, with controls and intervals"
+            lines["many texts"] = "one shows little; analysis.file=subject_verb in its place tests 200, with intervals"
         picture = measure_maps(
             weights,
             [list(map(head_label, layer)) for layer in names],
