@@ -271,6 +271,8 @@ def test_the_table_of_axes_lists_every_choice() -> None:
 def test_what_is_read_first_is_short() -> None:
     assert len(PAGES["README.md"].encode()) <= 10_240
     assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 6_144
+    first_table = PAGES["README.md"].split("| axis |")[1].split("\n\n")[0]
+    assert max(map(len, f"| axis |{first_table}".splitlines())) <= 80  # the width of a terminal
 
 
 def test_the_table_of_backends_is_that_of_the_code() -> None:
