@@ -212,8 +212,7 @@ def test_what_is_small_in_a_file_and_huge_in_memory_is_refused() -> None:
     shared: Any = ["a"]
     for _ in range(60):
         shared = [shared, shared]
-    many: Any = [[0] * 20_000] * 20_000
-    for key, value in (("norm", shared), ("norm._target_", shared), ("model.pruned_heads", many), ("norm.eps", shared)):
+    for key, value in (("norm", shared), ("norm._target_", shared), ("norm.eps", shared)):
         with pytest.raises(ArgumentError):
             admit_config(stored(**{key: value}))
 
@@ -246,7 +245,7 @@ HOSTILE = {
     "is .*: an interpolation, which": """
         seed='${oc.create:{_target_:os.system}}'|seed='${a}${b}'|data.files=[['${now:%Y}']]|callbacks.finite.action=['${x}']
     """,
-    "is .*, more than|must be a": "data.num_workers=1000|model.d_model=1e30|optimizer.lr=inf|data.files=[{a:b}]",
+    "must be a finite number, a text": "optimizer.lr=inf|data.files=[{a:b}]|data.files=[[[a]]]",
     r"(sets [\w.]+, which )?is not a key of the config files": """
         +callbacks.e={_target_:torch.utils.collect_env.run,_args_:[ls]}|callbacks.finite._args_=[1]|+trainer.plugins=[mine]
         +callbacks.e={_target_:mine.Callback}|+foo=../../evil|+model/foo=../evil|~model/foo|model.defaults=[x]|++resume=x

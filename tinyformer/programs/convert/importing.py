@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, first_not_finite, save_network
-from tinyformer.config.admission import LIMIT, LIMITS, Plain
+from tinyformer.config.admission import Plain
 from tinyformer.config.errors import config_keys
 from tinyformer.config.keys import format_value
 from tinyformer.config.stored import composed, describe_config
@@ -44,9 +44,6 @@ def import_model(source: str, path: Path) -> list[str]:
     except ArgumentError as error:
         error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
         raise
-    for key, value in settings.items():  # before a network of these sizes is made
-        if isinstance(value, int) and value > (limit := LIMITS.get(key, LIMIT)):
-            raise ArgumentError("source", source, f"config.json asks for {key}={value:,}, more than {limit:,}")
     _require_known_tokens(settings, source)
     config = compose_family(family, settings)
     tokenizer = read_tokenizer(folder, fields)
