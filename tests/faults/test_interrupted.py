@@ -311,6 +311,7 @@ def test_where_a_process_is_killed_the_others_end_and_the_run_continues(book: Pa
 
 @pytest.mark.slow
 def test_where_a_data_worker_is_killed_the_state_is_saved_and_the_run_continues(book: Path, program: Program) -> None:
+    book.write_text(book.read_text() * 200)  # in a short epoch, all batches would have been read before the kill
     settings = f"{LONG} model.dropout=0.2 data.num_workers=2".replace("interval=2", "interval=50")
     run = start(settings, "trainer.max_steps=1000000")
     while not (CHECKPOINTS / "last.ckpt").exists() and run.poll() is None:

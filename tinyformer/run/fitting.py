@@ -1,8 +1,9 @@
 """The training loop of a run, and the ways in which it ends: signals, steps that are not finite, lost processes."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +12,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.keys import format_value
+from tinyformer.data.batches.loader import LostWorker
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
 from tinyformer.run.cluster import is_requeued, requeue
 from tinyformer.run.run import Run
 from tinyformer.run.summary import describe_non_finite
-from tinyformer.training.callbacks.checkpoints import Interrupted, is_lost_worker
+from tinyformer.training.callbacks.checkpoints import Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.processes import has_processes
 
@@ -51,13 +53,13 @@ def fit(run: Run) -> None:
         passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
         with argument_path(passed=passed):
             run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
-    except (NonFiniteStep, Interrupted) as stop:
+    except (NonFiniteStep, Interrupted, LostWorker) as stop:
         if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop
-        folder, last = relative_path(run.folder), run.checkpoints.last
-        if isinstance(stop, NonFiniteStep):
-            raise ConfigError(describe_non_finite(stop, last, run.invocation.call(f"resume={folder}", "…"))) from stop
-        how = f"To continue: {run.invocation.call(f'resume={folder}')}"
+        resume = partial(run.invocation.call, f"resume={relative_path(run.folder)}")
+        if not isinstance(stop, Interrupted):
+            raise ConfigError(_problem(run, stop, resume)) from stop
+        how = f"To continue: {resume()}"
         if is_requeued(stop.signal_number, run.invocation):
             how = "Slurm is asked to start the job again."
         print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
@@ -68,7 +70,6 @@ def fit(run: Run) -> None:
         if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
             print(f"\nStopped {_amid_a_step(run)}")
             raise SystemExit(128 + number) from error
-        _report_lost_worker(run, error)
         if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
             rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
             for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
@@ -88,12 +89,11 @@ def fit(run: Run) -> None:
         raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
 
 
-def _report_lost_worker(run: Run, error: Exception) -> None:
-    """Raise a `ConfigError` if the error is the end of a process that reads batches."""
-    if is_lost_worker(error):
-        command = run.invocation.call(f"resume={relative_path(run.folder)}", "data.num_workers=0")
-        problem = "a data worker was killed, as happens where memory runs out"
-        raise ConfigError(f"data.num_workers={run.data.num_workers}: {problem}; {command} continues.") from error
+def _problem(run: Run, stop: NonFiniteStep | LostWorker, resume: Callable[..., str]) -> str:
+    if isinstance(stop, NonFiniteStep):
+        return describe_non_finite(stop, run.checkpoints.last, resume("…"))
+    problem = "a data worker was killed, as happens where memory runs out"
+    return f"data.num_workers={run.data.num_workers}: {problem}; {resume('data.num_workers=0')} continues."
 
 
 def _amid_a_step(run: Run) -> str:

@@ -20,6 +20,10 @@ from tinyformer.errors import ArgumentError
 _POOL = 50  # batches whose rows are sorted by length together
 
 
+class LostWorker(RuntimeError):  # noqa: N818 - it is no error of the program
+    """A process that reads batches was killed."""
+
+
 class EpochLoader(ABC):
     """Training batches, epoch after epoch, with a state that can be saved and resumed.
 
@@ -69,7 +73,7 @@ class EpochLoader(ABC):
             pin_memory=self._pin_memory,
             generator=torch.Generator(),  # else the global generator, which dropout uses, would be advanced
         )
-        for batch in loader:
+        for batch in _read(loader):
             done += 1
             # Updated before the batch is returned, since workers read ahead. The end of an epoch is the beginning of
             # the next: Lightning never requests the batch after the last.
@@ -89,6 +93,15 @@ class EpochLoader(ABC):
         batch = state["batch"] * self._length // state.get("length", self._length)
         # The limit may be lower than before.
         self._current_epoch, self._batch = (state["epoch"], batch) if batch < self.num_read else (state["epoch"] + 1, 0)
+
+
+def _read(loader: DataLoader) -> Iterator[Any]:
+    try:
+        yield from loader
+    except (RuntimeError, ConnectionError, EOFError) as error:  # the last two while the dead worker hands over a batch
+        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise LostWorker(str(error)) from error
 
 
 class ResumableLoader(EpochLoader):

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from tinyformer.checkpoint.file import KEY, load_raw, random_state, restore_random_state
+from tinyformer.data.batches.loader import LostWorker
 from tinyformer.errors import ArgumentError
 from tinyformer.training.module import TrainingModule
 from tinyformer.training.processes import max_over_processes
@@ -32,11 +33,6 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
         self.signal_number = signal_number
-
-
-def is_lost_worker(error: BaseException) -> bool:
-    """Whether an error says that a process which reads batches has ended."""
-    return str(error).startswith("DataLoader worker (pid")
 
 
 class Checkpoints(Checkpoint):
@@ -128,9 +124,9 @@ class Checkpoints(Checkpoint):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Restore the random state of the saved run before the first batch."""
         self.num_begun += 1
-        if signal.SIGINT in self.handlers and signal.SIGCHLD not in self.handlers:
-            # That of torch raises an error amid a step; without it, the next batch does that the dead worker owes.
-            self.handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if self.num_begun == 1 and self.handlers:
+            # Torch's raises an error amid a step where a data worker is killed; the next batch raises one anyway.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self.random_state is not None:
             restore_random_state(self.random_state)
             self.random_state = None
@@ -169,8 +165,9 @@ class Checkpoints(Checkpoint):
         """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
-        if is_lost_worker(exception) and trainer.world_size == 1 and not cast(TrainingModule, pl_module).step_targets:
-            self._save(trainer, self.last)  # the steps before the batch that could not be read
+        is_between_steps = trainer.world_size == 1 and not cast(TrainingModule, pl_module).step_targets
+        if isinstance(exception, LostWorker) and is_between_steps:
+            self._save(trainer, self.last)
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint, and before it the metrics, which a run that is resumed from it must have."""
