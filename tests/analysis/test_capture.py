@@ -164,4 +164,4 @@ def test_probes_share_a_forward_pass_in_which_none_sees_padding(first, second, j
     assert list(found.values) == [*MEASURES, *PATTERNS]
     assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
     for name, layers in expected.items():
-        torch.testing.assert_close(torch.tensor(found.values[name]), torch.tensor(layers), equal_nan=True)
+        torch.testing.assert_close(torch.tensor(found.values[name]).float(), torch.tensor(layers), equal_nan=True)

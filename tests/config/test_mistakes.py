@@ -16,6 +16,7 @@ from tinyformer.config.checks import check_early
 from tinyformer.config.compose import compose_run
 from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import BUG, USER_MISTAKE, config_keys, describe, report
+from tinyformer.data import ByteTokenizer
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
 from tinyformer.run.parts import Options, check_config, make_callbacks, make_network, prepare_task, set_labels
@@ -65,6 +66,7 @@ def mistake_in(*overrides: str) -> str:
             with argument_path("network"):
                 network.resolve_backends("cpu", torch.float32, AttentionMask(causal=True), True)
             data = instantiate(config.datamodule, _convert_="all")
+            data.tokenizer = ByteTokenizer().build([])
             set_labels(config.task, data)
             prepare_task(instantiate(config.task.objective, _convert_="all"), config, data, generation)
     except Exception as error:

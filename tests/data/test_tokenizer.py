@@ -75,7 +75,7 @@ def test_dropout_of_merges_is_off_wherever_a_file_comes_from(tmp_path):
     spec["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     text = SAMPLE.replace("<eos>", "")
-    named, stored = TokenizerFile(str(tmp_path / "tokenizer.json")).build([]), tokenizer_from_stranger(json.dumps(spec))
+    named, stored = TokenizerFile(str(tmp_path / "tokenizer.json")).build([]), untrusted_tokenizer(json.dumps(spec))
     for tokenizer in (named, stored):
         for same in (tokenizer, tokenizer.with_mask(), TextTokenizer.from_json(tokenizer.to_json())):
             assert same.encode(text) == same.read([text], around=False)[0] == TOKENIZERS["bpe"].encode(text)
