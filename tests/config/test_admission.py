@@ -138,13 +138,9 @@ VALUES: Plain = {  # key: value that a checkpoint may not bring there
     "position.absolute.d_model": 1,  # a key of another choice
     "hydra.run.dir": "x",
     "model.dropout": float("nan"),
-    "seed": 10**30,
-    "task.labels": ["x" * 2000],
     "model.num_layers": 9999,
-    "model.vocab_size": 10**12,
     "position.absolute.max_seq_len": 2**40,
     "data.source.files": "/etc/passwd",
-    "attention.window": [2**40],
     "block.attention.num_heads": 2,
     "~norm": None,
     "~norm._target_": None,
@@ -282,8 +278,7 @@ HOSTILE_SWEEPS = {
     "is not a key": "+foo=1,2",
     "is .*: an interpolation": "seed=1,'${oc.env:HOME}'|attention.score=${data.text_column}",
     "chooses": "attention=mha,../evil",
-    "shuffles its values": "seed=shuffle(1,2)|seed=shuffle(range(1,1000000000000))",
-    "makes more than": "seed=range(0,1000000000000)",
+    "shuffles its values": "seed=shuffle(1,2)",
     "is no list": "seed=range(0,nan)|seed=range(1,10,0)|seed=range(3,1)|attention=glob(../*)|attention=glob([[a]])",
     "changes Hydra": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
 }

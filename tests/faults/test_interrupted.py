@@ -135,7 +135,6 @@ USED = {
     "train.py -m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=",
     "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
     "train.py -m resume=unknown": "resume=unknown: unknown/multirun.yaml says attention=mha,x, which chooses 'x'",
-    "train.py -m resume=huge": "resume=huge: huge/multirun.yaml makes more than 10,000 jobs.",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
     "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
 }
@@ -144,7 +143,6 @@ USED = {
 SWEPT = {
     "sweep": ["seed=1,2"],
     "unknown": ["attention=mha,x"],
-    "huge": ["seed=range(300)", "model.d_ff=range(1,300)", "data.batch_size=range(1,300)"],
 }
 
 

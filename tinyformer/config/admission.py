@@ -5,13 +5,12 @@ a class is one of ours, unless the command line names it.
 """
 
 import importlib
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from tinyformer.config.conf import choices_of, files, values_of_keys
@@ -34,8 +33,6 @@ TYPED_AGAIN = {
 }
 """Last parts of keys that only the command line may set, and what each of them does."""
 
-MAX_JOBS = 10_000  # maximum number of jobs of a sweep
-MAX_PARTS = 10  # maximum number of dots in the name of a class; Python imports nested packages recursively
 
 MAX_DEPTH = 2  # maximum depth of nested lists
 
@@ -103,7 +100,7 @@ def _shown(value: Any) -> str:
 def _is_class_of_models(name: str) -> bool:
     """Whether a dotted name is that of a class that one of the packages of models defines."""
     module_name, _, attribute = name.rpartition(".")
-    if not name.startswith("tinyformer.") or name.count(".") > MAX_PARTS:
+    if not name.startswith("tinyformer."):
         return False
     try:
         module = importlib.import_module(module_name)
@@ -140,16 +137,11 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
     texts = alternatives(entry)
     if not texts:
         raise NotAdmittedError(key, "is no list of values")
-    if len(texts) > MAX_JOBS:
-        raise NotAdmittedError(key, f"makes more than {MAX_JOBS:,} jobs")
     return f"{start}={','.join(_admit_value(key, parsed(f'{key}={text}').value()) for text in texts)}"
 
 
 def alternatives(entry: str) -> list[str]:
-    """The values of an override as they are typed, at most one more than `MAX_JOBS`; empty if it lists none.
-
-    Those of `glob` are our own choices of an axis.
-    """
+    """The values of an override as they are typed, empty if it lists none; those of `glob` are choices of an axis."""
     if not is_swept(entry):
         return [entry.partition("=")[2]]
     override = parsed(entry)
@@ -157,10 +149,8 @@ def alternatives(entry: str) -> list[str]:
     if isinstance(values, Glob):
         is_ours = axis in files() and all(isinstance(name, str) for name in values.include + values.exclude)
         return values.filter(choices_of(axis)) if is_ours else []
-    if isinstance(values, ChoiceSweep | RangeSweep):
-        values.shuffle = False  # a shuffled sweep makes all of its values at once
     try:
-        return list(itertools.islice(override.sweep_string_iterator(), MAX_JOBS + 1))
+        return list(override.sweep_string_iterator())
     except (HydraException, ArithmeticError, ValueError):
         return []
 

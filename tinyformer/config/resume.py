@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.paths import newest_checkpoint
-from tinyformer.config.admission import MAX_JOBS, NotAdmittedError, admit_override, alternatives, is_swept, leaves
+from tinyformer.config.admission import NotAdmittedError, admit_override, is_swept, leaves
 from tinyformer.config.compose import compose_whole
 from tinyformer.config.conf import NEVER_SET, choices_of, files, values_of_keys
 from tinyformer.config.errors import ConfigError, printable
@@ -70,7 +70,7 @@ def _tell(what: str, words: Sequence[str]) -> None:
 
 def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[str], in_sweep: bool) -> list[str]:
     """The overrides in a file, admitted: one that is not is left out if its key is typed again, or else refused."""
-    overrides, num_jobs = [], 1
+    overrides = []
     for entry in entries:
         try:
             overrides.append(admit_override(entry, in_sweep))
@@ -79,9 +79,6 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
                 continue
             cure = f"give {key}= again" if "${" in entry else "if you trust it, add it to the command"
             raise ConfigError(f"resume={folder}: {saved} says {entry[:200]}, which {error}; {cure}.") from error
-        num_jobs *= len(alternatives(overrides[-1]))
-        if num_jobs > MAX_JOBS:
-            raise ConfigError(f"resume={folder}: {saved} makes more than {MAX_JOBS:,} jobs.")
     return overrides
 
 
