@@ -80,7 +80,7 @@ def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argum
 
 
 def problem_of_value(value: Any) -> str | None:
-    """Why a file may not set a value, as in "is '${x}': an interpolation"; None if it is plain."""
+    """The reason that a file may not set a value, as in "is '${x}': an interpolation"; None if it is plain."""
     entries = [value]
     for _ in range(MAX_DEPTH):
         entries = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]

@@ -93,7 +93,7 @@ def _changed(folder: Path) -> dict[str, int]:
 
 
 def claim_folder(config: DictConfig, key: str) -> Claim:
-    """What `_claim` returns; a `ConfigError` that names the key if the folder cannot be made."""
+    """Call `_claim`; a `ConfigError` names the key if the folder cannot be made."""
     try:
         return _claim(config, key)
     except OSError as error:
@@ -192,7 +192,7 @@ def is_first_process() -> bool:
 
 
 def process_number() -> str | None:
-    """What says that this process is not the first of several, such as "RANK=1"; None in the first.
+    """The variable by which this process is not the first of several, such as "RANK=1"; None in the first.
 
     A variable that was left in the environment is refused, since the first process would be missing.
     """

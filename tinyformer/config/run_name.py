@@ -21,7 +21,7 @@ def name_of_run(resume: str | None = None) -> str:
 
 
 def is_named_by_job(resume: str | None) -> bool:
-    """Whether the job of a run names its folder, so that all of its processes know it."""
+    """Return true if the job of a run names its folder, so that all of its processes know it."""
     return is_in_torchrun() or _is_named_by_slurm(resume)
 
 

@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class Origin(NamedTuple):
-    """Where the weights of a model come from: the checkpoint as it was read, and the other classes that it may use."""
+    """The origin of a model's weights: the checkpoint as it was read, and the other classes that it may use."""
 
     checkpoint: Checkpoint
     trusted: Sequence[str] = ()

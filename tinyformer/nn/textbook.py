@@ -72,7 +72,7 @@ class TextbookAttention(BaseAttention):
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
-        """What the attention returns after the output, or stores, without dropout."""
+        """The weights that the attention returns after the output, or stores, without dropout."""
         was_training = self.training
         weights = _maps(self.attention.eval(), _results(self.attention, qkv, self._visible(qkv, mask)), qkv)
         self.attention.train(was_training)

@@ -44,7 +44,7 @@ def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_
 
 
 def _facts_of_run(node: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
-    """What the class of a logger takes from the run, unless its node says it: where to log, and the run's name."""
+    """The arguments that a logger takes from the run, unless its node sets them: where to log, and the run's name."""
     logger = get_class(node._target_)
     facts: dict[str, Any] = {"save_dir": str(folder), "run_name": "/".join(folder.parts[-2:])}
     if issubclass(logger, RunWandbLogger):
