@@ -22,7 +22,7 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 
 
 def opens_text(call: ast.Call) -> bool:
-    """Return true if a call reads or writes a text file; the `open` of other objects has arguments that are no modes."""
+    """Return true if a call reads or writes a text file; `open` of other objects has arguments that are no modes."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     values = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
     modes = [str(value.value) for value in values if isinstance(value, ast.Constant)]

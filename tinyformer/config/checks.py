@@ -65,7 +65,7 @@ def check_types(
 
 
 def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
-    """Return true if a user-defined attention need not take an argument: it is a value of our files, not of the user."""
+    """Return true if a user-defined attention need not take an argument: a value of our files, not of the user."""
     owner, _, name = path.rpartition(".")
     is_attention = owner.endswith("attention")
     return is_attention and (key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, []))
