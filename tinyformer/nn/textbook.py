@@ -125,14 +125,7 @@ def _try_out(attention: nn.Module, d_model: int) -> tuple[int, int]:
                 results = _results(attention.eval(), QKV(x, x, x), mask)
                 maps = _maps(attention, results, QKV(x, x, x))
                 change = (_results(attention, QKV(changed, changed, changed), mask)[0] - results[0]).abs()
-        except (
-            RuntimeError,
-            IndexError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            AssertionError,
-        ) as error:  # of the mask
+        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, AssertionError) as error:
             problem = problem or f"; it raises: {error}"
             continue
         finally:
