@@ -36,7 +36,6 @@ SAME = [
     "trainer.log_every_n_steps=1",
     "trainer.limit_val_batches=8",
     "trainer.enable_progress_bar=false",
-    "logger=none",
     "generate.num_tokens=1",
 ]
 """The overrides that all runs share."""

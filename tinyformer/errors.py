@@ -84,7 +84,7 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
 def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **arguments: float | None) -> None:
     """Refuse the first of some arguments, given by name, that is below a minimum; None is accepted.
 
-    An example in `works`, or else the minimum itself, is told.
+    An example in `works`, or else the minimum itself, is shown.
     """
     for argument, value in arguments.items():
         if value is not None and not value >= minimum:  # nan is neither above nor below
@@ -95,7 +95,7 @@ def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **a
 def require_at_most(maximum: float, works: Mapping[str, Any], **arguments: float | None) -> None:
     """Refuse the first of some arguments, given by name, that is above a maximum; None is accepted.
 
-    What would take minutes or all memory is so refused before; the example in `works` is told.
+    What would take minutes or all memory is so refused before; the example in `works` is shown.
     """
     for argument, value in arguments.items():
         if value is not None and not value <= maximum:
@@ -105,7 +105,7 @@ def require_at_most(maximum: float, works: Mapping[str, Any], **arguments: float
 def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
     """Refuse the first of some arguments, given by name, that is no integer (kind=int) or no real number (kind=float).
 
-    Integers of NumPy are accepted, booleans are not; the example in `works` is told.
+    Integers of NumPy are accepted, booleans are not; the example in `works` is shown.
     """
     for argument, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):

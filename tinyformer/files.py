@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, numbers for JSON, YAML from strangers, and libraries' settings."""
+"""Files that are written whole or not at all, numbers for JSON, untrusted YAML, and libraries' settings."""
 
 import contextlib
 import csv
@@ -76,14 +76,14 @@ def finite(value: Any) -> Any:
 
 
 MAX_DEPTH = 100
-"""Maximum number of levels of nesting in YAML from strangers."""
+"""Maximum number of levels of nesting in untrusted YAML."""
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C where there is one: a sweep has hundreds of files."""
 
 
 def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
-    """The value of a YAML text from a stranger: of bounded depth, and without aliases, which multiply values.
+    """The value of an untrusted YAML text: of bounded depth, and without aliases, which multiply values.
 
     Args:
         text: the text.
@@ -105,7 +105,7 @@ def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
 
 @contextlib.contextmanager
 def outside_of_the_current_folder() -> Iterator[None]:
-    """Run the block in the root folder: libraries read settings from the current one, which may be a stranger's."""
+    """Run the block in the root folder: libraries read settings from the current one, which may be untrusted."""
     with contextlib.chdir(os.path.abspath(os.sep)):
         yield
 

@@ -202,21 +202,19 @@ def test_a_folder_belongs_to_one_process_and_is_left_as_it_was(tmp_path: Path, m
         claims = list(threads.map(lambda _: claim(), range(8)))
     names = {path.name for path in Path("outputs/day").iterdir() if path.is_dir()}
     assert names == {"now", *(f"now-{number}" for number in range(2, 9))} == {each.folder.name for each in claims}
-    for number, each in enumerate(claims):
+    for each in claims:
         (each.folder / ".hydra").mkdir()
-        (each.folder / "checkpoints").mkdir() if number == 3 else None
+        (each.folder / ".hydra/overrides.yaml").touch()
+        (each.folder / "checkpoints").mkdir() if each.folder.name == "now-4" else None
         each.withdraw()
         each.lock.close()
-    assert sorted(Path("outputs").rglob("*")) == [
-        Path("outputs/day"),
-        kept := claims[3].folder,
-        *sorted(kept.iterdir()),
-    ]
+    names = [".", "now-4", "now-4/.hydra", "now-4/.hydra/overrides.yaml", "now-4/checkpoints"]
+    assert sorted(Path("outputs").rglob("*")) == [Path("outputs/day", name) for name in names]
     Path("mine/.hydra").mkdir(parents=True)
     Path("mine/.hydra/overrides.yaml").write_text("[seed=1]")
     for folder in ("mine", "new/folder"):
         typed = claim(run={"dir": folder}, overrides={"hydra": [f"hydra.run.dir={folder}"]})
-        with pytest.raises(ConfigError, match=rf"hydra.run.dir={folder}: another .*; hydra.run.dir={folder}-2 chooses"):
+        with pytest.raises(ConfigError, match=rf"hydra.run.dir={folder}: another .* or use hydra.run.dir={folder}-2"):
             claim(run={"dir": folder}, overrides={"hydra": [f"hydra.run.dir={folder}"]})
         Path(folder, ".hydra").mkdir(exist_ok=True)
         Path(folder, ".hydra/overrides.yaml").write_text("[seed=2]")

@@ -1,4 +1,4 @@
-"""What a stranger's checkpoint, run folder or finding may set in a config.
+"""What an untrusted checkpoint, run folder or finding may set in a config.
 
 There is one rule, `admit`: a file chooses among our own config files and sets plain values at keys that they have, and
 a class is one of ours, unless the command line names it.
@@ -32,7 +32,6 @@ TYPED_AGAIN = {
     "entity": "sends the run to a team",
 }
 """Last parts of keys that only the command line may set, and what each of them does."""
-
 
 MAX_DEPTH = 2  # maximum depth of nested lists
 

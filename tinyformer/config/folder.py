@@ -46,9 +46,9 @@ class FolderGuard(Callback):
         """Release the folder of a program that has ended, as it was before if the program was refused."""
         while cls.claims:
             claim = cls.claims.pop()
-            if is_refused:
-                claim.withdraw()
-            claim.lock.close()
+            with claim.lock:
+                if is_refused:
+                    claim.withdraw()
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Claim:
 
         The overrides of a sweep are restored in any case: the next command repeats those that a job has refused.
         """
+        if not is_first_process():
+            return
         is_unchanged = _changed(self.folder) == self.changed
         for path in _files_of_hydra(self.folder):
             if path in self.of_hydra and (is_unchanged or path.name == "multirun.yaml"):
@@ -127,6 +129,8 @@ def _claim(config: DictConfig, key: str) -> Claim:
         if not folder.exists():
             folder.mkdir(parents=True)
             created = [folder, *created]
+        # Absolute, since a job may change the current folder.
+        folder, created = folder.absolute(), [path.absolute() for path in created]
         of_hydra = {path: path.read_bytes() for path in _files_of_hydra(folder)}
         return Claim(folder, lock.pop_all(), created, _changed(folder), of_hydra)
 
@@ -220,8 +224,8 @@ def locked(folder: Path, key: str = "hydra.run.dir") -> Iterator[None]:
     name, other = (format_value(relative_path(folder) + end) for end in ("", "-2"))
     path = folder.resolve()  # so that a link is no second name
     # Not in the folder, which a refused run leaves as it was.
-    problem = "another program is writing into this folder"
-    with held(path.with_name(f".{path.name}.lock"), f"{key}={name}: {problem}; {key}={other} chooses another."):
+    problem = "another program is writing into this folder; wait until it has ended, or use"
+    with held(path.with_name(f".{path.name}.lock"), f"{key}={name}: {problem} {key}={other}."):
         yield
 
 

@@ -77,7 +77,7 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
         except NotAdmittedError as error:
             if (key := key_of_word(entry)) in map(key_of_word, new):
                 continue
-            cure = f"give {key}= again" if "${" in entry else "if you trust it, add it to the command"
+            cure = f"give {key}= again" if "${" in entry or key in files() else "if you trust it, add it to the command"
             raise ConfigError(f"resume={folder}: {saved} says {entry[:200]}, which {error}; {cure}.") from error
     return overrides
 
@@ -104,7 +104,7 @@ def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[st
     for key, value in was.items():
         if now.get(key, ...) != value and not any(f"{key}.".startswith(f"{name}.") for name in free):
             used = computed.get(key, value) if "${" in str(value) else value
-            (held if key in values_of_keys() else lost).append(f"++{key}={hydra_value(used)}")
+            (lost if "${" in str(used) or key not in values_of_keys() else held).append(f"++{key}={hydra_value(used)}")
     _tell(f"{folder} had values that this version has no keys for:", lost)
     return held
 

@@ -79,10 +79,10 @@ def load(
             cause.path = cause.path[-1:]
         raise cause from error
     load_weights(network, stored)
-    kept = replace(stored, weights=network.state_dict())  # the same memory
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
+    kept = replace(stored, weights=network.state_dict())  # the same memory
     has_spans = isinstance(network.readout, SpanReadout)
     belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
     if not belongs or (tokenizer is None and has_spans):

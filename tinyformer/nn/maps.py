@@ -63,7 +63,7 @@ class Attends(Protocol):
 
 
 class NoMapsError(ArgumentError):
-    """The error for a layer of a class of one's own that has no attention maps."""
+    """The error for a layer of a user-defined class that has no attention maps."""
 
     def __init__(self, layer: object, reason: str, argument: str = "attention") -> None:
         super().__init__(argument, type(layer).__name__, reason)

@@ -76,7 +76,8 @@ def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Invocat
         print(f"\n{captured.getvalue()}", end="")
         raise
     monitored = [key.removeprefix("best/") for key in results if key.startswith("best/")]
-    scored = [key for key in dict.fromkeys(["val/loss", "test/loss", *monitored]) if results.get(key) is not None]
+    keys = dict.fromkeys(["val/loss", "test/loss", "all/loss", *monitored])
+    scored = [key for key in keys if results.get(key) is not None]
     print("  ".join([*(f"{key} {results[key]:.4f}" for key in scored), relative_path(folder)]))
     if invocation.overridden("generate.prompt") and (sample := results.get("sample")):
         print(indent(sample if isinstance(sample, str) else "\n".join(sample)))

@@ -32,7 +32,8 @@ def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_
     The group is the node of a logger, or has one for each. The runs of a sweep are one group in Weights & Biases. A
     resumed run continues from `first_step`.
     """
-    nodes = {"logger": group} if "_target_" in group else {f"logger.{name!s}": node for name, node in group.items()}
+    chosen = {"logger": group} if "_target_" in group else {f"logger.{name!s}": node for name, node in group.items()}
+    nodes = {key: node for key, node in chosen.items() if node is not None}
     for key, node in nodes.items():
         if not (OmegaConf.is_dict(node) and "_target_" in node and issubclass(get_class(node._target_), Logger)):
             raise ConfigError(f"{key}={format_value(node)}: must have the _target_ of a logger of Lightning.")

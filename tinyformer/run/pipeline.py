@@ -106,12 +106,12 @@ def evaluate(
         works = {"analysis": "heads"} if config.analysis is None else {"score": False}
         raise ArgumentError("step", "all", reason, works)
     run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
-    (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
     facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     say(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = analyse(run)
+        (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)
 
 
@@ -296,7 +296,8 @@ def evaluation_in_python(
     words = [f"checkpoint={hydra_value(str(stored.path))}", f"trainer.accelerator={device}", *overrides]
     with TemporaryDirectory() as unkept, keep_hydra(), in_sentences("evaluate"), keep_process():
         import_matplotlib()
-        loaded = offer_stored_run(words, trusted, stored)
+        is_other = any(word.startswith("step=") for word in overrides)  # of the run, as it is on disk
+        loaded = offer_stored_run(words, trusted, None if is_other else stored)
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):
             run = set_up_evaluation(config, Path(folder or unkept), invocation, loaded)

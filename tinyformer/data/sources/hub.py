@@ -1,6 +1,6 @@
 """The Hugging Face Hub: which commit a revision names now, files of models, and the cards of data sets.
 
-The card of a data set may come from a stranger, and its options choose folders that `datasets` removes and writes, and
+The card of a data set may be untrusted, and its options choose folders that `datasets` removes and writes, and
 servers that it asks; it is checked before `datasets` obeys it.
 """
 

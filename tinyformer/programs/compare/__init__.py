@@ -52,7 +52,7 @@ def _show(options: argparse.Namespace) -> None:
         stem = _output_folder(options.runs, options.out) / f"compare_{options.metric.replace('/', '_')}"
         table, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
         for path in (table, picture):
-            if path.is_symlink():  # which leads anywhere, in the folder of a stranger
+            if path.is_symlink():  # which leads anywhere, in an untrusted folder
                 raise ArgumentError("out", path, "is a symbolic link; remove it")
     notes = notes_on(comparison, folders)
     lines = [row.settings | _statistics(row) for row in comparison.rows]

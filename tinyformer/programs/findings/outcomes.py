@@ -113,7 +113,7 @@ def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Reco
 
 
 def refuse_links(folder: Path, page: Path, names: Iterable[str]) -> None:
-    """Refuse links in place of the files that findings write: they lead anywhere, in the folder of a stranger."""
+    """Refuse links in place of the files that findings write: they lead anywhere, in an untrusted folder."""
     files = [folder / f"{name}.{suffix}" for name in names for suffix in ("records.json", "png", "json")]
     for path in (folder, page, *files):
         if path.is_symlink():
