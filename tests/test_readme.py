@@ -106,7 +106,7 @@ def adapted(line: str) -> str:
     if "train.py" not in line:
         return line
     is_data_given = re.search(r"\bdata=", line)
-    is_own_text = is_data_given or re.search(r"data\.files=|resume=|task=seq2seq|dates|span", line)
+    is_own_text = is_data_given or re.search(r"data\.files=|resume=|task=seq2seq|dates|span|induction", line)
     if not is_own_text:
         is_labelled = "task=classification" in line
         line += " data=text data.files=" + ("reviews.csv data.label_column=stars" if is_labelled else "book.txt")
@@ -226,6 +226,7 @@ PYTHON_ADAPTED = {
     "analysis.file=pronoun_noun": "analysis.file=lines.csv",
     "outputs/…": "outputs/run",
     '"analysis.mode=mean"': '"analysis.mode=mean", "data.files=book.txt"',
+    "return scores.softmax(-1) @ x\n": "return scores.softmax(-1) @ x\n\n\nprint(OneHead()(torch.ones(1, 2, 4)))\n",
     "(model)  # the same": '(model.sample(9, ["data.files=book.txt"]))',
     '"trainer.max_steps=200"': f"*{[*SMALL_RUN, 'data=text', 'data.files=book.txt', 'trainer.max_steps=2']}",
 }

@@ -194,7 +194,6 @@ def test_offline_wandb_holds_every_head_the_figures_and_the_events(program: Prog
 TRANSLATES = "task=seq2seq data.files=pairs.tsv"
 REFUSED = {
     "data.source.separator=x": "data.source.separator: follows from data.separator, and cannot be ",
-    "position.relative.base=1e30": "position.relative.base: must be a finite number below 2**63",
     "generate.prompt=a\udcff": r"generate.prompt='a\udcff': holds half of a surrogate pair",
     "+logger.project=a": "logger.project=a: must have the _target_ of a logger of Lightning.",
     "+logger.mine._target_=lightning.pytorch.loggers.CometLogger": "logger.mine: needs comet-ml, which is not",

@@ -55,7 +55,7 @@ def shown_labels(page):
 
 def shown_rows(page):
     """The table of weights, as {index of the token: weight} in its order."""
-    rows = page.locator("#weights tr").evaluate_all(
+    rows = page.locator("#weights tr:has(.index)").evaluate_all(
         "rows => rows.map((row) => [row.querySelector('.index').textContent, row.cells[1].textContent])"
     )
     assert all(re.fullmatch(r"[01]\.\d{4}", value) for _, value in rows)

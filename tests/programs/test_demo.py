@@ -18,7 +18,7 @@ def test_its_heads_are_those_of_patching_and_its_losses_those_of_ablation(call: 
         assert re.search(r" became an? .* head at step \d+ \(0\.\d\d of its attention\)\.$", line), line
     assert set(re.findall(head, reads)) == heads
     whole, *without, both, other = map(float, re.findall(r"\d+\.\d\d", losses))
-    assert whole < other < min(*without, both) - 1
+    assert whole <= other < min(*without, both) - 1
     ran(program, "evaluate.py", f"checkpoint={run}/checkpoints/last.ckpt analysis=patching hydra.run.dir=patching")
     named = {
         (row["layer"], row["head"])

@@ -93,7 +93,7 @@ def register_resolvers(command: str = "tinyformer") -> None:
     functions: dict[str, Callable[..., Any]] = {
         "default_num_kv_heads": default_num_kv_heads,
         "original_peak_rate": original_peak_rate,
-        "axes": lambda *names: describe_axes(names),
+        "axes": lambda *names: describe_axes(names).replace("$", "$$"),  # which Hydra's template reads
         "command": lambda: command,
         "name_of_run": name_of_run,
     }

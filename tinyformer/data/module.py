@@ -291,7 +291,8 @@ class SourceDataModule(DataModule):
         if self.splits[split].num_tokens:
             return
         if self.left_out.get(split) and self.without is not None:
-            reason = f"of its {split} split, nothing is left without the text that the weights were trained on"
+            known = "the text that the weights were trained on"
+            reason = f"of its {split} split, nothing is left without {known}; other data work"
             raise ArgumentError("source", self.name, reason)
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
