@@ -88,7 +88,7 @@ def test_the_sentences_depend_on_their_seed_and_fit_the_context():
     others = {}, {"split_seed": 1}, {"num_sequences": 301}, {"fresh": True}
     assert len({module_of(**of).fingerprint for of in others}) == 4
     assert list(module_of().splits["train"].ids) == list(module_of().splits["train"].ids)
-    with pytest.raises(ArgumentError, match=r"seq_len=29: must be at most max_seq_len=28"):
+    with pytest.raises(ArgumentError, match=r"max_seq_len=28: must be at least 29, "):
         module_of(max_seq_len=28)
     with pytest.raises(ArgumentError, match="agreement needs a causal language model"):
         module_of(masking=Masking())

@@ -177,7 +177,7 @@ MISTAKES = [
     ("recall", {"seq_len": 16}, "seq_len=16: must be at least 17, .*; seq_len=17 works"),
     ("recall", {"masking": Masking()}, "masking=.*: .*recall needs a causal language model"),
     ("copy", {"max_test_length": 7}, "max_test_length=7: must be above max_length=7, .*; max_test_length=14 works"),
-    ("modular_addition", {"max_seq_len": 5}, "seq_len=6: must be at most max_seq_len=5"),
+    ("modular_addition", {"max_seq_len": 5}, "max_seq_len=5: must be at least 6, "),
 ]
 
 

@@ -80,8 +80,8 @@ class GeneratedDataModule(DataModule):
             reason = f"the sequences are predicted from left to right; {self.name} needs a causal language model"
             raise ArgumentError("masking", masking, reason)
         if seq_len > max_seq_len:
-            works = {"seq_len": max_seq_len}
-            raise ArgumentError("seq_len", seq_len, f"must be at most `max_seq_len`={max_seq_len}", works)
+            reason = f"must be at least {seq_len}, the length of a sequence"
+            raise ArgumentError("max_seq_len", max_seq_len, reason, {"max_seq_len": seq_len})
         super().__init__(WindowFormat(seq_len, "document"), batch_size, split_seed=split_seed, **settings)
         self.document = "sequence"
         self._symbols, self._identity = symbols, [self.name, _FORMAT, symbols, *identity, split_seed]
