@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 import torch
 from commands import ROOT, SMALL, TEXT, Program, Trained, ran, results_of, weights_of
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 
 import tinyformer
@@ -261,6 +262,8 @@ def test_results_are_those_of_the_settings_next_to_them(
     def die(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
+    with mock.patch("lightning.Trainer.validate", side_effect=SIGTERMException):
+        assert program("evaluate.py", scored).code == 128 + signal.SIGTERM
     monkeypatch.setattr("tinyformer.run.pipeline.score_training", die)
     monkeypatch.setattr("tinyformer.run.pipeline.score_evaluation", die)
     assert program("train.py", "resume=run optimizer.lr=0.5 trainer.max_steps=6").code == 130

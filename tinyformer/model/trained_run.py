@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tinyformer.model.model import Model
 
 PROGRAM = "tinyformer.train"
+_TRAINING = threading.RLock()
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,9 +119,6 @@ def _alone() -> Iterator[None]:
         yield
     finally:
         _TRAINING.release()
-
-
-_TRAINING = threading.RLock()
 
 
 def _words(overrides: Sequence[str]) -> list[str]:

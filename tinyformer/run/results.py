@@ -1,11 +1,13 @@
 """The end of a run: it is scored, its results are written, and a summary is printed."""
 
+import signal
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning as L
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 
 from tinyformer.analysis import Findings, analyse_predictions
@@ -66,7 +68,10 @@ def score_evaluation(run: Run, findings: Findings) -> Scores:
 def score_split(run: Run, trainer: L.Trainer, module: TrainingModule, split: str) -> Scores:
     """Score a split."""
     batches, start = run.data.evaluation_dataloader(split), time.perf_counter()
-    trainer.validate(module, batches, verbose=False)
+    try:
+        trainer.validate(module, batches, verbose=False)
+    except SIGTERMException as end:  # which has no exit code, as after success
+        raise SystemExit(128 + signal.SIGTERM) from end
     seconds = time.perf_counter() - start
     return Scores({split: module.metrics | final_metrics(run, trainer, split)}, seconds)
 
