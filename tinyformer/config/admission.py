@@ -1,4 +1,4 @@
-"""What an untrusted checkpoint, run folder or finding may set in a config.
+"""The choices and values that an untrusted checkpoint, run folder or finding may set in a config.
 
 There is one rule, `admit`: a file chooses among our own config files and sets plain values at keys that they have, and
 a class is one of ours, unless the command line names it.
