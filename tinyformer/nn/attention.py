@@ -68,9 +68,9 @@ class BaseAttention(SoftmaxAttention):
 
     def forward(
         self,
-        x: Float[Tensor, "batch q_seq d_model"],
+        x: Float[Tensor, "batch q_seq input_dim"],
         mask: AttentionMask | None = None,
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
@@ -97,8 +97,8 @@ class BaseAttention(SoftmaxAttention):
     @abstractmethod
     def project(
         self,
-        x: Float[Tensor, "batch q_seq d_model"],
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        x: Float[Tensor, "batch q_seq input_dim"],
+        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
         cache: LayerCache | None = None,
     ) -> QKV:
         """Queries, keys and values, normalised and positioned.
@@ -152,9 +152,9 @@ class BaseAttention(SoftmaxAttention):
 
     def call(
         self,
-        x: Float[Tensor, "batch q_seq d_model"],
+        x: Float[Tensor, "batch q_seq input_dim"],
         mask: AttentionMask | None = None,
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> AttentionCall:
@@ -227,8 +227,8 @@ class Attention(BaseAttention):
 
     def project(
         self,
-        x: Float[Tensor, "batch q_seq d_model"],
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
+        x: Float[Tensor, "batch q_seq input_dim"],
+        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
         cache: LayerCache | None = None,
     ) -> QKV:
         """Queries, keys and values, normalised and positioned."""

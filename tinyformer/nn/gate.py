@@ -51,7 +51,7 @@ class OutputGate(nn.Module):
         self.proj = nn.Linear(d_model, num_heads)
 
     def forward(
-        self, heads: Float[Tensor, "batch num_heads seq head_dim"], x: Float[Tensor, "batch seq d_model"]
+        self, heads: Float[Tensor, "batch num_heads seq head_dim"], x: Float[Tensor, "batch seq input_dim"]
     ) -> Float[Tensor, "batch num_heads seq head_dim"]:
         return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
 
