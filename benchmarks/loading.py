@@ -23,7 +23,7 @@ VOCAB_SIZE = 50_257
 
 def our_batches(ids: np.ndarray) -> Iterator[Any]:
     """Our loader: windows in an order that is shuffled in each epoch and can be resumed; a batch is one gather."""
-    split = TokenSplit(ids, np.array([0, len(ids)]), 0, 0, 0)
+    split = TokenSplit(ids, np.array([0, len(ids)]), 0, 0, 0, 0)
     loader = ResumableLoader(split, SEQ_LEN, BATCH_SIZE)
     while True:
         yield from loader

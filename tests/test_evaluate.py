@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from commands import BOOK, SMALL, TEXT, Program, Trained, ran, results_of, table, weights_of
 from hydra.utils import instantiate
 from matplotlib.image import imread
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from wandb_file import read_history
 
 import tinyformer
@@ -77,6 +78,26 @@ def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     Path("folder/train.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
     Path("folder/valid.txt").write_text("In line 2 the cat sees 4 birds.\n")
     assert evaluate(program, trained.last, "data.files=folder")["val/num_bytes"] == 32
+
+
+def test_a_text_that_the_tokenizer_loses_has_no_bits_per_byte(program: Program) -> None:
+    letters = {letter: number for number, letter in enumerate(["[UNK]", "[SEP]", *{*BOOK.lower()}])}
+    made = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    made.normalizer = normalizers.Lowercase()
+    made.save("letters.json")
+    file = "tokenizer=file tokenizer.path=letters.json hydra.run.dir=run"
+    ended = program("train.py", SMALL, TEXT, file, "'generate.prompt=the dog'")
+    assert ended.err.count("The tokenizer reads 'g', 'o' as [UNK].\n") == 1
+    facts, trained = load_checkpoint("run/checkpoints/last.ckpt").facts, results_of("run")
+    assert trained["lost_bytes"] == facts["lost_bytes"] == pytest.approx(120 / len(BOOK), rel=0.01)  # a line's capital
+    Path("other.txt").write_text("The dog sees THE CAT\n" * 10)
+    other = ran(program, "evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=other.txt hydra.run.dir=other")
+    shown = " ".join(f"{ended.out} {other}".split())
+    for line in ("bits per byte none: decode(encode", "unknown 20 characters became [UNK]", "tokenizer decode(encode"):
+        assert line in shown
+    assert trained["val/bits_per_byte"] is results_of("other")["all/bits_per_byte"] is None
+    assert "val/bits_per_byte" not in table("run/metrics.csv")[0]
 
 
 def test_a_key_names_the_split_that_it_is_of(program: Program, trained: Trained) -> None:

@@ -12,4 +12,4 @@ def split_of(lengths):
     documents = np.split(np.arange(10, 10 + sum(lengths)), np.cumsum(lengths)[:-1])
     ids = np.concatenate([[EOS, *document] for document in documents]).astype(np.uint16)
     offsets = np.cumsum([0, *(n + 1 for n in lengths)])
-    return TokenSplit(ids, offsets, num_bytes=1, num_characters=1, num_unknown=0)
+    return TokenSplit(ids, offsets, num_bytes=1, num_characters=1, num_unknown=0, lost_bytes=0)

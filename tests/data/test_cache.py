@@ -120,7 +120,7 @@ def test_a_damaged_folder_is_built_again(tmp_path, monkeypatch, sampled, capsys)
         recipe.prepare(tmp_path)
         assert source.loads == loads
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
-        assert capsys.readouterr().err == f"{folder} is damaged, or has no checksums; it is built again.\n"
+        assert capsys.readouterr().err == f"{folder} is damaged, or of an earlier version; it is built again.\n"
 
 
 def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -59,6 +59,7 @@ def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(
         return encode_batch(self, texts)
 
     monkeypatch.setattr(shards.TextTokenizer, "encode_batch", noted)
+    monkeypatch.setattr("tinyformer.data.cache.draw", lambda *_: [])  # which encodes a sample again
     rows = from_columns(text=TEXTS[3:])
     source = SimpleNamespace(name="rows", fingerprint=lambda: "", load=lambda max_characters: {"train": rows})
     recipe, is_stopped = Recipe(source, CharTokenizer(), WindowFormat(8)), True

@@ -6,9 +6,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFile
+from tinyformer.data.lost_bytes import lost_bytes
 from tinyformer.data.tokenizer.untrusted_tokenizer import untrusted_tokenizer
 from tinyformer.errors import ArgumentError
 
@@ -68,6 +69,33 @@ def test_a_file_encodes_nothing_but_the_text(tmp_path):
     assert (tokenizer.eos_id, tokenizer.unk_id, tokenizer.vocab_size) == (20, 9, 21)
     named = TokenizerFile(foreign(tmp_path, "<stop>", "</s>"), eos_token="<stop>").build([])
     assert named.eos_id == TextTokenizer.from_json(named.to_json()).eos_id == 20
+
+
+WORDS = dict(zip(["[UNK]", "[SEP]", "ab", "cd", "a", "b", "Ġ"], range(7), strict=True))
+LEVEL, FUSED = models.WordLevel(WORDS, unk_token="[UNK]"), models.BPE(WORDS, [], unk_token="[UNK]", fuse_unk=True)
+PIECES, BYTES = models.WordPiece(WORDS, unk_token="[UNK]"), models.BPE(WORDS, [], unk_token="[UNK]")
+SPACES, SYMBOLS = pre_tokenizers.Whitespace(), pre_tokenizers.Split("", "isolated")
+
+
+@pytest.mark.parametrize(
+    ("model", "splitter", "decoder", "text", "lost", "unit", "unknown"),
+    [
+        (LEVEL, SPACES, None, "ab cd\n", 1 / 6, "word", "'zéz'"),
+        (PIECES, SPACES, None, "AB cd", 2 / 5, "word", "'zéz'"),
+        (LEVEL, SYMBOLS, None, "abab", 3 / 7, "character", "' ', 'z', 'é'"),
+        (LEVEL, None, None, "ab", 0, "text", "'ab zéz '"),
+        (FUSED, None, decoders.Fuse(), "ab", 0, "run of characters", "' zéz '"),
+        (BYTES, pre_tokenizers.ByteLevel(), decoders.ByteLevel(), "ab", 0, "character", "'z', 'é'"),
+    ],
+)
+def test_what_a_tokenizer_loses_is_told(model, splitter, decoder, text, lost, unit, unknown, capsys):
+    made = Tokenizer(model)
+    made.normalizer, made.pre_tokenizer, made.decoder = normalizers.Lowercase(), splitter, decoder
+    tokenizer = TextTokenizer(made)
+    assert (lost_bytes([text], tokenizer), tokenizer.unknown_unit) == (pytest.approx(lost), unit)
+    for _ in range(2):  # told once, without the unknown token that is spelled out
+        tokenizer.read(["ab zéz [UNK]"])
+    assert capsys.readouterr().err == f"The tokenizer reads {unknown} as [UNK].\n"
 
 
 def test_dropout_of_merges_is_off_wherever_a_file_comes_from(tmp_path):

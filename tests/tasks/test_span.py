@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 from tasks.fixed import Fixed
-from tinyformer.data import ByteTokenizer, Question, Questions, tokenise_questions
+from tinyformer.data import ByteTokenizer, Question, Questions, TextTokenizer, tokenise_questions
 from tinyformer.tasks import SpanExtraction, text_metrics
 from tinyformer.tasks.span import NUM_WINDOWS, best_spans
 from tinyformer.tasks.text_metrics import answer_scores, scores_without_question
@@ -189,6 +190,13 @@ def test_final_metrics_and_what_the_question_adds():
     assert task.final_metrics(Spelled(x=(5.0, 5.0)), first, split.tokenizer)["num_answered"] == 2
     assert (first.num_windows, first.answers(), len(task.predictions)) == (2, [["x."], ["y"]], 2)
     assert task.final_metrics(Spelled(), cut(questions[:1], 32), split.tokenizer)["f1_without_question"] is None
+    # Answers that are not whole tokens have a ceiling.
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    questions = [Question("a", "in xy now", *answer) for answer in ((["y now"], [4]), (["now"], [6]), ([], []))]
+    split = tokenise_questions(questions, TextTokenizer(words)).cut(32)
+    lines = task.describe({"accuracy": 0, "num_judged": 3} | task.final_metrics(Spelled(), split, BYTES), split)
+    assert lines["tokenizer allows"] == "F1 83.3%, exact match 66.7%, of 3 questions"
 
 
 # Exact match and F1.

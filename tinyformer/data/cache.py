@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 from jaxtyping import UInt64
 
+from tinyformer.data.lost_bytes import draw, lost_bytes
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.shards import encode_shards, num_shards
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
@@ -111,7 +112,7 @@ class Recipe:
         texts_of = self.row_format.texts
         tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer")
         folder.mkdir()
-        counts, limit = {}, self.row_format.max_tokens
+        counts, limit = dict[str, Any](), self.row_format.max_tokens
         for name, rows in splits.items():
             if num_shards(rows) > 1:
                 encoded = encode_shards(rows, texts_of, tokenizer, name, kept, limit)
@@ -119,6 +120,7 @@ class Recipe:
                 texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
                 encoded = encode(texts, tokenizer, limit)
             counts[name] = write_split(encoded, tokenizer, folder, name)
+            counts[name]["lost_bytes"] = lost_bytes(draw(rows, texts_of), tokenizer)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
         (folder / _TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")

@@ -47,6 +47,7 @@ class DataModule(lightning.LightningDataModule):
     fingerprint: str  # identifies the content of all splits
     labels: list[str] | None = None  # the names of the classes
     num_texts: int | None = None  # of a labelled example
+    lost_bytes = 0.0  # the share of the first split, see `tinyformer.data.lost_bytes`
     num_hidden = 0  # hidden files in the folders that are read, which are left out
     trained_on: UInt64[np.ndarray, " fingerprints"] | None = None  # of the training split; None: not taken
 
@@ -242,7 +243,7 @@ class SourceDataModule(DataModule):
             self.content = recipe.content  # of the text that was read, which may change
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
-        self.trained_on = prepared.trained_on
+        self.trained_on, self.lost_bytes = prepared.trained_on, next(iter(prepared.splits.values())).lost_bytes
         source = in_use(self.source)
         if isinstance(source, LocalFiles):
             self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}

@@ -63,7 +63,7 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
         if contents := open_intact(folder, open_folder):  # built by the process that held the lock
             return contents
         if folder.exists():
-            print(f"{folder} is damaged, or has no checksums; it is built again.", file=sys.stderr)
+            print(f"{folder} is damaged, or of an earlier version; it is built again.", file=sys.stderr)
         with atomic_write(folder) as temporary:
             build(temporary)
             checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}

@@ -61,6 +61,7 @@ class TokenSplit(Split):
     num_bytes: int
     num_characters: int  # of the raw text, in Unicode code points
     num_unknown: int
+    lost_bytes: float  # see the function of this name
     scored: Bool[np.ndarray, " tokens"] | None = None  # which ids are scored as targets; None: all of them
     tokenizer: TextTokenizer | None = None
 
@@ -147,8 +148,7 @@ def write_split(encoded: Iterable[Encoded], tokenizer: TextTokenizer, folder: Pa
             ids.append(part.ids)
             counts["num_bytes"] += part.num_bytes
             counts["num_characters"] += part.num_characters
-            if tokenizer.unk_id is not None:
-                counts["num_unknown"] += int((part.ids == tokenizer.unk_id).sum())
+            counts["num_unknown"] += int((part.ids == tokenizer.unk_id).sum())
         offsets.append(np.array([ids.length]))
     return counts
 

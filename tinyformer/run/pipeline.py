@@ -259,6 +259,7 @@ def checkpoint_contents(
             "backends": backends,
             "data_fingerprint": data.fingerprint,
             "content": data.content,
+            "lost_bytes": data.lost_bytes,
             "train/num_tokens": data.splits["train"].num_tokens,
             "inherited": 0 if data.without is None else len(data.without),
         },

@@ -197,6 +197,7 @@ def summarise(
         "steps": steps,
         "data_fingerprint": data.fingerprint,
         "data": summary.data_results(data, splits),
+        "lost_bytes": data.lost_bytes,
     }
     rows: Lines = dict.fromkeys(("checkpoint", "parameters", "matched", "device", "attention")) | first
     rows["parameters"] = f"{shared['num_parameters']:,}"

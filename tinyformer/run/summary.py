@@ -39,8 +39,9 @@ def split_results(metrics: Metrics, split: Any, name: str, limit: float | None) 
 
 def describe_split(task: Task, metrics: Metrics, split: Any, name: str, limit: float | None) -> dict[str, str | None]:
     """The lines of the summary about one split; see `split_results`."""
-    unknown = split.num_unknown
-    lines = task.describe(metrics, split) | {"unknown": f"{unknown:,} characters became <unk>" if unknown else None}
+    lines = task.describe(metrics, split)
+    if number := split.num_unknown:
+        lines["unknown"] = f"{count(number, split.tokenizer.unknown_unit)} became {split.tokenizer.unknown}"
     scored = f"over {split.num_tokens:,} tokens of {split.num_bytes:,} bytes"
     if is_partial(limit):
         scored = f"over a part of the text (trainer.limit_val_batches={limit})"
@@ -68,6 +69,8 @@ def describe_data(data: DataModule, splits: Sequence[str], remark: str = "") -> 
     """The line of the summary about data, with a remark, and one about each split; see `data_results`."""
     hidden = f"; {count(data.num_hidden, 'hidden file')} not read" if data.num_hidden else ""
     lines = {"data": f"{data.title}{remark}{hidden}"}
+    if share := data.lost_bytes:
+        lines["tokenizer"] = f"decode(encode(text)) differs from the text in {share:.2%} of the bytes"
     for name in splits:
         split, files = data.splits[name], data.files.get(name)
         origin = f"{count(len(files), 'file')} ({shortened(files)}), " if files else "held out, " if data.files else ""

@@ -16,6 +16,8 @@ from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity
 from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
 
+MAX_LOST_BYTES = 0.001  # the largest share of the bytes that a tokenizer loses of a text with bits per byte
+
 
 class CausalLM(TokenTask):
     """Causal language modelling: each token is predicted from the tokens before it (Radford et al. 2018)."""
@@ -67,13 +69,13 @@ class CausalLM(TokenTask):
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.
 
-        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if the text has unknown
-        characters or tokens that are not scored, whose cost is not known.
+        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if tokens are unknown or
+        not scored, or more than 0.1 % of the bytes are lost (see `tinyformer.data.lost_bytes`): their cost is unknown.
         """
         metrics = super().metrics(sums, split)
         # Scaled to the whole split, in case `limit_val_batches` scored only a part of it.
         bits = float(sums["nats"]) / float(sums["tokens"]) * split.num_tokens / math.log(2)
-        cost_is_known = split.num_unknown == 0 and split.scored is None
+        cost_is_known = split.num_unknown == 0 and split.scored is None and split.lost_bytes <= MAX_LOST_BYTES
         return metrics | {
             "perplexity": perplexity(metrics["loss"]),
             "bits_per_byte": bits / split.num_bytes if cost_is_known else None,
@@ -81,7 +83,9 @@ class CausalLM(TokenTask):
 
     def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
         bits = metrics["bits_per_byte"]
-        reason = "the text has unknown characters" if split.num_unknown else "not every token is scored"
+        reason = f"decode(encode(text)) differs from the text in {split.lost_bytes:.2%} of the bytes"
+        reason = reason if split.scored is None else "not every token is scored"
+        reason = "the text has unknown tokens" if split.num_unknown else reason
         return {
             "perplexity": f"{metrics['perplexity']:.2f}",
             "bits per byte": f"none: {reason}" if bits is None else f"{bits:.4f}",

@@ -78,11 +78,14 @@ class Seq2Seq(TokenTask):
         return metrics | {"perplexity": perplexity(metrics["loss"])}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """Similarity of decoded targets to their references, see `text_metrics`; and `num_decoded`, their number."""
+        """`text_metrics` of decoded targets, `num_decoded`, and, as `bleu_ceiling` …, of decode(encode(reference))."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         outputs = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
-        return text_metrics(outputs, references) | {"num_decoded": len(outputs)} if outputs else {}
+        metrics = text_metrics(outputs, references) | {"num_decoded": len(outputs)} if outputs else {}
+        if (given_back := [*map(tokenizer.decode, tokenizer.encode_batch(references))]) != references:
+            metrics |= {f"{name}_ceiling": score for name, score in text_metrics(given_back, references).items()}
+        return metrics
 
     def decode_split(self, network: EncoderDecoder, split: PairSplit) -> list[Output]:
         """The outputs for the first `num_decoded` pairs of a split."""
@@ -163,11 +166,12 @@ class Seq2Seq(TokenTask):
             parts = "loss over their beginning, scores over the whole"
             lines["truncated targets"] = f"{number:,} of {split.num_documents:,}: {parts}"
         lines |= {"perplexity": f"{metrics['perplexity']:.2f}", "next token": describe_accuracy(metrics)}
-        if metrics.get("bleu") is not None:
-            labels = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
-            scores = ", ".join(f"{label} {metrics[name]:.1f}" for name, label in labels.items())
-            equal = f"{metrics['exact_match']:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
-            lines["decoded"] = f"{scores}, {equal}"
+        labels = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
+        for heading, end in (("decoded", ""), ("tokenizer allows", "_ceiling")):
+            if metrics.get(f"bleu{end}") is not None:
+                scores = ", ".join(f"{label} {metrics[name + end]:.1f}" for name, label in labels.items())
+                equal = f"{metrics['exact_match' + end]:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
+                lines[heading] = f"{scores}, {equal}"
         return lines
 
 

@@ -183,6 +183,7 @@ class SpanExtraction(Task):
         - `f1_without_question` and `exact_match_without_question`: the highest that are possible without reading the
           question, see `scores_without_question`; None unless contexts have at least two questions on average. F1 is
           also None for very long contexts with many questions.
+        - `exact_match_ceiling`, `f1_ceiling`: those of the tokens that hold the first answer, if not all are exact.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()
@@ -194,6 +195,10 @@ class SpanExtraction(Task):
             blind_exact, blind_f1 = scores_without_question(contexts, answers, self.max_answer_length)
         metrics = {"exact_match": exact, "f1": f1, "num_answered": len(scores)}
         metrics |= {"exact_match_without_question": blind_exact, "f1_without_question": blind_f1}
+        given_back = split.texts_of([(first, last) if first >= 0 else (0, -1) for first, last in split.spans.tolist()])
+        ideal = [answer_scores(*pair) for pair in zip(given_back, answers, strict=True)]
+        best_exact, best_f1 = (sum(column) / len(ideal) for column in zip(*ideal, strict=True))
+        metrics |= {"exact_match_ceiling": best_exact, "f1_ceiling": best_f1} if best_exact < 1 else {}
         parts: dict[str, list[float]] = {"f1_answerable": [], "f1_unanswerable": []}
         for (_, score), texts in zip(scores, answers, strict=True):
             parts["f1_answerable" if texts else "f1_unanswerable"].append(score)
@@ -231,9 +236,10 @@ class SpanExtraction(Task):
         others = "" if self.no_answer_threshold is None else " or of questions without one"
         judged = f"{metrics['num_judged']:,} windows with the answer{others}"
         lines: dict[str, str | None] = {"both ends": f"{metrics['accuracy']:.1%} right of {judged}"}
-        if metrics.get("f1") is not None:
-            scores = f"F1 {metrics['f1']:.1%}, exact match {metrics['exact_match']:.1%}"
-            lines["answers"] = f"{scores}, of {metrics['num_answered']:,} questions"
+        for heading, end in (("answers", ""), ("tokenizer allows", "_ceiling")):
+            if metrics.get(f"f1{end}") is not None:
+                scores = f"F1 {metrics['f1' + end]:.1%}, exact match {metrics['exact_match' + end]:.1%}"
+                lines[heading] = f"{scores}, of {metrics['num_answered']:,} questions"
         if metrics.get("exact_match_without_question") is not None:
             f1 = metrics["f1_without_question"]
             blind = "" if f1 is None else f"F1 {f1:.1%}, "

@@ -127,6 +127,7 @@ class GeneratedDataModule(DataModule):
             num_bytes=int(sizes[drawn.symbols[drawn.symbols != ABSENT]].sum()),
             num_characters=int((lengths - 1).sum()),
             num_unknown=0,
+            lost_bytes=0.0,
             scored=scored[present],
         )
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -95,9 +96,12 @@ class TextTokenizer:
         self._context_free = spec["model"].get("merges") == [] and not spec["normalizer"]
         self._context_free &= not (spec["pre_tokenizer"] or {}).get("use_regex", False)
         # Not the vocabulary's length: the ids of other libraries' files may have gaps.
-        self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        self.eos_id = tokenizer.get_vocab(with_added_tokens=True)[self._eos_token]
-        self.unk_id = None if self._byte_level else _find_unknown(tokenizer, spec["model"])
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size, self.eos_id = max(vocabulary.values()) + 1, vocabulary[self._eos_token]
+        has_all_bytes = self._byte_level and BYTE_OF.keys() <= vocabulary.keys()
+        self.unk_id = None if has_all_bytes else _find_unknown(tokenizer, spec["model"])
+        self.unknown = None if self.unk_id is None else tokenizer.id_to_token(self.unk_id)  # as it is spelled
+        self._reported = {self.unknown}
         self.mask_id = next((i for token in _KNOWN_MASKS if (i := tokenizer.token_to_id(token)) is not None), None)
         self.around = _around(tokenizer) if post_processed else ([self.eos_id], [])
         self.start_id = next(iter(self.around[0]), self.eos_id)
@@ -172,9 +176,32 @@ class TextTokenizer:
 
         Special tokens may be spelled out, such as "The king is <mask>"; an empty text with nothing around is `eos_id`.
         """
-        with _telling("encode a text", [*chain.from_iterable([t] if isinstance(t, str) else t for t in texts)]):
+        plain = [*chain.from_iterable([t] if isinstance(t, str) else t for t in texts)]
+        with _telling("encode a text", plain):
             rows = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
+            if any(self.unk_id in ids for ids in rows):
+                self.report_unknown(plain)
         return [ids or [self.eos_id] for ids in rows] if around else rows
+
+    def report_unknown(self, texts: Sequence[str]) -> None:
+        """Print, once each, the characters or words of texts that are read as the unknown token."""
+        from lightning.pytorch.utilities import rank_zero_only  # noqa: PLC0415 -- seconds
+
+        read = zip(texts, self.reader.encode_batch(list(texts), add_special_tokens=False), strict=True)
+        parts = {t[slice(*e.offsets[i])] for t, e in read for i, token in enumerate(e.ids) if token == self.unk_id}
+        if new := sorted(parts - self._reported):
+            self._reported.update(new)
+            shown = ", ".join(map(repr, new[:5])) + " …" * (len(new) > 5)
+            rank_zero_only(print)(f"The tokenizer reads {shown} as {self.unknown}.", file=sys.stderr)
+
+    @property
+    def unknown_unit(self) -> str:
+        """The part of a text that becomes one unknown token, in the singular."""
+        model, splitter = json.loads(self._tokenizer.to_str())["model"], self._tokenizer.pre_tokenizer
+        if model["type"] not in ("WordLevel", "WordPiece"):
+            return "run of characters" if model.get("fuse_unk", True) else "character"
+        number = len(splitter.pre_tokenize_str("ab ab")) if splitter else 1
+        return {1: "text", 4: "character", 5: "character"}.get(number, "word")
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""
