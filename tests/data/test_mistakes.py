@@ -1,5 +1,6 @@
 """Every mistake has one sentence that names the argument, the value, the reason and mostly a value that works."""
 
+import gzip
 import io
 import json
 
@@ -58,8 +59,8 @@ def test_arguments(labelled):
         refused(call, sentence, **({"source": labelled} if call is module else {}) | settings)
 
 
-def parquet(texts: list[str] | pa.Array) -> bytes:
-    pq.write_table(pa.table({"text": texts}), file := io.BytesIO())
+def parquet(*columns: list[str] | pa.Array) -> bytes:
+    pq.write_table(pa.table([*columns], ["text"] * len(columns)), file := io.BytesIO())
     return file.getvalue()
 
 
@@ -67,6 +68,7 @@ WHOLE = parquet([f"line {n}" * 50 for n in range(200)])
 DAMAGED = WHOLE[:40] + bytes(360) + WHOLE[400:]  # pages are cut to pieces; the description at the end is whole
 REPEATED = parquet(["x" * 50_000] * 4000)  # some kilobytes with 200 MB of text
 REFERRED = parquet(pa.array(["x" * 50_000] * 4000).dictionary_encode())
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 FILES = [
     ("none.txt", None, {}, r"files='.*none.txt': the file does not exist; .*0 has no .txt, .csv, .* file\.$"),
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
@@ -79,17 +81,26 @@ FILES = [
     ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
     ("a.parquet", REPEATED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.parquet", REFERRED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
+    ("a.txt.gz", gzip.compress(bytes(2 * 10**8)), {}, "files='.*a.txt.gz': its .* contain more than 100 times as much"),
+    ("a.txt.gz", gzip.compress(b"cut off")[:-1], {}, "files='.*a.txt.gz': cannot be read .*[Tt]runcated"),
+    ("a.txt.gz", gzip.compress(b""), {}, "files='.*a.txt.gz': the file is empty"),
+    *((f"a.{kind}", POINTER, {}, "files=.* is a pointer of Git LFS, .*`git lfs pull`") for kind in ("txt", "parquet")),
+    ("a.csv", b"text,text\na,b\n", {}, "text_column='text': .*a.csv has 2 columns of this name"),
+    ("a.parquet", parquet(["a"], ["b"]), {}, "text_column='text': .*a.parquet has 2 columns of this name"),
+    ("a.jsonl", b'{"text": "x"}\n{"text": "y", "text": "z"}', {}, r"files=.*\(line 2: the keys text, text are not all"),
+    ("a.jsonl", b'{"text": "x"}\n\n' * 70 + b"{,", {}, r"files=.*\(line 141: Expecting .*, column 2 \(char 1\)\)"),
+    ("a.jsonl", b'{"t": {"en": "x"}}', {"text_column": "t.fr"}, r"text_column='t.fr': .*; it has t.en, t\.$"),
 ]
 L = {"label_column": "label"}
 LABELS = [
     ("a.csv", b"review,mood\nx,1\n", {}, "text_column='text': .*; text_column='review' label_column='mood' works"),
     ("a.csv", b"text,mood\nx,1\n", {}, "label_column='label': .* it has text, mood; label_column='mood' works"),
     ("a.csv", b"text,id,mood\nx,1,1\n", {}, "label_column='label': .* it has text, id, mood.$"),
-    ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*row 2 has 3 fields, but .* 2 columns \(text, label\)"),
+    ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*line 3 has 3 fields, but .* 2 columns \(text, label\)"),
     ("a.csv", b"Good,1\n", L, r"text_column='text': .* is Good, 1; .* header row; columns=\['text', 'label'\] works"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
     ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
-    ("a.tsv", b'text\tlabel\nx\t1\n"open\t0\nz\t1\n', L, "files=.*: a quotation mark near line 4 .*; quoted=F"),
+    ("a.tsv", b'text\tlabel\n\nx\t1\n"open\t0\nz\t1\n', L, "files=.*: a quotation mark .* line 4 opens .*; quoted=F"),
 ]
 PAIRS = [
     ("a.tsv", b"uno\tone\t3\n", {}, r"source_column='source': .* header row; columns=.*'target', 'column_3'\] works"),
@@ -118,6 +129,7 @@ QUESTIONS = [
     ]
 ]
 QUESTIONS += [
+    ("a.json", POINTER, {}, "files='.*a.json': is a pointer of Git LFS"),
     ("a.json", b'[{"question": "q", "context": "c"}]', {}, "files='answers': .*; rows have the columns question, con"),
     ("a.txt", b"text", {}, "files='.*a.txt': cannot hold questions; .json"),
 ]

@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import gzip
 import re
 import shlex
 import subprocess
@@ -9,18 +10,19 @@ import subprocess
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Value
 
-from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
+from tinyformer.data import ByteTokenizer, ExampleFormat, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.data.sources import text_files
 from tinyformer.data.sources.documents import map_texts, natural_order
-from tinyformer.data.sources.text_paths import hidden_files
+from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.errors import ArgumentError
 from tinyformer.run.summary import describe_data
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+COMPRESS = {".gz": gzip.compress, ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True)}
 
 
 def write(folder, contents):
@@ -60,6 +62,11 @@ def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
     assert examples(path) == {"train": [(AS_READ, "2"), *rows[1:]]}
     assert texts_of(str(path)) == {"train": [AS_READ, *(text for text, _ in rows[1:])]}
     assert texts_of(str(path), text_column="label") == {"train": [label for _, label in rows]}
+    for suffix, compress in COMPRESS.items() if kind != ".parquet" else ():
+        write(tmp_path, {f"{suffix}/train{kind}{suffix}": compress(path.read_bytes())})
+        write(tmp_path, {f"{suffix}/a/dev.txt{suffix.upper()}": compress(AWKWARD.encode())})
+        splits = {"train": [AS_READ, *(text for text, _ in rows[1:])], "validation": [AS_READ]}
+        assert texts_of(str(tmp_path / suffix)) == splits
     write_table(path, [(AWKWARD, "a\r\nb")], ("source", "target"))
     assert TextFiles(str(path)).load("pairs")["train"].to_dict() == {"text": [AS_READ], "pair": ["a\nb"]}
     triples = [("premise", "hypothesis", "yes"), ("", "x", "no"), ("y", "", "no")]
@@ -110,7 +117,20 @@ def test_only_files_and_folders_that_are_named_so_are_splits(tmp_path):
     assert splits == {"test": ["test/b/2", "train/test"], "train": ["c", "train/a/1"]}  # the name of a file comes first
     folders = [str(tmp_path / "f" / name) for name in ("train/a", "test", "c.txt")]
     assert texts_of(folders) == {"train": ["train/a/1", "c"], "test": ["test/b/2"]}
-    assert len(hidden_files([str(tmp_path / "f"), "none.txt"])) == 2
+    assert unread_files([str(tmp_path / "f"), "none.txt"]) == {"hidden file": 2}
+
+
+def test_folders_patterns_and_lists_of_the_same_files_give_the_same_splits(tmp_path, monkeypatch):
+    """Links are followed, once; a file that a link puts into a split is in no other."""
+    monkeypatch.chdir(tmp_path)
+    names = ("train/x/1", "test/x/2", "store/3", "4")
+    write(tmp_path, {f"f/{name}.txt": name for name in names})
+    for link, target in {"valid": "store", "loop": ".", "gone.txt": "nowhere"}.items():
+        (tmp_path / "f" / link).symlink_to(target)
+    files = [f"{tmp_path}/f/{name}.txt" for name in (*names, "valid/3")]
+    for given in ("f", "f/**/*.txt", "./f/../f", f"{tmp_path}/*/**/*", files, ["f/t*/x/*.txt", "f/valid", "f/4.txt"]):
+        splits = {split: sorted(texts) for split, texts in texts_of(given).items()}
+        assert splits == {"train": ["4", "train/x/1"], "validation": ["store/3"], "test": ["test/x/2"]}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +169,47 @@ def test_the_delimiter_is_found(tmp_path):
             assert texts_of(str(tmp_path / "rows.csv"), columns=column) == {"train": [text for text, _ in expected]}
         with pytest.raises(ArgumentError, match=r"columns=\['text', 'column_2'\] works"):
             texts_of(str(tmp_path / "rows.csv"))
+
+
+SPACED = [
+    ('text, label\n"a, b", "x"\nd, "y z"\n', {}, [("a, b", "x"), ("d", "y z")]),
+    ("label; text\n1; a b\n", {}, [("a b", "1")]),
+    ('text,label\n"a, b", "x"\n', {}, [("a, b", "x")]),
+    ('"a, b", "x"\n', {"columns": ["text", "label"]}, [("a, b", "x")]),
+    ("label,text\n1, a\n", {}, [(" a", "1")]),
+    ('label\ttext\n1\t "a" b\n', {}, [(' "a" b', "1")]),
+    ('text, label\n"a", "x"\n', {"quoted": False}, [('"a"', '"x"')]),
+]
+
+
+def test_spaces_after_delimiters_are_kept_unless_the_header_or_quotation_marks_have_them(tmp_path):
+    for content, settings, expected in SPACED:
+        write(tmp_path, {"a.csv": content})
+        assert examples(tmp_path / "a.csv", **settings) == {"train": expected}
+
+
+def test_nested_columns_and_names_of_classes(tmp_path):
+    kinds = {"a": {"en": Value("string"), "fr": Value("string")}, "y": ClassLabel(names=["no", "yes"])}
+    columns = {"source_column": "q.a.en", "target_column": "q.a.fr", "text_column": "q.a.en"}
+    for numbers, labels in (((1, 0), ("yes", "no")), ((-1, -1), (None, None))):
+        rows = Dataset.from_list([{"q": {"a": {"en": f"t{n}", "fr": "u"}, "y": n}} for n in numbers], Features(q=kinds))
+        rows.to_parquet(tmp_path / "a.parquet")
+        rows.to_json(tmp_path / "a.jsonl")
+        texts = [f"t{number}" for number in numbers]
+        for path, classes in ((tmp_path / "a.parquet", labels), (tmp_path / "a.jsonl", map(str, numbers))):
+            pairs = TextFiles(str(path), **columns).load("pairs")["train"]
+            assert pairs.to_dict() == {"text": texts, "pair": ["u", "u"]}
+            assert examples(path, **columns, label_column="q.y")["train"] == [*zip(texts, classes, strict=True)]
+
+
+def test_a_split_without_labels_is_left_out_with_a_line(tmp_path, capsys):
+    rows = "".join(f"w{i} x{i},{i % 2}\n" for i in range(20))
+    write(tmp_path, {"train.csv": f"text,label\n{rows}", "dev.csv": "id,text\n1,a\n", "test.txt": "b"})
+    source = TextFiles(str(tmp_path))
+    data = SourceDataModule(source, ByteTokenizer(), ExampleFormat(8), 1, cache_dir=str(tmp_path / "cache"))
+    data.prepare()
+    assert capsys.readouterr().err.count("split has no labels and is left out") == 2
+    assert sum(split.num_documents for split in data.splits.values()) == 20
 
 
 def test_a_separator_divides_documents(tmp_path):
@@ -198,13 +259,15 @@ def test_what_a_split_leaves_out_is_counted(tmp_path):
         "test/a.txt": "four",
         "train/._a.csv": b"\0\5\x16\7",
         ".git/packed.txt": "no text",
+        "notes/a.md": "no text",
     }
     write(tmp_path / "texts", contents)
+    (tmp_path / "texts" / "gone.txt").symlink_to("nowhere")
     source = TextFiles(str(tmp_path / "texts"))
     data = SourceDataModule(source, ByteTokenizer(), WindowFormat(2), 1, cache_dir=str(tmp_path))
     data.prepare()
     lines, reason = describe_data(data, [*data.splits], ""), "without text (empty, null or cut short)"
-    assert lines.pop("data").endswith("; 2 hidden files not read")
+    assert lines.pop("data").endswith("; not read: 2 hidden files, 1 broken link, 1 other file")
     assert lines == {
         "train": f"1 file (a.csv), 2 documents, 7 tokens; left out: 3 {reason}",
         "validation": f"1 file (a.jsonl), 1 document, 5 tokens; left out: 2 {reason}",

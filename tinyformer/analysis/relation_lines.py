@@ -19,6 +19,7 @@ from tinyformer.analysis.subject import Change, Findings, Losses, Subject, namin
 from tinyformer.analysis.words import WordError, words_of
 from tinyformer.data import SETS, Line, make_lines
 from tinyformer.data.sources.files import READERS, Layout, read_rows
+from tinyformer.data.sources.text_paths import stem_and_format
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import layer_title
@@ -72,7 +73,7 @@ def read_columns(
 ) -> list[Sequence[Any]]:
     """The rows of a .csv or .jsonl file that has some columns; `others` says what else could be named, if anything."""
     path = Path(file).expanduser()
-    if not path.is_file() or path.suffix.lower() not in {*READERS} - {".txt"}:
+    if not path.is_file() or stem_and_format(path)[1] not in {*READERS} - {".txt"}:
         reason = f"is no .csv or .jsonl file with the columns {', '.join(columns)}{others}"
         raise ArgumentError("file", file, reason, works)
     try:

@@ -19,7 +19,7 @@ from tinyformer.data.cache import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.source import SPLITS, Source, in_use, rows_of
 from tinyformer.data.sources.text_files import LocalFiles
-from tinyformer.data.sources.text_paths import hidden_files
+from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import MAX_SEED, ArgumentError, argument_path, printable, require_at_least, require_at_most
@@ -48,7 +48,7 @@ class DataModule(lightning.LightningDataModule):
     labels: list[str] | None = None  # the names of the classes
     num_texts: int | None = None  # of a labelled example
     lost_bytes = 0.0  # the share of the first split, see `tinyformer.data.lost_bytes`
-    num_hidden = 0  # hidden files in the folders that are read, which are left out
+    unread: Mapping[str, int] = {}  # files that are left out, by their kind, see `unread_files`
     trained_on: UInt64[np.ndarray, " fingerprints"] | None = None  # of the training split; None: not taken
 
     def __init__(
@@ -248,7 +248,7 @@ class SourceDataModule(DataModule):
         if isinstance(source, LocalFiles):
             self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}
             self.files["all"] = [name for split in SPLITS for name in self.files.get(split, [])]
-            self.num_hidden = len(hidden_files(source.files))
+            self.unread = unread_files(source.files)
         with argument_path("row_format", passed=_OF_MODULE):
             self.splits = self.row_format.open(prepared, self.source, whole)
         split = next(iter(self.splits.values()))

@@ -67,8 +67,8 @@ def data_results(data: DataModule, splits: Sequence[str]) -> dict[str, Any]:
 
 def describe_data(data: DataModule, splits: Sequence[str], remark: str = "") -> dict[str, str]:
     """The line of the summary about data, with a remark, and one about each split; see `data_results`."""
-    hidden = f"; {count(data.num_hidden, 'hidden file')} not read" if data.num_hidden else ""
-    lines = {"data": f"{data.title}{remark}{hidden}"}
+    unread = ", ".join(count(number, kind) for kind, number in data.unread.items())
+    lines = {"data": f"{data.title}{remark}{'; not read: ' * bool(unread)}{unread}"}
     if share := data.lost_bytes:
         lines["tokenizer"] = f"decode(encode(text)) differs from the text in {share:.2%} of the bytes"
     for name in splits:

@@ -121,10 +121,8 @@ def two_columns(source_column: str, target_column: str) -> tuple[str, str]:
 
 
 def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> None:
-    """Refuse a row whose source or target is empty or not a text; `place` says where it stands."""
+    """Refuse a row whose source or target is empty; `place` says where it stands."""
     for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=True):
-        if value is not None and not isinstance(value, str):
-            raise ArgumentError(argument, column, f"{place} holds {value!r:.60} there, not text")
         if not (value or "").strip():
             raise ArgumentError(argument, column, f"{place} has no text there; remove the row, or fill it in")
 

@@ -11,21 +11,23 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tinyformer.data.sources.text_paths import COMPRESSIONS, stem_and_format
 from tinyformer.errors import ArgumentError
 
 _ROWS = 1024  # of a parquet file that are decoded at a time
 
 _MANY_BYTES, _MANY_TIMES = 2**27, 100
-"""Decoded text must not exceed both this size and this multiple of the size of its parquet file: a file of a megabyte
-may hold one text a million times. Prose is compressed to a third."""
+"""Decoded text must not exceed both this size and this multiple of the size of its file: a file of a megabyte may hold
+one text a million times. Prose is compressed to a third."""
 
 DELIMITERS = (",", ";", "\t", "|")
 """What may separate the fields of .csv and .tsv files."""
@@ -57,6 +59,7 @@ class Layout:
     columns: Sequence[str] | None = None  # of .csv and .tsv files without a header; None: their first line names them
     quoted: bool = True
     arguments: Sequence[str] = ()  # that name each of `text_columns`, for errors; by default `text_column`
+    optional: Sequence[str] = ()  # those of the columns whose values are null where they do not exist
 
     @property
     def selected(self) -> list[str]:
@@ -64,28 +67,30 @@ class Layout:
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
-        """Refuse a file or row that lacks a column; its columns may come `from_header`, which may be a row of data."""
-        missing = [column for column in self.selected if column not in existing]
+        """Refuse what lacks a column or has it twice; columns may come `from_header`, which may be a row of data."""
+        for column in self.selected:
+            if existing.count(column) > 1:
+                raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
+        missing = [column for column in self.selected if column not in (*existing, *self.optional)]
         if not missing:
             return
         others = [column for column in existing if column not in self.selected]
         works: dict[str, Any] = {}
-        is_suspect = from_header and missing == self.selected
+        is_suspect = from_header and not {*self.selected} & {*existing}
         if len(self.text_columns) == 1 and len(missing) <= len(others) <= (2 if is_suspect else len(missing)):
             names = ["label_column" if column == self.label_column else "text_column" for column in missing]
             works = dict(zip(names, others, strict=False))
         which = ": its first row, which names the columns, is" if is_suspect else "; it has"
         reason = f"{place} has no such column{which} {', '.join(existing)[:500]}"
-        if is_suspect:
-            if len(existing) == 1:
-                reason += "; if these are several fields, write one of , ; | or a tab between them"
-            if len(existing) >= len(self.selected):
-                reason += "; for a file without a header row"
-                if not self.arguments and all(map(str.isidentifier, existing)):  # names, not texts
-                    reason += ", set `columns`"
-                else:
-                    unread = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
-                    works = {"columns": [*self.selected, *unread]}
+        if is_suspect and len(existing) == 1:
+            reason += "; if these are several fields, write one of , ; | or a tab between them"
+        if is_suspect and len(existing) >= len(self.selected):
+            reason += "; for a file without a header row"
+            if not self.arguments and all(map(str.isidentifier, existing)):  # names, not texts
+                reason += ", set `columns`"
+            else:
+                unread = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
+                works = {"columns": [*self.selected, *unread]}
         raise self.error(missing[0], reason, works)
 
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
@@ -96,14 +101,39 @@ class Layout:
 
 def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """The rows of one file, each as its values in the selected columns."""
-    if file.stat().st_size == 0:
+    _require_no_pointer(file)
+    yield from READERS[stem_and_format(file)[1]](file, layout)
+
+
+def _require_no_pointer(file: Path) -> None:
+    """Refuse a file that stands for one which Git LFS keeps."""
+    with file.open("rb") as opened:
+        if opened.read(64).startswith(b"version https://git-lfs.github.com/spec/"):
+            raise _error(file, "is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches")
+
+
+def _require_plausible(file: Path, num_bytes: int) -> None:
+    if num_bytes > max(_MANY_BYTES, _MANY_TIMES * (size := file.stat().st_size)):
+        raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
+
+
+def _decompress(file: Path) -> bytes | bytearray:
+    data, compression = bytearray(), COMPRESSIONS.get(file.suffix.lower())
+    try:
+        with pa.input_stream(str(file), compression) as stream:
+            while part := stream.read(2**20):
+                data += part
+                _require_plausible(file, len(data))
+    except OSError as error:
+        raise _error(file, f"cannot be read ({error})") from error
+    if not data:
         raise _error(file, "the file is empty")
-    yield from READERS[file.suffix.lower()](file, layout)
+    return data
 
 
 def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
-    data = file.read_bytes()
+    data = _decompress(file)
     encoding = _wide_encoding(data)
     problem = f"{encoding}, not UTF-8; convert it"
     if encoding is None:
@@ -113,11 +143,14 @@ def _decode(file: Path) -> str:
             # Windows has letters and quotation marks where Latin-1 has control characters.
             encoding = "cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin1"
             problem = f"not UTF-8, at byte {error.start}; convert it, e.g."
-    old, new = (shlex.quote(str(path)) for path in (file, file.with_suffix(f".utf8{file.suffix}")))
-    raise _error(file, f"{problem} with `iconv -f {encoding} -t utf-8 {old} > {new}`")
+    stem, suffix = stem_and_format(file)
+    old, new = (shlex.quote(str(path)) for path in (file, file.with_name(f"{stem}.utf8{suffix}")))
+    program, convert = COMPRESSIONS.get(file.suffix.lower()), f"iconv -f {encoding} -t utf-8"
+    command = f"{program} -dc {old} | {convert}" if program else f"{convert} {old}"
+    raise _error(file, f"{problem} with `{command} > {new}`")
 
 
-def _wide_encoding(data: bytes) -> str | None:
+def _wide_encoding(data: bytes | bytearray) -> str | None:
     """UTF-16 or UTF-32, as `iconv` names it, if a file is in one of these, with or without a byte-order mark."""
     for mark, encoding in MARKS.items():
         if data.startswith(mark):
@@ -135,106 +168,124 @@ def _wide_encoding(data: bytes) -> str | None:
 
 def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """One row with one column, whatever the column's name."""
-    for column in layout.selected[1:]:
-        raise layout.error(column, f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files do")
-    yield (_decode(file),)
+    if lacking := [column for column in layout.selected[1:] if column not in layout.optional]:
+        raise layout.error(lacking[0], f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files do")
+    yield (_decode(file), None)[: len(layout.selected)]
 
 
-def _find_delimiter(text: str, layout: Layout, usual: str, **dialect: Any) -> str:
-    """The first delimiter by which a table has its columns, beginning with the usual one of its format.
+def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
+    """The first dialect in which a table has its columns, beginning with the usual delimiter of its format.
 
     The columns to read are then among those of the first row; without a header, the first hundred rows have as many
     fields as there are columns. If none does: the first that gives all these rows equally many fields, for the error.
+    Spaces after delimiters are kept, unless the header has the columns only without them, or a quotation mark follows.
     """
-    plausible = []
-    for delimiter in dict.fromkeys((usual, *DELIMITERS)):
-        try:
-            lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
-            rows = list(islice(filter(None, lines), 100))
-        except csv.Error:
-            continue
-        sizes = {*map(len, rows)}
-        if {*layout.selected} <= {*chain(*rows[:1])} if layout.columns is None else sizes == {len(layout.columns)}:
-            return delimiter
-        plausible += [delimiter] if len(sizes) == 1 and sizes != {1} else []
-    return next(iter(plausible), usual)
+    # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
+    common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
+    needed, plausible = {*layout.selected} - {*layout.optional}, [common | {"delimiter": usual}]
+    for delimiter, skips in product(dict.fromkeys((usual, *DELIMITERS)), (False, True)):
+        dialect = common | {"delimiter": delimiter, "skipinitialspace": skips}
+        with contextlib.suppress(csv.Error):
+            rows = list(islice(filter(None, csv.reader(io.StringIO(text, newline=""), **dialect)), 100))
+            sizes, names = {*map(len, rows)}, {*chain(*rows[:1])}
+            has = needed <= names if layout.columns is None else sizes == {len(layout.columns)}
+            if has and not (layout.quoted and any(re.match(' +"', field) for field in chain(*rows) if not skips)):
+                return dialect
+            plausible += [dialect] if has or (len(sizes) == 1 and sizes != {1}) else []
+    return plausible[1 if plausible[1:] else 0]
 
 
 def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any]]:
     # Not with pandas, which takes texts such as "None" and "NA" for missing values.
     csv.field_size_limit(2**31 - 1)
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
-    # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
-    text, quoting = _decode(file), csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE
-    dialect: dict[str, Any] = {"quoting": quoting, "strict": True}
-    delimiter = _find_delimiter(text, layout, usual, **dialect)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
+    text, end = io.StringIO(_decode(file), newline=""), 0
+    lines = csv.reader(text, **_find_dialect(text.getvalue(), layout, usual))
     try:
-        names = layout.columns or next(lines, [])
+        names = layout.columns or next(filter(None, lines), [])
         layout.require_columns(file, names, from_header=layout.columns is None)
-        selected = [names.index(column) for column in layout.selected]
-        for number, line in enumerate(filter(None, lines), start=1):
-            if layout.columns and number == len(line) == 1 < len(names):
+        selected = [names.index(column) if column in names else len(names) for column in layout.selected]
+        end = lines.line_num
+        for line in lines:
+            begin, end = end + 1, lines.line_num
+            if layout.columns and begin == len(line) == 1 < len(names):
                 reason = f"its first row is one field, {line[0]:.500}, but there are {len(names)} columns "
                 raise _error(file, f"{reason}({', '.join(names)}); write one of , ; | or a tab between fields")
             if len(line) > len(names):
-                raise _error(
-                    file,
-                    f"row {number} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)}); "
-                    "put texts that contain the delimiter in quotation marks",
-                )
-            yield [line[column] if column < len(line) else None for column in selected]
+                reason = f"line {begin} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)})"
+                raise _error(file, f"{reason}; put texts that contain the delimiter in quotation marks")
+            if line:
+                yield [line[column] if column < len(line) else None for column in selected]
     except csv.Error as error:
-        raise _error(
-            file,
-            f"a quotation mark near line {lines.line_num} opens or closes no field ({error}); to read quotation marks "
-            "as plain characters",
-            quoted=False,
-        ) from error
+        reason = f"a quotation mark in the row that begins on line {end + 1} opens or closes no field ({error})"
+        raise _error(file, f"{reason}; to read quotation marks as plain characters", quoted=False) from error
 
 
 def parse_json(file: Path) -> Any:
     """The one value of a JSON file."""
+    _require_no_pointer(file)
     return _parse(file, _decode(file))
 
 
-def _parse(file: Path, text: str) -> Any:
+def _parse(file: Path, text: str, line: int | None = None) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
-        raise _error(file, f"not JSON ({error}); must be a list of objects, or an object on each line") from error
+        problem = error if line is None else f"line {line}: {error}".replace(": line 1 column", ", column")
+        raise _error(file, f"not JSON ({problem}); must be a list of objects, or an object on each line") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without two values for one key, of which Python keeps the last."""
+    if len(values := dict(pairs)) < len(pairs):
+        raise ValueError(f"the keys {', '.join(key for key, _ in pairs)[:200]} are not all different")
+    return values
+
+
+def flatten(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """A row with nested values, at least as deep as some columns, named after the path to them: `translation.en`."""
+    for _ in range(max(column.count(".") for column in columns)):
+        nested = ((key, value) for key, value in row.items() if isinstance(value, dict))
+        row = {f"{key}.{name}": value for key, inner in nested for name, value in inner.items()} | row
+    return row
 
 
 def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """The rows of a list of objects, or of an object on each line."""
     text = _decode(file)
-    # split, not splitlines: JSON allows U+2028 and others within a string
-    lines = text.split("\n") if not text.lstrip().startswith("[") else []
-    rows = [_parse(file, line) for line in lines if line.strip()] if lines else _parse(file, text)
+    lines = enumerate(text.split("\n"), start=1)  # not splitlines: JSON allows U+2028 and others within a string
+    is_list = text.lstrip().startswith("[")
+    rows = _parse(file, text) if is_list else [_parse(file, line, number) for number, line in lines if line.strip()]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")
-        layout.require_columns(f"row {number} of {file}", list(row))
+        values = flatten(row, layout.selected)
+        layout.require_columns(f"row {number} of {file}", list(values))
         for column in layout.selected:
-            if isinstance(row[column], str) and SURROGATE.search(row[column]):
+            if isinstance(values.get(column), str) and SURROGATE.search(values[column]):
                 raise layout.error(column, f"row {number} of {file} holds half of a surrogate pair, which is no text")
-        yield [row[column] for column in layout.selected]
+        yield [values.get(column) for column in layout.selected]
 
 
 def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     try:
         table = pq.ParquetFile(file)
-        layout.require_columns(file, table.schema_arrow.names)
-        size, read = file.stat().st_size, 0
-        for batch in table.iter_batches(batch_size=_ROWS, columns=layout.selected):
+        schema, read, selected = table.schema_arrow, 0, layout.selected
+        chosen = [field for field in schema if any(f"{column}.".startswith(f"{field.name}.") for column in selected)]
+        features = datasets.Features.from_arrow_schema(pa.schema(chosen, schema.metadata)).flatten()
+        layout.require_columns(file, [*schema.names, *(name for name in features if name not in schema.names)])
+        labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
+        for batch in table.iter_batches(batch_size=_ROWS, columns=selected):
             read += sum(map(_decoded_bytes, batch.columns))
-            if read > max(_MANY_BYTES, _MANY_TIMES * size):
-                raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
-            # By name: the batch has the columns in the order of the file.
-            yield from zip(*(batch.column(column).to_pylist() for column in layout.selected), strict=True)
+            _require_plausible(file, read)
+            for row in batch.to_pylist():
+                values = flatten(row, selected)
+                for name in labels.keys() & values.keys():
+                    values[name] = None if values[name] in (None, -1) else labels[name].int2str(values[name])
+                yield [values.get(column) for column in selected]
     except (ArgumentError, MemoryError):
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise _error(file, f"cannot be read as parquet ({error})") from error
 
 

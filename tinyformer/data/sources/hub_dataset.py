@@ -146,10 +146,10 @@ class HubDataset:
         if "train" not in splits:
             raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")
         # A stream's rows are not decoded: that could fetch pictures from other servers.
-        return {split: rows.decode(False) for split, rows in splits.items()} if streaming else splits
+        return {split: rows.decode(False) if streaming else rows.flatten() for split, rows in splits.items()}
 
     def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        rows = self._columns(rows.flatten(), self.pair_columns, PAIR_ARGUMENTS)
+        rows = self._columns(rows, self.pair_columns, PAIR_ARGUMENTS)
         pairs = rows.rename_columns(dict(zip(self.pair_columns, TEXTS, strict=True)))
         for number, values in enumerate(iterate_rows(pairs), start=1):
             require_pair(values, self.pair_columns, f"row {number} of the split {split} of {self.path}")
@@ -157,7 +157,7 @@ class HubDataset:
 
     def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         refuse = partial(ArgumentError, "path", self.path)
-        rows, columns = rows.flatten(), ("question", "context", "answers.text", "answers.answer_start")
+        columns = ("question", "context", "answers.text", "answers.answer_start")
         for column in columns:
             if column not in rows.column_names:
                 raise refuse(f"has no questions: no column {column}, only {', '.join(rows.column_names)}")

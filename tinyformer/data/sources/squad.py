@@ -4,6 +4,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from tinyformer.data.sources.documents import from_columns
 from tinyformer.data.sources.files import SURROGATE, Layout, parse_json, read_rows
 from tinyformer.data.sources.text_files import LocalFiles
+from tinyformer.data.sources.text_paths import stem_and_format
 from tinyformer.errors import ArgumentError
 
 COLUMNS = ("question", "context", "answers")
@@ -81,13 +83,10 @@ Refusal: TypeAlias = Callable[[str], ArgumentError]
 
 def _read(file: Path) -> Iterator[Question]:
     """The questions of one file."""
-    if file.suffix.lower() not in (".json", ".jsonl", ".parquet"):
-        raise ArgumentError("files", str(file), "cannot hold questions; .json, .jsonl and .parquet files can")
-
-    def refuse(reason: str) -> ArgumentError:
-        return ArgumentError("files", str(file), reason)
-
-    document = _one_value(file) if file.suffix.lower() == ".json" else None
+    refuse, kind = partial(ArgumentError, "files", str(file)), stem_and_format(file)[1]
+    if kind not in (".json", ".jsonl", ".parquet"):
+        raise refuse("cannot hold questions; .json, .jsonl and .parquet files can")
+    document = _one_value(file) if kind == ".json" else None
     if isinstance(document, dict) and "data" in document:
         yield from _published(document, refuse)
         return

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,12 +23,12 @@ from tinyformer.data.sources.documents import (
 )
 from tinyformer.data.sources.files import Layout, read_rows
 from tinyformer.data.sources.source import SPLIT_OF
-from tinyformer.data.sources.text_paths import find_files
+from tinyformer.data.sources.text_paths import find_files, folder_of, stem_and_format
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.data.stream import with_progress
 from tinyformer.errors import ArgumentError
 
-_FORMAT = 3  # increase it when the same files would give other texts
+_FORMAT = 4  # increase it when the same files would give other texts
 
 IN_MEMORY_BYTES = 2**28
 """The size of the files of a split, together, up to which their texts are held in memory."""
@@ -39,7 +40,7 @@ _SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[
 
 
 class LocalFiles:
-    """Local files, and the splits that their names say.
+    """Local files, and the splits that their names say, or those of folders below the one that contains all of them.
 
     Args:
         files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
@@ -50,18 +51,17 @@ class LocalFiles:
 
     @property
     def of_splits(self) -> dict[str, list[Path]]:
-        """The files by split; all are for training if none is said to be."""
-        parts: dict[Path, tuple[str, ...]] = {}
-        for name in self.files:
-            path = Path(name).expanduser()
-            root = path if len(self.files) == 1 else path.parent  # of several folders, their own names count
-            for file in find_files([name]):
-                folders = file.relative_to(root).parts[:-1] if path.is_dir() else (file.parent.name,)
-                parts.setdefault(file, (*folders, file.stem))
-        splits: dict[str, list[Path]] = {}
-        for file, names in parts.items():
-            splits.setdefault(_split_of(names), []).append(file)
-        return splits if "train" in splits else {"train": list(parts)}
+        """The files by split, each once, whatever links lead to it; all are for training if none is said to be."""
+        root = os.path.commonpath([folder_of(name) for name in self.files] or ["/"])
+        found = [(file, os.path.realpath(file), _split_of(file, root)) for file in find_files(self.files)]
+        named = {real for _, real, split in found if split}
+        splits: dict[str, dict[str, Path]] = {}
+        for file, real, split in found:
+            if split or real not in named:  # a link from a split's folder says where a file belongs
+                splits.setdefault(split or "train", {}).setdefault(real, file)
+        if "train" not in splits:
+            splits = {"train": {real: file for file, real, _ in found}}
+        return {split: list(files.values()) for split, files in splits.items()}
 
     @property
     def has_own_splits(self) -> bool:
@@ -75,29 +75,32 @@ class LocalFiles:
             for file in files:
                 with file.open("rb") as opened:
                     content = hashlib.file_digest(opened, "sha256").hexdigest()
-                digest.update(f"{split} {file.suffix} {content}".encode())
+                digest.update(f"{split} {stem_and_format(file)[1]} {content}".encode())
         return digest.hexdigest()
 
 
-def _split_of(names: Sequence[str]) -> str:
-    """The split that the last of some names, of folders and the file in them, stands for; "train" if none does."""
-    matches = (_SPLIT_NAME.fullmatch(name.lower()) for name in reversed(names))
-    return next((SPLIT_OF[match[1]] for match in matches if match), "train")
+def _split_of(file: Path, root: str) -> str | None:
+    """The split that a file's name, or else the name of a folder below the root, stands for; the innermost counts."""
+    names = stem_and_format(file)[0], *(parent.name for parent in Path(os.path.relpath(file, root)).parents)
+    matches = (_SPLIT_NAME.fullmatch(name.lower()) for name in names)
+    return next((SPLIT_OF[match[1]] for match in matches if match), None)
 
 
 class TextFiles(LocalFiles):
     r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
 
-    Files and folders that are named `train`, `validation` (`valid`, `val`, `dev`) or `test`, perhaps with a number
-    (`train.txt`, `train-00000-of-00002.parquet`, `test/a.txt`), are these splits, if one of them is for training; other
-    files are for training. Line ends are those of Python's universal newlines in texts of every format: `\r\n` and `\r`
-    become `\n`. Every other character is kept, except a byte-order mark at the beginning of a file. The text of a row
-    without text (null) that has a label is empty. If the files of a split have more than `IN_MEMORY_BYTES`, their texts
-    are read into a memory map, one file at a time; otherwise, and with labels or pairs, they are held in memory.
+    All but the last may be compressed: .txt.gz, .csv.zst. Files and folders that are named `train`, `validation`
+    (`valid`, `val`, `dev`) or `test`, perhaps with a number (`train.txt`, `train-00000-of-00002.parquet`,
+    `test/a.txt`), are these splits, if one of them is for training; other files are for training. Line ends are those
+    of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is kept,
+    except a byte-order mark at the beginning of a file. The text of a row without text (null) that has a label is
+    empty. If the files of a split have more than `IN_MEMORY_BYTES`, their texts are read into a memory map, one file at
+    a time; otherwise, and with labels or pairs, they are held in memory.
 
     Args:
         files: see `LocalFiles`.
-        text_column: the column or key that holds the text, or the two that hold a pair of texts; .txt files have none.
+        text_column: the column or key that holds the text, or the two that hold a pair of texts; "translation.en" is
+            the key `en` of `translation`; .txt files have none.
         label_column: the column that holds the label, by default "label". A label is a name: the number 1 is "1".
         source_column: the column that holds the sources of pairs.
         target_column: the column that holds their targets.
@@ -140,16 +143,15 @@ class TextFiles(LocalFiles):
             reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
             raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
         read = {"texts": self._texts, "examples": self._examples, "pairs": self._pairs}[rows]
-        return {split: read(files) for split, files in self.of_splits.items()}
+        return {split: read(split, files) for split, files in self.of_splits.items()}
 
-    def _texts(self, files: Sequence[Path]) -> datasets.Dataset:
-        rows = (texts for texts, _, _ in self._rows(files, None))
+    def _texts(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
+        rows = (texts for texts, _, _ in self._rows(files, Layout(self.text_columns, None, self.columns, self.quoted)))
         documents = (text for texts in rows for text in self._documents(texts))
         if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
             return from_columns(text=documents)
-        return map_texts(
-            with_progress(documents, None, "Reading the files"), Path(self.cache_dir or default_cache_dir())
-        )
+        folder = Path(self.cache_dir or default_cache_dir())
+        return map_texts(with_progress(documents, None, "Reading the files"), folder)
 
     def _documents(self, texts: Sequence[str]) -> Iterable[str]:
         text = "\n".join(texts) if any(texts) else ""
@@ -157,32 +159,33 @@ class TextFiles(LocalFiles):
             return [text]
         return (part.strip("\n") for part in text.split(self.separator) if part.strip())
 
-    def _examples(self, files: Sequence[Path]) -> datasets.Dataset:
+    def _examples(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
         column = label_column_of(self.label_column, self.text_columns)
-        rows = list(self._rows(files, column))
+        optional = () if split == "train" else (column,)
+        rows = list(self._rows(files, Layout(self.text_columns, column, self.columns, self.quoted, (), optional)))
         labels = [label for _, label, _ in rows]
         require_all_or_no_labels(labels, column, lambda row: rows[row][2])
         texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
         return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
 
-    def _pairs(self, files: Sequence[Path]) -> datasets.Dataset:
+    def _pairs(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
         layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
         pairs = []
-        for file in files:
-            for number, values in enumerate(read_rows(file, layout), start=1):
-                require_pair(values, self.pair_columns, f"row {number} of {file}")
-                pairs.append([re.sub(_LINE_END, "\n", text) for text in values])
+        for texts, _, place in self._rows(files, layout):
+            require_pair(texts, self.pair_columns, place)
+            pairs.append(texts)
         sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
         return from_columns(text=sources, pair=targets)
 
-    def _rows(self, files: Iterable[Path], label_column: str | None) -> Iterator[tuple[list[str], str | None, str]]:
+    def _rows(self, files: Iterable[Path], layout: Layout) -> Iterator[tuple[list[str], str | None, str]]:
         """The texts of each row, its label if there is a label column, and its place, for errors."""
-        layout = Layout(self.text_columns, label_column, self.columns, self.quoted)
+        columns, label_column = layout.text_columns, layout.label_column
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
-                for column, value in zip(self.text_columns, values, strict=False):
+                place = f"row {number} of {file}"
+                for column, value in zip(columns, values, strict=False):
                     if value is not None and not isinstance(value, str):
-                        raise ArgumentError("text_column", column, f"{file} holds {value!r:.60} there, not text")
-                texts = [re.sub(_LINE_END, "\n", text or "") for text in values[: len(self.text_columns)]]
-                label = None if label_column is None else class_name(values[-1], label_column, str(file))
-                yield texts, label, f"row {number} of {file}"
+                        raise layout.error(column, f"{place} holds {value!r:.60} there, not text")
+                texts = [re.sub(_LINE_END, "\n", text or "") for text in values[: len(columns)]]
+                label = None if label_column is None else class_name(values[-1], label_column, place)
+                yield texts, label, place

@@ -3,7 +3,8 @@
 import difflib
 import glob
 import os
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tinyformer.errors import ArgumentError
@@ -11,44 +12,76 @@ from tinyformer.errors import ArgumentError
 FORMATS = (".txt", ".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """The formats of text files, by suffix."""
 
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""The program that compresses a file, by the suffix that follows that of its format."""
+
 _NAMES = ", ".join(FORMATS)
+
+
+def stem_and_format(file: Path) -> tuple[str, str]:
+    """What precedes the suffix of a file's format, and this in lower case; for rows.jsonl.gz, "rows" and ".jsonl"."""
+    plain = file.with_suffix("") if file.suffix.lower() in COMPRESSIONS else file
+    return plain.stem, plain.suffix.lower()
 
 
 def find_files(files: Sequence[str]) -> list[Path]:
     """The files that paths, glob patterns and folders match, without duplicates; those of a folder are sorted.
 
-    Of a folder, hidden files and files in hidden folders, such as .ipynb_checkpoints, are not read; see `hidden_files`.
-    A name that matches no file, and a file of an unknown format, are refused.
+    Of a folder, hidden files and files in hidden folders, such as .ipynb_checkpoints, are not read, nor are files of
+    unknown formats; see `unread_files`. A name that matches no file, and a file of an unknown format, are refused.
     """
     found: list[Path] = []
     for name in files:
-        path = Path(name).expanduser()
-        if os.path.isdir(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
-            matches = _in_folder(path, hidden=False)
-            reason = f"the folder contains no {_NAMES} file that is not hidden"
-        elif os.path.isfile(path):
-            matches = [path]
-        else:
-            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if Path(match).is_file())
-            folder = next(parent for parent in path.parents if os.path.isdir(parent))
-            names = [file.name for file in folder.iterdir() if file.suffix.lower() in FORMATS]
-            similar = difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)
-            reason = f"the file does not exist; {folder.resolve()} has {', '.join(similar) or f'no {_NAMES} file'}"
+        path, matches = Path(name).expanduser(), _by_kind(name)[""]
+        if not matches and os.path.isdir(path):
+            raise ArgumentError("files", name, f"the folder contains no {_NAMES} file that is not hidden")
         if not matches:
-            raise ArgumentError("files", name, reason)
+            folder = next(parent for parent in path.parents if os.path.isdir(parent))
+            names = [file.name for file in folder.iterdir() if file.is_file() and stem_and_format(file)[1] in FORMATS]
+            similar = ", ".join(difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)) or f"no {_NAMES} file"
+            raise ArgumentError("files", name, f"the file does not exist; {folder.resolve()} has {similar}")
         found += matches
     for file in found:
-        if file.suffix.lower() not in FORMATS:
-            raise ArgumentError("files", str(file), f"the format '{file.suffix}' is not supported; {_NAMES} are")
+        if stem_and_format(file)[1] not in FORMATS:
+            reason = f"the format '{file.suffix}' is not supported; {_NAMES} are, also with .gz or .zst"
+            raise ArgumentError("files", str(file), reason)
     return list(dict.fromkeys(found))
 
 
-def hidden_files(files: Sequence[str]) -> list[Path]:
-    """The text files in folders among `files` that `find_files` leaves out."""
-    return [file for name in files for file in _in_folder(Path(name).expanduser(), hidden=True)]
+def unread_files(files: Sequence[str]) -> Counter[str]:
+    """How many files `find_files` leaves out, by their kind, such as "hidden file", "other file" or "broken link"."""
+    unread = ((file, kind) for name in files for kind, found in _by_kind(name).items() if kind for file in found)
+    return Counter({(os.path.realpath(file.parent), file.name): kind for file, kind in unread}.values())
 
 
-def _in_folder(folder: Path, hidden: bool) -> list[Path]:
-    """The text files of a folder that are hidden or in a hidden folder, or those that are not, sorted."""
-    found = (file for file in folder.rglob("*") if file.suffix.lower() in FORMATS and file.is_file())
-    return sorted(file for file in found if hidden == any(n.startswith(".") for n in file.relative_to(folder).parts))
+def folder_of(name: str) -> Path:
+    """The absolute path of the folder that a name names, or that the files which it matches have in common."""
+    path = Path(os.path.abspath(Path(name).expanduser()))
+    return path if os.path.isdir(path) else next(parent for parent in path.parents if not glob.has_magic(str(parent)))
+
+
+def _by_kind(name: str) -> dict[str, list[Path]]:
+    """The files that a path, a glob pattern or a folder matches, by kind: "" for those to read."""
+    path, kinds = Path(name).expanduser(), defaultdict[str, list[Path]](list)
+    if is_folder := os.path.isdir(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
+        matches = [*_walk(path)]
+    else:
+        found = [str(path)] if os.path.isfile(path) else glob.glob(str(path), recursive=True)
+        matches = sorted(Path(match) for match in found if not os.path.isdir(match))
+    for file in matches:
+        kind = "other file" if is_folder and stem_and_format(file)[1] not in FORMATS else ""
+        if is_folder and any(part.startswith(".") for part in file.relative_to(path).parts):
+            kind = "hidden file"
+        elif not os.path.isfile(file):
+            kind = "unreadable folder" if os.path.isdir(file) else "broken link"
+        kinds[kind].append(file)
+    return kinds
+
+
+def _walk(path: Path, above: Sequence[str] = ()) -> Iterator[Path]:
+    """The files below a folder, sorted; links are followed, unless they lead to a folder on the way to them."""
+    if not os.path.isdir(path) or not os.access(path, os.R_OK):
+        yield path
+    elif (real := os.path.realpath(path)) not in above:
+        for child in sorted(path.iterdir()):
+            yield from _walk(child, (*above, real))
