@@ -246,7 +246,8 @@ class SourceDataModule(DataModule):
         self.trained_on, self.lost_bytes = prepared.trained_on, next(iter(prepared.splits.values())).lost_bytes
         source = in_use(self.source)
         if isinstance(source, LocalFiles):
-            self.files = {split: [file.name for file in files] for split, files in source.of_splits.items()}
+            parts = source.of_splits | {split: [] for split in prepared.facts.get("without_labels", ())}
+            self.files = {split: [file.name for file in files] for split, files in parts.items()}
             self.files["all"] = [name for split in SPLITS for name in self.files.get(split, [])]
             self.unread = unread_files(source.files)
         with argument_path("row_format", passed=_OF_MODULE):

@@ -52,7 +52,7 @@ class LocalFiles:
     @property
     def of_splits(self) -> dict[str, list[Path]]:
         """The files by split, each once, whatever links lead to it; all are for training if none is said to be."""
-        root = os.path.commonpath([folder_of(name) for name in self.files] or ["/"])
+        root = os.path.commonpath([str(folder_of(name)) for name in self.files] or ["/"])
         found = [(file, os.path.realpath(file), _split_of(file, root)) for file in find_files(self.files)]
         named = {real for _, real, split in found if split}
         splits: dict[str, dict[str, Path]] = {}
@@ -99,8 +99,7 @@ class TextFiles(LocalFiles):
 
     Args:
         files: see `LocalFiles`.
-        text_column: the column or key that holds the text, or the two that hold a pair of texts; "translation.en" is
-            the key `en` of `translation`; .txt files have none.
+        text_column: the column or key that holds the text (of nested ones, `translation.en`), or the two of a pair.
         label_column: the column that holds the label, by default "label". A label is a name: the number 1 is "1".
         source_column: the column that holds the sources of pairs.
         target_column: the column that holds their targets.
