@@ -126,6 +126,7 @@ READ = {
     f'{BOOKS} target_column="translation.fr")': {
         "train": {"text": ["A cat.", "A dog."], "pair": ["Un chat.", "Un chien."]}
     },
+    'splits("owner/books", text_column="translation.en")': {"train": {"text": ["A cat.", "A dog."]}},
     f'{BOOKS} target_column="translation.de")': "target_column='translation.de': owner/books has no such column",
     f'{PAIRS} source_column="a", target_column="b")': "target_column='b': row 2 of the split train of owner/pairs",
     # questions, in the layout of SQuAD

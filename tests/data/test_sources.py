@@ -174,7 +174,6 @@ def test_the_delimiter_is_found(tmp_path):
 SPACED = [
     ('text, label\n"a, b", "x"\nd, "y z"\n', {}, [("a, b", "x"), ("d", "y z")]),
     ("label; text\n1; a b\n", {}, [("a b", "1")]),
-    ('text,label\n"a, b", "x"\n', {}, [("a, b", "x")]),
     ('"a, b", "x"\n', {"columns": ["text", "label"]}, [("a, b", "x")]),
     ("label,text\n1, a\n", {}, [(" a", "1")]),
     ('label\ttext\n1\t "a" b\n', {}, [(' "a" b', "1")]),

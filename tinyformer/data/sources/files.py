@@ -120,7 +120,7 @@ def _require_plausible(file: Path, num_bytes: int) -> None:
 def _decompress(file: Path) -> bytes | bytearray:
     data, compression = bytearray(), COMPRESSIONS.get(file.suffix.lower())
     try:
-        with pa.input_stream(str(file), compression) as stream:
+        with file.open("rb") as opened, pa.input_stream(opened, compression) as stream:
             while part := stream.read(2**20):
                 data += part
                 _require_plausible(file, len(data))
@@ -227,19 +227,22 @@ def parse_json(file: Path) -> Any:
     return _parse(file, _decode(file))
 
 
-def _parse(file: Path, text: str, line: int | None = None) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
-        problem = error if line is None else f"line {line}: {error}".replace(": line 1 column", ", column")
-        raise _error(file, f"not JSON ({problem}); must be a list of objects, or an object on each line") from error
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object without two values for one key, of which Python keeps the last."""
     if len(values := dict(pairs)) < len(pairs):
         raise ValueError(f"the keys {', '.join(key for key, _ in pairs)[:200]} are not all different")
     return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _parse(file: Path, text: str, line: int | None = None) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
+        problem = error if line is None else f"line {line}: {error}".replace(": line 1 column", ", column")
+        raise _error(file, f"not JSON ({problem}); must be a list of objects, or an object on each line") from error
 
 
 def flatten(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
@@ -254,8 +257,7 @@ def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     """The rows of a list of objects, or of an object on each line."""
     text = _decode(file)
     lines = enumerate(text.split("\n"), start=1)  # not splitlines: JSON allows U+2028 and others within a string
-    is_list = text.lstrip().startswith("[")
-    rows = _parse(file, text) if is_list else [_parse(file, line, number) for number, line in lines if line.strip()]
+    rows = _parse(file, text) if text.lstrip()[:1] == "[" else [_parse(file, row, n) for n, row in lines if row.strip()]
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")

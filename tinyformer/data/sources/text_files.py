@@ -59,8 +59,7 @@ class LocalFiles:
         for file, real, split in found:
             if split or real not in named:  # a link from a split's folder says where a file belongs
                 splits.setdefault(split or "train", {}).setdefault(real, file)
-        if "train" not in splits:
-            splits = {"train": {real: file for file, real, _ in found}}
+        splits = splits if "train" in splits else {"train": {real: file for file, real, _ in found}}
         return {split: list(files.values()) for split, files in splits.items()}
 
     @property

@@ -15,7 +15,7 @@ FORMATS = (".txt", ".csv", ".tsv", ".json", ".jsonl", ".parquet")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """The program that compresses a file, by the suffix that follows that of its format."""
 
-_NAMES = ", ".join(FORMATS)
+_NAMES = ", ".join((*FORMATS, *COMPRESSIONS))
 
 
 def stem_and_format(file: Path) -> tuple[str, str]:
@@ -43,8 +43,7 @@ def find_files(files: Sequence[str]) -> list[Path]:
         found += matches
     for file in found:
         if stem_and_format(file)[1] not in FORMATS:
-            reason = f"the format '{file.suffix}' is not supported; {_NAMES} are, also with .gz or .zst"
-            raise ArgumentError("files", str(file), reason)
+            raise ArgumentError("files", str(file), f"the format '{file.suffix}' is not supported; {_NAMES} are")
     return list(dict.fromkeys(found))
 
 
