@@ -185,7 +185,7 @@ def scores(subject, heads):
 
 def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
     subject = make_subject(loud_transformer(num_kv_heads=2))
-    tokens = repeated_tokens(50, 5, 4, seed=3)
+    tokens = repeated_tokens(50, 5, 3, TOKENIZER, seed=3)
     measures = {name: (MEASURES | PATTERNS)[name] for name in ("induction", "self")}
     expected = measure_layers(measures, capture_weights(subject.network, tokens, CAUSAL), tokens)
     values = {name: [value for layer in layers for value in layer] for name, layers in expected.items()}
@@ -194,7 +194,7 @@ def test_the_found_heads_are_kept_alone_and_ablated(tmp_path):
     others = [head for head in subject.heads if head not in found]
     assert 2 <= len(found) <= 4
 
-    # The period is 4, half of a window.
+    # The period is 3, half of a window after its first token.
     result = HeadCircuit(least, num_sequences=5, period=9, num_draws=3, seed=3)(subject, tmp_path)
     heads = columns_of(result.tables["circuit_heads"])
     assert [head for head, is_found in zip(subject.heads, heads["found"], strict=True) if is_found] == found
@@ -291,7 +291,7 @@ def test_measures_are_those_of_rows_without_padding(tmp_path):
 def test_a_head_of_two_softmaxes_has_the_larger_measure(tmp_path):
     network = loud_transformer()
     network.encoder.layers[1].attention = DifferentialAttention(32, 4, layer_index=1)
-    tokens = repeated_tokens(50, 16, 4, seed=0)
+    tokens = repeated_tokens(50, 16, 3, TOKENIZER, seed=0)
     maps = measure_layers({"self": MEASURES["self"]}, capture_weights(network, tokens, CAUSAL), tokens)["self"]
     larger = maps[0] + [max(maps[1][2 * head : 2 * head + 2]) for head in range(4)]
     heads = columns_of(HeadCircuit({"self": 1e-6})(make_subject(network), tmp_path).tables["circuit_heads"])

@@ -52,7 +52,7 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     assert table["head"] == ("00", "01", "02", "03", "00", "01", "03")
     windows = torch.cat([batch["inputs"] for batch in subject.batches])
     expected = measure_layers(MEASURES, capture_weights(network, windows, CAUSAL, rows), windows)
-    repeated = repeated_tokens(50, 8, 8)
+    repeated = repeated_tokens(50, 8, 7, TOKENIZER)
     expected |= measure_layers(PATTERNS, capture_weights(network, repeated, CAUSAL, rows), repeated)
     assert list(table) == ["layer", "head", *expected, "importance", "label"]
     for name, layers in expected.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.subjects import ADDRESSES, loud_encoder_decoder, pair_subject
+from analysis.subjects import ADDRESSES, TOKENIZER, loud_encoder_decoder, pair_subject
 from tinyformer.analysis import (
     CROSS_MEASURES,
     MEASURES,
@@ -215,14 +215,15 @@ def test_phrases_are_the_best_of_all_segmentations(causal):
 
 def test_repeated_tokens():
     state = torch.get_rng_state()
-    tokens = repeated_tokens(40, 5, period=30)
+    tokens = repeated_tokens(60, 5, 30, TOKENIZER)  # of 50 ids with a token
     assert torch.equal(torch.get_rng_state(), state)
-    assert tokens.shape == (5, 60)
-    assert torch.equal(tokens[:, :30], tokens[:, 30:])
-    assert all(len(set(row.tolist())) == 30 for row in tokens)
+    assert tokens.shape == (5, 61)
+    assert (tokens[:, 0] == TOKENIZER.eos_id).all()  # as a text begins
+    assert torch.equal(tokens[:, 1:31], tokens[:, 31:])
+    assert all(len(set(row.tolist())) == 30 and {*row.tolist()} <= {*range(2, 50)} for row in tokens[:, 1:])
     # A small vocabulary is used up before a token returns.
-    for row in repeated_tokens(4, 3, period=10):
-        assert sorted(row[:4].tolist()) == sorted(row[4:8].tolist()) == [0, 1, 2, 3]
+    for row in repeated_tokens(6, 3, 10, TOKENIZER)[:, 1:]:
+        assert sorted(row[:4].tolist()) == sorted(row[4:8].tolist()) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "similarity" not in name and "offset" not in name])
@@ -360,7 +361,7 @@ def maps_of(weights, logits):
     return AttentionMaps(weights[None, None], logits[None, None])
 
 
-TOKENS = repeated_tokens(40, 1, 16)
+TOKENS = repeated_tokens(40, 1, 16, TOKENIZER)[:, 1:]
 CAUSAL = [
     (lambda q, k: 1.1 * (k == q - 1) + (k == q - 2), "previous token"),
     (lambda q, k: (k == q - 1) + 1.1 * (k == q - 2), "offset -2"),

@@ -22,6 +22,7 @@ MEASURES = {
     "previous_token": [[0.125, 0.5, math.nan], [0.125, 0.8, 0.3]],
     "induction": [[-2.0, 3.0, 1.0], [-2.0, 0.5, 2.0]],
     "importance": [[0.001, math.nan, 0.5], [0.002, 0.004, 0.003]],
+    "narrow": [[0.50001, 0.50002, 0.50004], [0.50003, 0.50001, 0.50002]],
 }
 NAMES = [f"layer {layer} head {head}" for layer in range(2) for head in range(3)]
 
@@ -70,7 +71,7 @@ def random_events(kinds):
 
 OPTIONS = {"measures": MEASURES, **random_events([""] * 6)}
 OPTIONS |= {"labels": [["", "induction", ""], [""] * 3], "ablated": [[False] * 3, [False, False, True]]}
-OPTIONS["of_heads"][0]["film"] = {"values": [[0.25, 8.0, None]]}  # the values of a step
+OPTIONS["of_heads"][0]["film"] = {"values": [[0.25, 8.0, None, None]]}  # the values of a step
 EVENTS = [head["events"] for head in OPTIONS["of_heads"]]
 POINTS = OPTIONS["further"]["events"]["points"][""]
 
@@ -103,7 +104,7 @@ def assert_linear(page, side, values, places):
 def test_points_stand_at_their_values_and_are_reached_by_keyboard_and_by_pointer(open_events):
     page = open_events()
     values = {name: np.ravel(layers) for name, layers in MEASURES.items()} | {"layer": np.repeat([0, 1], 3)}
-    for x in ("previous_token", "importance", "layer"):
+    for x in ("previous_token", "importance", "narrow", "layer"):
         page.get_by_label("Across").select_option(x)
         points = drawn_points(page)
         assert list(points) == np.isfinite(values[x]).nonzero()[0].tolist()

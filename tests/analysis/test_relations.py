@@ -152,6 +152,8 @@ def test_phrases_are_one_word():
     words = Words(("The", "fox", "didn't", "jump", "over", "jump", "over"), (0, 1, 1, 2, 3, 4, 5, 6))
     assert (words.find("jump over:2"), words.find("fox didn't")) == (range(5, 7), range(1, 3))
     assert words.tokens(1, 2) == range(1, 4)
+    score = Words(("3", ":", "1", ",", "3", ":", "2", "3"), tuple(range(8)))  # phrases are found first
+    assert [score.find(asked) for asked in ("3:1", "3:2", "3:3")] == [range(3), range(4, 7), range(7, 8)]
     joined = words.joined(range(3, 5))
     assert joined == Words(("The", "fox", "didn't", "jump over", "jump", "over"), (0, 1, 1, 2, 3, 3, 4, 5))
     subject, pair = subject_of(longer()), ["cc", "bb aa"]

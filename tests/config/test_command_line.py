@@ -70,6 +70,9 @@ def test_a_path_and_a_text_need_no_quotes_beside_those_of_the_shell(key):
         assert text_of(word) == text or text == "[a]"
     is_list = key in ("data.files", "generate.prompt", "analysis.text")
     assert read(f"{key}=[a, é (1)]") == (["a", "é (1)"] if is_list else "[a, é (1)]")
+    words = ["Bären", "aren't", "null", "1e3", "'Tis", "a, b"]
+    assert not is_list or read(f"{key}=[Bären, aren't,null,1e3,'Tis,'a, b']") == words
+    assert read(f"analysis.pairs=[[{','.join(words[:2])}],[{','.join(words[2:4])}]]") == [words[:2], words[2:4]]
     assert read(f"{key}=null") is None
     assert read(f"{key}=${{oc.env:HOME}}/é") == "${oc.env:HOME}/é"
 

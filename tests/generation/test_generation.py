@@ -9,10 +9,10 @@ from nn.test_networks import CROSS, LENGTHS, SOURCE
 from nn.variants import factory, gqa, rotary
 from nn.variants import network as variant
 
-from tinyformer.data import PairTokens
+from tinyformer.data import BPETokenizer, PairTokens
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import Beam, beam_search
-from tinyformer.generation.sampling import Sampling, generate, stream
+from tinyformer.generation.sampling import Sampling, ends, generate, stream
 from tinyformer.nn import AttentionMask
 
 SHARES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
@@ -131,6 +131,20 @@ def test_settings_that_do_not_work():
     for setting in ("beams", "length_penalty"):
         with pytest.raises(ArgumentError, match=f"^{setting}=-1: must be .*; {setting}=.* works"):
             Beam(**{setting: -1})
+
+
+@pytest.mark.slow
+def test_a_string_that_ends_a_text_is_found_where_transformers_finds_it():
+    transformers, text = pytest.importorskip("transformers"), "the cat sat on the mat; naïve, said the 猫 cat " * 3
+    tokenizer = BPETokenizer(300).build([text])
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer)
+    ids, found = tokenizer.encode(text), set()
+    for stop in (["e c"], ["t; n", "sat on"], ["the cat sat"], ["zz"]):
+        ours, other = ends(tokenizer, stop)["is_end"], transformers.generation.StopStringCriteria(theirs, stop)
+        for end in range(2, len(ids)):
+            assert ours(ids[:end]) == bool(other(torch.tensor([ids[:end]]), None)), (stop, end)
+            found |= {stop[0]} if ours(ids[:end]) else set()
+    assert found == {"e c", "t; n", "the cat sat"}
 
 
 # Beam search: tests/interop compares it with that of transformers.

@@ -94,6 +94,9 @@ def test_a_text_means_what_it_means_in_transformers(
                 new = new[: new.index(4)] if 4 in new else new
                 continued = text + ours.tokenizer.continuation(new, ids[0].tolist())
                 assert ours.generate(text, 9, temperature=0) == [continued]
+                new = model.generate(**given, max_new_tokens=9, do_sample=False, repetition_penalty=1.3)[0].tolist()
+                new = new[:-1] if new[-1] == 4 else new
+                assert ours.generate_ids(ids, None, 9, temperature=0, repetition_penalty=1.3) == [new]
             torch.testing.assert_close(ours.loss(text)[0], loss, atol=1e-5, rtol=0)
 
 

@@ -125,11 +125,11 @@ class HeadCircuit:
         if not isinstance(network, Transformer) or not isinstance(subject.task, TokenTask):
             reason = "analyses models that were trained with task=causal_lm or task=masked_lm"
             raise ArgumentError("analysis", "circuit", reason, {"analysis": "heads"})
-        inputs = subject.batches[0]["inputs"]
-        period = min(self.period, inputs.shape[1] // 2)
-        if period == 0:
-            raise ArgumentError("period", self.period, "needs windows of at least 2 tokens, so that they can repeat")
-        tokens = repeated_tokens(network.vocab_size, self.num_sequences, period, self.seed).to(inputs.device)
+        inputs, tokenizer = subject.batches[0]["inputs"], subject.tokenizer
+        period = min(self.period, (inputs.shape[1] - len(tokenizer.around[0])) // 2)
+        if period < 1:
+            raise ArgumentError("period", self.period, "needs windows of at least 3 tokens, so that they can repeat")
+        tokens = repeated_tokens(network.vocab_size, self.num_sequences, period, tokenizer, self.seed).to(inputs.device)
         with subject.precision():
             maps = capture_weights(network, tokens, subject.task.mask(cast(Batch, {"inputs": tokens})))
         values = measure_layers({name: (MEASURES | PATTERNS)[name] for name in self.measures}, maps, tokens)

@@ -181,7 +181,7 @@ def of_sample(subject: Subject, rows: int = 256) -> Measure:
     network = subject.network
     if isinstance(network, EncoderDecoder):
         return _of_pairs(subject, [pair for batch in subject.batches for pair in pairs_of(batch)])
-    windows, sizes = without_padding(subject.batches), (network.vocab_size, network.max_seq_len)
+    windows, sizes = without_padding(subject.batches), (subject.tokenizer, network.vocab_size, network.max_seq_len)
     return _of_probes(subject, make_probes(subject.task, windows, *sizes, NUM_SEQUENCES, PERIOD), rows)
 
 

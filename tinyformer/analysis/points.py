@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -137,10 +139,10 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
         return layer.maps_of_call(call).logits
 
     def weights(inputs: Any, call: AttentionCall) -> Tensor:
-        return layer.maps_of_call(call).weights if call.weights is None else call.weights
+        return layer.maps_of_call(call).weights if call.weights is None else F.pad(call.weights, (call.num_behind, 0))
 
     def put_weights(inputs: Any, call: AttentionCall, value: Tensor) -> AttentionCall:
-        return call._replace(weights=value)
+        return call._replace(weights=value[..., call.num_behind :])
 
     def put_scores(inputs: Any, call: AttentionCall, value: Tensor) -> AttentionCall:
         if is_own(layer):
@@ -148,7 +150,7 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
             error = layer.weights_of_scores(call, maps.logits) - maps.weights
             if error.abs().max() > TOLERANCES.get(error.dtype, 0.03):
                 raise NoMapsError(layer, "has weights that are no softmax of its scores")
-        return call._replace(weights=layer.weights_of_scores(call, value))
+        return call._replace(weights=layer.weights_of_scores(call, value[..., call.num_behind :]))
 
     def added(inputs: Any, output: Tensor) -> Tensor:
         heads = inputs[0].unflatten(-1, (layer.num_heads, -1))
@@ -190,18 +192,27 @@ class ForwardPass(NamedTuple):
 
 
 def forward_pass(
+    network: Network, forward: Callable[[], Tensor], lengths: Lengths, *others: Any, **options: Any
+) -> ForwardPass:
+    """Run a network with the `intervention` of the other arguments; `forward` runs it and returns its logits."""
+    with intervention(network, lengths, *others, **options) as passes:
+        logits = _of_tokens(forward(), points_of(network)["logits"], lengths)
+    return ForwardPass(logits, {name: of_passes[-1] for name, of_passes in passes.items()})
+
+
+@contextmanager
+def intervention(
     network: Network,
-    forward: Callable[[], Tensor],
     lengths: Lengths,
     capture: str | Sequence[str] = (),
     replace: Mapping[str, Replacement] | None = None,
     gradients: bool = False,
-) -> ForwardPass:
-    """Run a network, capture some activations and replace others; all that depends on these is computed from them.
+) -> Iterator[dict[str, list[Tensor]]]:
+    """Capture some activations and replace others in every forward pass inside the block, by name those of each pass.
 
-    `forward` runs it and returns its logits; a compiled network runs uncompiled. In the names of points, `*` stands
-    for any characters. With `gradients`, or a replacement that requires one, the logits are computed from the captured
-    tensors themselves, so that autograd knows the derivative with respect to each.
+    All that depends on replaced activations is computed from them; a compiled network runs uncompiled. In the names of
+    points, `*` stands for any characters. With `gradients`, or a replacement that requires one, the logits are computed
+    from the captured tensors themselves, so that autograd knows the derivative with respect to each.
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture
@@ -217,7 +228,6 @@ def forward_pass(
             raise ArgumentError("replace", {name: replacement}, reason)
     replaced = {name: replace[pattern] for name, pattern in matching(points, replace, "replace").items()}
     captured = matching(points, capture, "capture")
-    activations: dict[str, Tensor] = {}
     gradients = gradients or any(isinstance(other, Tensor) and other.requires_grad for other in replaced.values())
     is_replacing = False
 
@@ -242,9 +252,9 @@ def forward_pass(
             except NoMapsError:
                 if name in replaced or name in capture:
                     raise
-                watched.pop(name)  # a pattern matches the weights of a class of one's own that has none
+                passes.pop(name, None)  # a pattern matches the weights of a class of one's own that has none
                 return output
-            activations[name] = value
+            passes[name].append(value)
             return output
 
         def input_hook(module: nn.Module, inputs: Any) -> Any:
@@ -256,22 +266,22 @@ def forward_pass(
 
     # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
     watched = {name: point for name, point in points.items() if name in replaced or name in captured}
+    passes = {name: list[Tensor]() for name in watched}
     hooks = [hook_on(name, point) for name, point in watched.items()]
     with running_hooks(network, hooks), torch.set_grad_enabled(gradients):
-        logits = forward()
-    for name in watched:
-        if name not in activations:
+        yield passes
+    for name, of_passes in [*passes.items()]:
+        if not of_passes:
             argument = "replace" if name in replaced else "capture"
             raise ArgumentError(argument, name, "is not computed in the forward pass of this network")
-    logits = _of_tokens(logits, points["logits"], lengths)
-    return ForwardPass(logits, {name: activations[name] for name in watched if name in captured})
+        if name not in captured:
+            del passes[name]
 
 
 def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:
     """What replaces an activation, with zeros at padding.
 
-    A function is given the rows of each length without padding, so that a text is as if it were alone; or the whole
-    batch, with zeros at padding, if its result does not fit.
+    A function is given the rows of each length without padding, so that a text is as if it were alone.
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)
@@ -280,15 +290,12 @@ def _replacement(name: str, value: Tensor, replacement: Replacement, point: Poin
     if not sizes:
         return _fitting(name, replacement(value), value).clone()
     of_rows = torch.stack([*sizes.values()], dim=1)
-    try:
-        for row in of_rows.unique(dim=0):
-            part: list[Any] = [(of_rows == row).all(dim=1), *[slice(None)] * (value.ndim - 1)]
-            for dim, length in zip(sizes, row.tolist(), strict=True):
-                part[dim] = slice(length)
-            given = value[tuple(part)].contiguous()
-            new[tuple(part)] = _fitting(name, replacement(given), given)
-    except (RuntimeError, IndexError, ArgumentError):
-        return _of_tokens(_fitting(name, replacement(value), value), point, lengths)
+    for row in of_rows.unique(dim=0):
+        part: list[Any] = [(of_rows == row).all(dim=1), *[slice(None)] * (value.ndim - 1)]
+        for dim, length in zip(sizes, row.tolist(), strict=True):
+            part[dim] = slice(length)
+        given = value[tuple(part)].contiguous()
+        new[tuple(part)] = _fitting(name, replacement(given), given)
     return new
 
 

@@ -100,7 +100,7 @@ class HeadRelations:
         first = len(subject.layers) - len(read.layers)  # the layers of cross-attention come last
         pairs = dict.fromkeys((str(query), str(key)) for query, key in self.pairs or ())
         assert subject.untrained is not None
-        with subject.precision():
+        with subject.precision(), torch.no_grad():
             maps = [read.capture(subject.network)]
             maps += [read.capture(subject.untrained(seed)) for seed in range(NUM_UNTRAINED)]
         found = {pair: [self._related(read, of_network, pair) for of_network in maps] for pair in pairs}

@@ -32,14 +32,11 @@ class Words:
         return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word if last is None else last))
 
     def find(self, asked: str) -> range:
-        """The words of a phrase, such as "jumps over", by index; `it:2` is the second "it". Else a `WordError`."""
-        name, _, number = asked.rpartition(":")
-        if asked in self.names or not number.isdecimal():
-            name, number = asked, ""
-        split = Split(Regex(WORD), "isolated").pre_tokenize_str(name)
-        phrase = (name,) if name in self.names else tuple(word for word, _ in split if word.strip())
-        starts = range(len(self.names) - len(phrase) + 1) if phrase else ()
-        runs = [range(at, at + len(phrase)) for at in starts if self.names[at : at + len(phrase)] == phrase]
+        """The words of a phrase, such as "jumps over", by index; unless that is one, `it:2` is the second "it"."""
+        name, number, runs = asked, "", self._runs(asked)
+        if not runs and (parts := asked.rpartition(":"))[2].isdecimal():
+            name, _, number = parts
+            runs = self._runs(name)
         if len(runs) == 1 and not number:
             return runs[0]
         if number and 1 <= int(number) <= len(runs):
@@ -49,8 +46,15 @@ class Words:
             raise WordError(f"the text has {name} {times}", name if len(runs) == 1 else f"{name}:1")
         known = shorten(" ".join(self.names), 200, placeholder=" …")
         close = difflib.get_close_matches(name, self.names, 1) or self.names[:1]
-        kind = "word" if len(phrase) < 2 else "phrase"
+        kind = "phrase" if " " in name else "word"
         raise WordError(f"{name} is not a {kind} of the text, whose words are {known}", close[0])
+
+    def _runs(self, text: str) -> list[range]:
+        """The indices of the words of a phrase, each time that it occurs."""
+        split = Split(Regex(WORD), "isolated").pre_tokenize_str(text)
+        phrase = (text,) if text in self.names else tuple(word for word, _ in split if word.strip())
+        starts = range(len(self.names) - len(phrase) + 1) if phrase else ()
+        return [range(at, at + len(phrase)) for at in starts if self.names[at : at + len(phrase)] == phrase]
 
     def joined(self, phrase: range) -> "Words":
         """The same words with those of a phrase as one, whose index is that of its first word."""

@@ -15,13 +15,16 @@ MAX_LENGTH = 120  # maximum number of characters of a value that an error shows
 
 TEXTS = re.compile(
     r"(.+\.)?(checkpoint|resume|init_from|files|path|prompt_file|prompt|dir|cache_dir|name|project|entity|revision"
-    r"|document_start|separator|eos_token|(\w+_)?(text|column))"
+    r"|document_start|separator|eos_token|(\w+_)?(text|columns?)|clean|corrupted|answer|against|target|labels|pairs|stop)"
 )
-"""Keys whose value is a text, whatever it looks like; where it may be a list, one in brackets is a list."""
+"""Keys whose value is a text, whatever it looks like; of `LISTS`, one in brackets is a list of texts."""
+LISTS = ("files", "prompt", "column", "columns", "analysis.text", "clean", "corrupted", "labels", "pairs", "stop")
 
 COMMA = re.compile(r""",(?=(?:[^'"\[\]{}]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\})*$)""")
 """A comma between two values, not within quotes or brackets."""
 
+WORD = re.compile(r"""(?<=[\[,])\s*(?:('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|([^\[\],]+?))\s*(?=[,\]])""")
+"""A word of a list, quoted or not; an apostrophe within it, as in `aren't`, is no quotation mark."""
 
 HYDRA_OPTIONS = (
     *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
@@ -61,20 +64,20 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
 
 def _readable(key: str, value: str, is_sweep: bool) -> str:
     is_text = TEXTS.fullmatch(key)
-    takes_list = not is_text or key.endswith(("files", "prompt", "column", "analysis.text"))
-    try:
-        override = parsed(f"k={value}")
-    except ValueError:
-        if is_sweep and len(values := COMMA.split(value)) > 1:
-            return ",".join(_readable(key, one, is_sweep) for one in values)
-        if takes_list and re.fullmatch(r"\[[^\[\]{}]*\]", value):
-            return f"[{','.join(_readable('', one.strip(), False) for one in COMMA.split(value[1:-1]))}]"
-        return quoted(value)
-    read = override.value()
-    is_meant = read is None or (is_sweep and override.is_sweep_override())
-    is_meant |= isinstance(read, str) and (read == value or value[0] in "'\"" or "\\" in value)
-    is_meant |= isinstance(read, list) and takes_list
-    return value if is_meant or not is_text else quoted(value)
+    takes_list = value.startswith("[") and (not is_text or key.endswith(LISTS))
+    of_word = hydra_value if is_text else lambda word: _readable("", word, False)
+    words = WORD.sub(lambda word: word[1] or of_word(word[2]), value) if takes_list else value
+    for text in (words, value) if is_text else (value, words):
+        with contextlib.suppress(ValueError):
+            override = parsed(f"k={text}")
+            read, is_swept = override.value(), is_sweep and override.is_sweep_override()
+            is_meant = is_swept or read is None or (isinstance(read, list) and takes_list)
+            is_meant |= isinstance(read, str) and (read == value or value[0] in "'\"" or "\\" in value)
+            if is_meant or (text == value and not is_text):
+                return text
+    if is_sweep and len(values := COMMA.split(value)) > 1:
+        return ",".join(_readable(key, one, is_sweep) for one in values)
+    return quoted(value)
 
 
 def text_of(word: str) -> str:

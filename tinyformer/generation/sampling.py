@@ -1,13 +1,15 @@
 """Sampling of text, one token at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tinyformer.data import TextTokenizer
 from tinyformer.errors import MAX_SEED, ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import AttentionMask, Cache, Transformer
 
@@ -27,10 +29,13 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     suppressed: Sequence[int] = ()  # ids that are never sampled, such as `TextTokenizer.missing_ids`
+    repetition_penalty: float = 1.0  # of the tokens in the text so far; 1 for none (arXiv 1909.05858)
 
     def __post_init__(self) -> None:
         if self.temperature != 0 and not 1e-6 <= float(self.temperature) <= 1e6:  # beyond, fp32 overflows
             raise ArgumentError("temperature", self.temperature, "must be 0, or 1e-6 to 1e6", {"temperature": 0.8})
+        require_at_least(1e-6, works := {"repetition_penalty": 1.2}, repetition_penalty=self.repetition_penalty)
+        require_at_most(1e6, works, repetition_penalty=self.repetition_penalty)
         require_at_least(1, top_k=self.top_k)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ArgumentError("top_p", self.top_p, "must be above 0 and at most 1", {"top_p": 0.9})
@@ -57,9 +62,10 @@ class Sampling:
         return torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in pairs])
 
 
-def require_amount(num_tokens: int, seed: int) -> None:
-    """Refuse a number of tokens that cannot be sampled, and a seed that generators do not take."""
+def require_amount(num_tokens: int, seed: int, num_return_sequences: int = 1) -> None:
+    """Refuse a number of tokens or texts that cannot be sampled, and a seed that generators do not take."""
     works = {"num_tokens": 200, "seed": 0}
+    require_at_least(1, num_return_sequences=num_return_sequences)
     require_at_least(0, works, num_tokens=num_tokens, seed=seed)
     require_at_most(10**6, works, num_tokens=num_tokens)
     require_at_most(MAX_SEED, works, seed=seed)
@@ -90,6 +96,7 @@ def stream(
     seed: int = 0,
     use_cache: bool = True,
     stop_token: int | None = None,
+    is_end: Callable[[list[int]], bool] | None = None,
 ) -> Iterator[list[int | None]]:
     """The new token of each prompt at each step; None for one that is still being read or has ended.
 
@@ -108,6 +115,7 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it.
+        is_end: whether a text, with its prompt, ends with its last token.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     largest = network.encoder.vocab_size - 1
@@ -118,7 +126,20 @@ def stream(
             if not 0 <= token <= largest:
                 raise ArgumentError(f"prompts[{index}]", token, f"token ids go from 0 to {largest}")
     require_amount(num_tokens, seed)
-    return _steps(network, rows, int(num_tokens), sampling or Sampling(), int(seed), use_cache, stop_token)
+    return _steps(network, rows, int(num_tokens), sampling or Sampling(), int(seed), use_cache, stop_token, is_end)
+
+
+def ends(tokenizer: TextTokenizer, stop: str | Sequence[str] | None) -> dict[str, Any]:
+    """The arguments of `stream` that end a text: at the tokenizer's end, and where a token completes one of `stop`."""
+    words = [stop] if isinstance(stop, str) else stop
+
+    def is_end(ids: Sequence[int]) -> bool:
+        text = tokenizer.decode(ids)
+        both = zip(text, tokenizer.decode(ids[:-1]), strict=False)
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        return any(text.find(word, max(0, known + 1 - len(word))) >= 0 for word in words or ())
+
+    return {"stop_token": tokenizer.eos_id, "is_end": is_end if words else None}
 
 
 def _steps(
@@ -129,6 +150,7 @@ def _steps(
     seed: int,
     use_cache: bool,
     stop_token: int | None,
+    is_end: Callable[[list[int]], bool] | None,
 ) -> Iterator[list[int | None]]:
     device = next(network.parameters()).device
     total = max(map(len, prompts), default=0) + num_tokens
@@ -156,6 +178,10 @@ def _steps(
             logits = _next_logits(network, unread, cache)
             drawn: list[int | None] = [None] * len(prompts)
             read = [row for row in remaining if len(prompts[row]) <= end]
+            if sampling.repetition_penalty != 1:
+                penalty, seen = sampling.repetition_penalty, tokens[:, :end]
+                scores = logits.gather(1, seen)
+                logits = logits.scatter(1, seen, torch.where(scores < 0, scores * penalty, scores / penalty))
             tokens[read, end] = chosen = sampling.draw(logits[read], [generators[row] for row in read])
             for row, token in zip(read, chosen.tolist(), strict=True):
                 if token == stop_token:
@@ -163,7 +189,7 @@ def _steps(
                     continue
                 drawn[row] = token
                 remaining[row] -= 1
-                if not remaining[row]:
+                if not remaining[row] or (is_end and is_end(tokens[row, : end + 1].tolist())):
                     del remaining[row]
             yield drawn
     finally:

@@ -18,24 +18,25 @@ from tinyformer.analysis.points import (
     Points,
     Replacement,
     forward_pass,
+    intervention,
     lengths_of,
     points_of,
     without_padding,
 )
+from tinyformer.analysis.subject import changed
 from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import SNAPSHOTS, Checkpoint
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.model.ablation import Head, ablated_heads
 from tinyformer.model.text_maps import TextMaps, maps_of_batch
-from tinyformer.nn import BaseAttention, EncoderDecoder, Network, RelativePosition
+from tinyformer.nn import BaseAttention, LatentAttention, Network, RelativePosition
 from tinyformer.run.analysis_run import analyse, make_subject
 from tinyformer.run.pipeline import evaluation_in_python
 from tinyformer.run.run import Run
-from tinyformer.tasks import Prediction, Seq2Seq, SpanExtraction, Task
+from tinyformer.tasks import CausalLM, Prediction, SpanExtraction, Task
 from tinyformer.tasks.span import require_one_window
-from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
+from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
 
 Result = TypeVar("Result")
 
@@ -232,39 +233,68 @@ class Model:
             raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
         return nats / targets
 
-    def generate(self, prompts: str | Sequence[str], *others: Any, **settings: Any) -> list[str]:
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *others: Any,
+        capture: str | Sequence[str] = (),
+        replace: Mapping[str, Replacement] | None = None,
+        **settings: Any,
+    ) -> "Generated":
         """Continue each prompt up to the end of its document; an encoder–decoder gives the target of each source.
 
-        The settings, see `tinyformer.tasks.CausalLM.generate`, are `num_tokens`, `temperature`, `top_k`, `top_p` and
-        `seed`; for an encoder–decoder `beams`, `length_penalty` and `length_offset`, see `Beam`.
+        The settings, see `tinyformer.tasks.CausalLM.generate`, are `num_tokens`, `temperature`, `top_k`, `top_p`,
+        `seed`, `repetition_penalty`, `num_return_sequences` and `stop`; for an encoder–decoder `beams`,
+        `length_penalty` and `length_offset`, see `Beam`, and `max_tokens`.
+
+        `capture` and `replace` are those of `run`, for each pass of the network: over a prompt, and then, with the
+        cache, over each new token, whose keys and values are those of all tokens. Prompts are then read one at a time.
         """
-        if not self.task.generates:
-            raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
-        return self._reading(self.task.generate, prompts, *others, **settings)
+        texts, is_causal = texts_of("prompts", prompts), isinstance(self.task, CausalLM)
+        rows, number = self.task.prompts(self._reader, texts), settings.get("num_return_sequences", 1)
+        generated, ids = Generated(), [] if capture or replace else self._generated(rows, *others, **settings)
+        # Keys and values are captured even where it costs less to read the latents that they are made from.
+        with changed([of for of in self.network.attentions() if isinstance(of, LatentAttention)], reads_latents=False):
+            for index, row in enumerate(rows if capture or replace else ()):
+                own = settings | ({"seed": settings.get("seed", 0) + index * number} if is_causal else {})
+                with intervention(self.network, {}, capture, replace) as passes:
+                    ids += self._generated([row], *others, **own)
+                generated.activations = [*generated.activations, passes]
+        for at, row in enumerate(ids):
+            prompt = rows[of := at * len(rows) // len(ids)]
+            new = self.tokenizer.continuation(row[len(prompt) :], after=prompt) if is_causal else ""
+            generated.append(texts[of] + new if is_causal else self.tokenizer.decode(row))
+        return generated
 
     def generate_ids(
         self,
-        source: Int[Tensor, "batch source_seq"],
+        ids: Int[Tensor, "batch seq"],
         lengths: Int[Tensor, " lengths"] | None = None,
-        beams: int = 4,
-        length_penalty: float = 1.0,
-        length_offset: float = 0.0,
-        max_tokens: int | None = None,
+        *others: Any,
+        **settings: Any,
     ) -> list[list[int]]:
-        """The token ids of the target of each source, without those that begin and end it, of an encoder–decoder.
+        """The token ids that `generate` gives: each prompt with its continuation, or the target of each source.
 
-        A source has the tokens that begin and end it, and is padded on the right; `lengths` do not count padding, of
-        which there is none by default. For the others, see `Beam` and `beam_search`.
+            (ids,) = model.generate_ids(*model.tokenize("The cat"), num_tokens=20)
+            (maps,) = model.attention(torch.tensor([ids]))  # the text may be read as other tokens
+
+        A source has the tokens that begin and end it, a target has none. Token ids are padded on the right; `lengths`
+        do not count padding, of which there is none by default. For the settings see `generate`.
         """
-        task = self._task_of(Seq2Seq, "has no targets")
-        require_token_ids("source", source, self.network.vocab_size)
-        lengths = torch.full((len(source),), source.shape[1]) if lengths is None else lengths
-        if lengths.shape != source.shape[:1] or not bool(((lengths > 0) & (lengths <= source.shape[1])).all()):
-            reason = f"must hold {len(source)} lengths from 1 to {source.shape[1]}"
+        if not isinstance(ids, Tensor):
+            raise ArgumentError("ids", ids, "must be a tensor of token ids, with their lengths, as tokenize gives them")
+        require_token_ids("ids", ids, self.network.vocab_size)
+        lengths = torch.full((len(ids),), ids.shape[1]) if lengths is None else lengths
+        if lengths.shape != ids.shape[:1] or not bool(((lengths > 0) & (lengths <= ids.shape[1])).all()):
+            reason = f"must hold {len(ids)} lengths from 1 to {ids.shape[1]}"
             raise ArgumentError("lengths", lengths.tolist(), reason)
-        device, tokens = self._reader.device, task.special_tokens.around(self._tokenizer)
-        network, beam = cast(EncoderDecoder, self.network), Beam(beams, length_penalty, length_offset)
-        return beam_search(network, source.to(device), lengths.to(device), tokens, beam, max_tokens)
+        rows = [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
+        return self._generated(rows, *others, **settings)
+
+    def _generated(self, rows: list[list[int]], *others: Any, **settings: Any) -> list[list[int]]:
+        if not self.task.generates:
+            raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
+        return self._reading(self.task.generate, rows, *others, **settings)
 
     def answer(
         self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
@@ -337,6 +367,12 @@ class Model:
             takes = ", ".join([*inspect.signature(method).parameters][1:])
             raise ArgumentError("task", type(self.task).__name__, f"takes {takes}, and nothing else") from error
         return method(self._reader, *texts, **named)
+
+
+class Generated(list[str]):
+    """Generated texts; `activations` holds, for each prompt, those of each pass of the network by point."""
+
+    activations: Sequence[dict[str, list[Tensor]]] = ()
 
 
 def describe(name: str, network: Network, task: Task, origin: Origin | None) -> str:

@@ -85,6 +85,8 @@ class LatentAttention(BaseAttention):
         self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
+    reads_latents = True  # False: keys and values are always made, so that they can be captured
+
     def project(
         self,
         x: Float[Tensor, "batch q_seq d_model"],
@@ -122,7 +124,7 @@ class LatentAttention(BaseAttention):
     def latents_cost_less(self, q_seq: int, k_seq: int) -> bool:
         """Whether queries can attend to the latents themselves, in fewer multiply-adds than to keys and values."""
         is_linear = isinstance(self.k_norm, nn.Identity) and self.k_proj.bias is None and self.score.compare is None
-        if not is_linear or self.position.mixed_dim is not None:
+        if not (self.reads_latents and is_linear) or self.position.mixed_dim is not None:
             return False
         made_dim = self.content_dim + self.v_head_dim  # of a head's keys and values, which are made from a latent
         matrices = self.kv_rank * made_dim

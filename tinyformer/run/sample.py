@@ -13,7 +13,7 @@ from tinyformer.config.errors import indent
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.generation.beam_search import Beam
-from tinyformer.generation.sampling import Sampling, generate, require_amount, stream
+from tinyformer.generation.sampling import Sampling, ends, generate, require_amount, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
@@ -32,12 +32,15 @@ class Generation:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    repetition_penalty: float = 1.0
+    num_return_sequences: int = 1
+    stop: str | list[str] | None = None
     beams: int = 4
     length_penalty: float = 1.0
     length_offset: float = 0.0
 
     def __post_init__(self) -> None:
-        require_amount(self.num_tokens, self.seed)
+        require_amount(self.num_tokens, self.seed, self.num_return_sequences)
         assert isinstance(self.prompts, list)
         self.sampling()
         assert self.beam
@@ -61,7 +64,7 @@ class Generation:
 
     def sampling(self, suppressed: Sequence[int] = ()) -> Sampling:
         """How tokens are sampled, without those that are suppressed."""
-        return Sampling(self.temperature, self.top_k, self.top_p, suppressed)
+        return Sampling(self.temperature, self.top_k, self.top_p, suppressed, self.repetition_penalty)
 
     @functools.cached_property
     def beam(self) -> Beam:
@@ -74,7 +77,7 @@ class Generation:
 
     def of(self, texts: list[str]) -> str | list[str]:
         """The texts of the prompts in the form of `prompt`: a list, or one text."""
-        return texts if isinstance(self.prompt, list) else texts[0]
+        return texts if isinstance(self.prompt, list) or len(texts) > 1 else texts[0]
 
 
 def make_generation(group: Mapping[str, Any]) -> Generation:
@@ -116,7 +119,8 @@ def print_outputs(
             print(f"\nOutput {number} of {len(task.outputs):,}:")
             print_named(source=output.source, reference=output.reference, output=output.output)
         return [output.output for output in shown] or None
-    texts = task.generate(TextReader(network, tokenizer), generation.prompts)
+    reader = TextReader(network, tokenizer)
+    texts = list(map(tokenizer.decode, task.generate(reader, task.prompts(reader, generation.prompts))))
     for text in texts:
         print(f"\nOutput:\n{indent(text)}")
     return generation.of(texts)
@@ -127,14 +131,14 @@ def print_samples(generation: Generation, network: Transformer, tokenizer: TextT
 
     Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.sampling.generate`.
     """
-    prompts, texts = generation.prompts, []
+    prompts, texts = [prompt for prompt in generation.prompts for _ in range(generation.num_return_sequences)], []
     sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
     for index, prompt in enumerate(prompts):
         heading = "A sample" if len(prompts) == 1 else f"Sample {index + 1} of {len(prompts)}"
         print(f"\n{heading}:")
         (tokens,) = tokenizer.read([prompt])
         seed = generation.seed + index
-        steps = stream(network, [tokens], generation.num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
+        steps = stream(network, [tokens], generation.num_tokens, sampling, seed, **ends(tokenizer, generation.stop))
         pieces = tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
         texts.append(_print_pieces(itertools.chain([prompt], pieces)))
     return generation.of(texts)
@@ -147,7 +151,7 @@ def print_completion(
     (tokens,) = tokenizer.read([prompt])
     num_tokens, missing = len(tokenizer.encode(expected)), tokenizer.missing_ids(network.encoder.vocab_size)
     sampling = generation.sampling(missing)
-    [new] = generate(network, [tokens], num_tokens, sampling, generation.seed, stop_token=tokenizer.eos_id)
+    [new] = generate(network, [tokens], num_tokens, sampling, generation.seed, **ends(tokenizer, generation.stop))
     text = tokenizer.continuation(new, after=tokens)
     print("\nA completion:")
     print_named(prompt=prompt, expected=expected, generated=text)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.errors import require_numbers
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.sampling import Sampling, ends, generate, require_amount
 from tinyformer.nn import AttentionMask, Transformer
 from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity
 from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
@@ -43,28 +43,37 @@ class CausalLM(TokenTask):
     def generate(
         self,
         reader: TextReader,
-        prompts: str | Sequence[str],
+        prompts: Sequence[Sequence[int]],
         num_tokens: int = 200,
         temperature: float = 0.8,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
-    ) -> list[str]:
+        repetition_penalty: float = 1.0,
+        num_return_sequences: int = 1,
+        stop: str | Sequence[str] | None = None,
+    ) -> list[list[int]]:
         """Each prompt with its continuation, up to the end of its document or `num_tokens` tokens; see `Sampling`.
 
-        Prompts have any length; the model sees the last `max_seq_len` tokens. Prompt `i` is sampled with the seed
-        `seed + i`, independently of the others.
+        Prompts have any length; the model sees the last `max_seq_len` tokens. Continuation `i` is sampled with the seed
+        `seed + i`, independently of the others. Settings are defined as in `transformers`: each prompt has
+        `num_return_sequences` continuations in succession, and a text ends with the token that completes one of the
+        strings in `stop`.
         """
-        network, tokenizer = cast(Transformer, reader.network), reader.tokenizer
+        network, tokenizer = cast(Transformer, reader.network), reader.own_tokenizer
         works = {"num_tokens": 200, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 0}
-        require_numbers(int, works, num_tokens=num_tokens, seed=seed, **({} if top_k is None else {"top_k": top_k}))
-        require_numbers(float, works, temperature=temperature, **({} if top_p is None else {"top_p": top_p}))
-        prompts = texts_of("prompts", prompts)
-        rows = tokenizer.read(prompts) if prompts else []
-        sampling = Sampling(temperature, top_k, top_p, tokenizer.missing_ids(network.vocab_size))
-        new = generate(network, rows, num_tokens, sampling, seed, stop_token=tokenizer.eos_id)
-        parts = zip(prompts, rows, new, strict=True)
-        return [prompt + tokenizer.continuation(ids, after=row) for prompt, row, ids in parts]
+        works |= {"repetition_penalty": 1.2, "num_return_sequences": 3}
+        require_numbers(int, works, num_tokens=num_tokens, seed=seed, num_return_sequences=num_return_sequences)
+        require_numbers(int, works, **({} if top_k is None else {"top_k": top_k}))
+        require_numbers(float, works, temperature=temperature, repetition_penalty=repetition_penalty)
+        require_numbers(float, works, **({} if top_p is None else {"top_p": top_p}))
+        require_amount(num_tokens, seed, num_return_sequences)
+        rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+        missing = tokenizer.missing_ids(network.vocab_size) if tokenizer else []
+        sampling = Sampling(temperature, top_k, top_p, missing, repetition_penalty)
+        end = ends(reader.tokenizer, texts_of("stop", stop or [])) if tokenizer or stop else {}
+        new = generate(network, rows, num_tokens, sampling, seed, **end)
+        return [[*row, *ids] for row, ids in zip(rows, new, strict=True)]
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.

@@ -1,6 +1,6 @@
 """From one sequence to another: translation and summarisation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -16,7 +16,7 @@ from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity, require_smoothing
 from tinyformer.tasks.text_metrics import text_metrics
-from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
+from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
 
 Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
 """A target, a list of targets, or of their token ids without those that begin and end a target."""
@@ -103,33 +103,31 @@ class Seq2Seq(TokenTask):
         decode = split.tokenizer.decode
         return [Output(split.source(row), split.target(row), decode(decoded[row])) for row in range(number)]
 
+    def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of sources, with those that begin and end them; a source that is too long is truncated."""
+        tokens = self.special_tokens.around(reader.tokenizer)
+        return [tokens.source(ids, reader.network.max_seq_len) for ids in reader.tokenizer.read(texts, around=False)]
+
     def generate(
         self,
         reader: TextReader,
-        prompts: str | Sequence[str],
+        prompts: Sequence[Sequence[int]],
         beams: int | None = None,
         length_penalty: float | None = None,
         length_offset: float | None = None,
-    ) -> list[str]:
-        """The target that a model decodes for each source, with the settings of `beam` that are not given.
+        max_tokens: int | None = None,
+    ) -> list[list[int]]:
+        """The target of each source, without the tokens that begin and end it; see `Beam` and `beam_search`.
 
-        A source that is too long is truncated.
+        Settings that are not given are those of `beam`.
         """
-        tokenizer = reader.own_tokenizer
-        if tokenizer is None:
-            raise ArgumentError("prompts", "…", "the model has no tokenizer; generate_ids takes token ids")
         settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
-        texts, tokens = texts_of("prompts", prompts), self.special_tokens.around(tokenizer)
-        sources = [tokens.source(ids, reader.network.max_seq_len) for ids in tokenizer.read(texts, around=False)]
-        return list(map(tokenizer.decode, self._decoded(reader, sources, beam)))
-
-    def _decoded(self, reader: TextReader, sources: Sequence[Sequence[int]], beam: Beam) -> Iterator[list[int]]:
-        """The token ids of the target of each source, without those that begin and end it."""
         tokens, network = self.special_tokens.around(reader.own_tokenizer), cast(EncoderDecoder, reader.network)
-        for ids in sources:
-            source = torch.tensor([ids], device=reader.device)
-            yield from beam_search(network, source, torch.tensor([len(ids)], device=reader.device), tokens, beam)
+        sources = [torch.tensor([ids], device=reader.device) for ids in prompts]
+        lengths = [torch.tensor([len(ids)], device=reader.device) for ids in prompts]
+        searches = zip(sources, lengths, strict=True)
+        return [target for of in searches for target in beam_search(network, *of, tokens, beam, max_tokens)]
 
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
         """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
@@ -143,7 +141,7 @@ class Seq2Seq(TokenTask):
         if targets is None:
             room = reader.network.max_seq_len - len(tokens.inputs([]))
             sources = [row[:length].tolist() for row, length in zip(source, lengths, strict=True)]
-            outputs = [target[:room] for target in self._decoded(reader, sources, self.beam)]
+            outputs = [target[:room] for target in self.generate(reader, sources)]
         else:
             outputs = _target_ids(reader, targets, len(source))
         if len(outputs) != len(source):

@@ -80,8 +80,12 @@ class Task(ABC):
         """The position whose logits predict what follows each text of `read`; None where there is one for the text."""
         raise ArgumentError("task", type(self).__name__, "predicts no token after a text; CausalLM does")
 
-    def generate(self, reader: TextReader, prompts: str | Sequence[str]) -> list[str]:
-        """The texts that a model generates; each task that `generates` has settings of its own."""
+    def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of prompts, as `generate` takes them."""
+        return reader.tokenizer.read(texts) if texts else []
+
+    def generate(self, reader: TextReader, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The token ids that a model generates for each prompt; each task that `generates` has settings of its own."""
         raise NotImplementedError
 
     @abstractmethod

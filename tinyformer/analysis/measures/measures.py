@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tinyformer.data import TextTokenizer
+
 Weights: TypeAlias = Float[Tensor, "*layers batch heads rows k_seq"]
 Queries: TypeAlias = Float[Tensor, "*layers batch heads rows"]
 Heads: TypeAlias = Float[Tensor, "*layers heads"]
@@ -316,12 +318,15 @@ def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     return (best[-1] / counted.sum(dim=-1)).nanmean(dim=-2)
 
 
-def repeated_tokens(vocab_size: int, num_sequences: int, period: int, seed: int = 0) -> Int[Tensor, "batch seq"]:
-    """Random sequences, each repeated once after `period` tokens, which are distinct if the vocabulary suffices."""
-    generator = torch.Generator().manual_seed(seed)
+def repeated_tokens(
+    vocab_size: int, num_sequences: int, period: int, tokenizer: TextTokenizer, seed: int = 0
+) -> Int[Tensor, "batch seq"]:
+    """Random tokens of text, `period` distinct ones if they suffice, which repeat once; after what begins a text."""
+    generator, words = torch.Generator().manual_seed(seed), torch.tensor(tokenizer.text_ids(vocab_size))
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
-    once = torch.stack([draw.repeat(-(-period // vocab_size))[:period] for draw in draws])
-    return once.repeat(1, 2)
+    once = torch.stack([draw[torch.isin(draw, words)].repeat(-(-period // len(words)))[:period] for draw in draws])
+    start = torch.tensor(tokenizer.around[0], dtype=torch.long)
+    return torch.cat([start.expand(num_sequences, -1), once.repeat(1, 2)], dim=1)
 
 
 def _positions(weights: Tensor, rows: Tensor | None) -> tuple[Int[Tensor, "rows 1"], Int[Tensor, " k_seq"]]:

@@ -27,6 +27,7 @@ from tinyformer.analysis.measures.table import (
     measure_layers,
 )
 from tinyformer.batch import Batch
+from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import document_starts
 from tinyformer.files import finite
 from tinyformer.nn import QKV, AttentionCall, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
@@ -78,16 +79,18 @@ def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
 
 
 def make_probes(
-    task: Task, windows: Sequence[Batch], vocab_size: int, max_seq_len: int, num_sequences: int, period: int
+    task: Task, windows: Sequence[Batch], tokenizer: TextTokenizer, vocab_size: int, max_seq_len: int, *sizes: int
 ) -> Probes:
-    """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on repeated random tokens.
+    """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on `repeated_tokens`.
 
-    The period is at most half of the context length; in a context of one token no sequence can repeat.
+    Of these, `sizes` are the number and the period, which is less than half of the context length; in a context of
+    three tokens no sequence can repeat.
     """
     probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
-    period = min(period, max_seq_len // 2)
-    if period:
-        repeated = repeated_tokens(vocab_size, num_sequences, period).to(probes[0].tokens.device)
+    num_sequences, period = sizes
+    period = min(period, (max_seq_len - len(tokenizer.around[0])) // 2)
+    if period > 0:
+        repeated = repeated_tokens(vocab_size, num_sequences, period, tokenizer).to(probes[0].tokens.device)
         probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
     return Probes(probes)
 

@@ -223,7 +223,8 @@ class LogitAttribution:
         if self.text is not None:
             findings.facts = subject.facts_of_text(self.text)
             of_keys = {head: by_key[0].cpu() for head, by_key in passes[0].sources.items()}
-            _add_sources(subject, findings, of_keys, prompts.keys(subject))
+            if of_keys:
+                _add_sources(subject, findings, of_keys, prompts.keys(subject))
         return findings
 
 

@@ -223,8 +223,7 @@ def induction_pairs(subject: Subject, number: int, seed: int = 0) -> Pairs:
         reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"
         raise ArgumentError("clean", None, reason, {"clean": "A cat is", "corrupted": "A dog is"})
     network, tokenizer = subject.network, subject.tokenizer
-    left_out = {*tokenizer.special_ids, *tokenizer.missing_ids(network.vocab_size), tokenizer.unk_id}
-    words = torch.tensor([index for index in range(network.vocab_size) if index not in left_out])
+    words = torch.tensor(tokenizer.text_ids(network.vocab_size))
     start = torch.tensor(tokenizer.around[0], dtype=torch.long)
     length = min(LENGTH, network.max_seq_len - len(start), len(words))
     period = max(5 * length // 8, length // 2 + 2)

@@ -161,6 +161,11 @@ class TextTokenizer:
         """The ids below `vocab_size`, the number of embeddings of a model, that have no token."""
         return sorted({*range(vocab_size)} - {*self._tokenizer.get_vocab(with_added_tokens=True).values()})
 
+    def text_ids(self, vocab_size: int) -> list[int]:
+        """The ids below `vocab_size` of tokens that stand for text: neither special nor unknown, and none missing."""
+        left_out = {*self.special_ids, *self.missing_ids(vocab_size), self.unk_id}
+        return [index for index in range(vocab_size) if index not in left_out]
+
     @cached_property
     def reader(self) -> Tokenizer:
         """The tokenizer of texts that a model reads; a copy, since data may be encoded by another thread."""

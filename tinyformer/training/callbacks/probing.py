@@ -40,9 +40,9 @@ class TextProbing:
 
     def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
         if self.probes is None:
-            windows, vocab_size = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer.vocab_size
-            numbers = vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period
-            self.probes = analysis.make_probes(module.task, [windows], *numbers)
+            windows, tokenizer = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer
+            numbers = tokenizer.vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period
+            self.probes = analysis.make_probes(module.task, [windows], tokenizer, *numbers)
         context, rows = trainer.precision_plugin.forward_context(), self.sizes.num_rows
         return analysis.measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
 

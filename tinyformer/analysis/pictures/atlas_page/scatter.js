@@ -30,12 +30,14 @@ function axisOf(choice, from, to, number = Math.abs(to - from) / 80) {
   const ofSteps = (head) => (choice === LAYER ? [] : (head.film?.values.map((of) => of[choice]) ?? []));
   const values = ofKind(chosenKind).flatMap((head) => [valueOf(head, choice), ...ofSteps(head)]).filter((value) => value !== null);
   const [least, most] = [Math.min, Math.max].map((of) => values.reduce((best, value) => of(best, value), values[0] ?? 0));
-  const margin = least < most ? 0 : Math.abs(least) / 10 || 0.5;
+  const largest = Math.max(Math.abs(least), Math.abs(most));
+  const margin = most - least > 1e-6 * largest ? 0 : largest / 10 || 0.5; // values that are equal but for rounding
   const [low, high] = [least - margin, most + margin];
   const power = 10 ** Math.floor(Math.log10((high - low) / number));
   const step = power * [1, 2, 5, 10].find((times) => times * power >= (0.8 * (high - low)) / number);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 0.01));
-  const written = (value) => (step < 0.0001 ? value.toExponential(1) : value.toFixed(digits)).replaceAll("-", "−");
+  const places = Math.max(1, digits + Math.floor(Math.log10(largest))); // as many as tell ticks apart
+  const written = (value) => (step < 0.0001 && largest < 0.001 ? value.toExponential(places) : value.toFixed(digits)).replaceAll("-", "−");
   const place = (value) => from + ((value - low) / (high - low)) * (to - from);
   const first = Math.ceil(low / step - 0.001);
   const ticks = Array.from({ length: Math.floor(high / step + 0.001) - first + 1 }, (_, at) => (first + at) * step || 0);
