@@ -221,8 +221,7 @@ def test_repeated_tokens():
     assert (tokens[:, 0] == TOKENIZER.eos_id).all()  # as a text begins
     assert torch.equal(tokens[:, 1:31], tokens[:, 31:])
     assert all(len(set(row.tolist())) == 30 and {*row.tolist()} <= {*range(2, 50)} for row in tokens[:, 1:])
-    # A small vocabulary is used up before a token returns.
-    for row in repeated_tokens(6, 3, 10, TOKENIZER)[:, 1:]:
+    for row in repeated_tokens(6, 3, 10, TOKENIZER)[:, 1:]:  # a small vocabulary is used up before a token returns
         assert sorted(row[:4].tolist()) == sorted(row[4:8].tolist()) == [2, 3, 4, 5]
 
 

@@ -231,10 +231,9 @@ def test_a_function_does_not_let_padding_change_a_text(make):
         assert (activations[POINT][1, 2:] == 0).all()
     some.run(TEXTS, replace={POINT: lambda x: seen.append(tuple(x.shape)) or x})
     assert sorted(seen) == [(1, length, 32) for length in sorted(some.tokenize(TEXTS)[1].tolist())]  # real tokens
-    for function in (lambda x: seen.clear() or x[:, 5], lambda x: seen.clear() or x + torch.rand(3, 10, 32)):
-        with pytest.raises((IndexError, RuntimeError), match=r"out of bounds|must match"):
-            some.run(TEXTS, replace={POINT: lambda x, function=function: seen.append(0) or function(x)})
-        assert not seen  # called once
+    with pytest.raises(IndexError):
+        some.run(TEXTS, replace={POINT: lambda x: seen.append(x.shape) or x[:, 5]})
+    assert len(seen) == 4  # called once more, although the text is too short
 
 
 COMPILED = """

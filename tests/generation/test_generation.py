@@ -134,17 +134,15 @@ def test_settings_that_do_not_work():
 
 
 @pytest.mark.slow
-def test_a_string_that_ends_a_text_is_found_where_transformers_finds_it():
-    transformers, text = pytest.importorskip("transformers"), "the cat sat on the mat; naïve, said the 猫 cat " * 3
+def test_strings_end_a_text_as_in_transformers():
+    transformers, text = pytest.importorskip("transformers"), "the cat sat; naïve 猫 cat " * 3
     tokenizer = BPETokenizer(300).build([text])
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer)
-    ids, found = tokenizer.encode(text), set()
-    for stop in (["e c"], ["t; n", "sat on"], ["the cat sat"], ["zz"]):
-        ours, other = ends(tokenizer, stop)["is_end"], transformers.generation.StopStringCriteria(theirs, stop)
-        for end in range(2, len(ids)):
-            assert ours(ids[:end]) == bool(other(torch.tensor([ids[:end]]), None)), (stop, end)
-            found |= {stop[0]} if ours(ids[:end]) else set()
-    assert found == {"e c", "t; n", "the cat sat"}
+    texts = [tokenizer.encode(text)[:end] for end in range(2, 30)]
+    for stop in (["e c"], ["t; n", "sat"], ["zz"]):
+        criteria = transformers.generation.StopStringCriteria(theirs, stop)
+        expected = [bool(criteria(torch.tensor([ids]), None)) for ids in texts]
+        assert [ends(tokenizer, stop)["is_end"](ids) for ids in texts] == expected
 
 
 # Beam search: tests/interop compares it with that of transformers.

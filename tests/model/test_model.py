@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,6 @@ from tinyformer.generation.sampling import Sampling
 from tinyformer.model.model import Model
 from tinyformer.nn import Attention, AttentionMask
 from tinyformer.tasks import CausalLM
-
-POINTS = ("layers.0.residual_post", "layers.1.attention.values", "layers.1.attention.weights")
 
 
 def test_texts_start_with_a_token_and_are_padded_on_the_right():
@@ -93,30 +90,25 @@ def test_an_id_without_a_token_is_never_generated(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gqa+alibi+window", "mla", "differential"])
 def test_interventions_in_generation_are_those_of_one_pass_over_all_tokens(name):
-    some, prompts = model(name), ["the cat", "ab"]
-    plain, steered = ({point: partial(torch.mul, other=by) for point in POINTS} for by in (1.0, -2.0))
-    assert some.generate(prompts, 6, replace=plain) == some.generate(prompts, 6) != some.generate(prompts, 6, seed=9)
-    texts = some.generate(prompts, 6, temperature=0, replace=steered, capture="layers.1.residual_post")
+    some, prompts, stream = model(name), ["the cat", "ab"], "layers.1.residual_post"
+    replace = dict.fromkeys((stream, "layers.1.attention.values", "layers.1.attention.weights"), lambda x: -2 * x)
+    texts = some.generate(prompts, 6, temperature=0, replace=replace, capture=stream)
     for text, prompt, passes in zip(texts, prompts, texts.activations, strict=True):
         ids = some.tokenize(prompt)[0]
         for _ in range(6):
-            logits, found = some.run(ids, replace=steered, capture="layers.1.residual_post")
+            logits, found = some.run(ids, replace=replace, capture=stream)
             ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        for point, steps in passes.items():  # of the prompt, and of each new token
-            assert len(steps) == 6
-            torch.testing.assert_close(torch.cat(steps, dim=1), found[point], atol=1e-4, rtol=1e-4)
-        assert text == some.tokenizer.decode(ids[0, 1:])
+        torch.testing.assert_close(torch.cat(passes[stream], dim=1), found[stream], atol=1e-4, rtol=1e-4)
+        assert (text, len(passes[stream])) == (some.tokenizer.decode(ids[0, 1:]), 6)
 
 
 def test_a_prompt_is_continued_several_times():
-    some, replace = causal(), {"logits": torch.neg}
-    three = some.generate(["ab", "c"], 5, num_return_sequences=3, seed=4)
+    some, settings = causal(), {"num_return_sequences": 3, "seed": 4, "num_tokens": 5}
+    three = some.generate(["ab", "c"], **settings)
     assert three[4:5] == some.generate("c", 5, seed=8)
-    again = some.generate(["ab", "c"], num_tokens=5, num_return_sequences=3, seed=4, replace=replace)
-    assert again[4:5] == some.generate("c", 5, seed=8, replace=replace) != three[4:5]
-    rows = some.generate_ids(*some.tokenize(["ab", "c"]), 5, num_return_sequences=3, seed=4)
+    assert three == some.generate(["ab", "c"], replace={"logits": lambda x: x}, **settings)
+    rows = some.generate_ids(*some.tokenize(["ab", "c"]), **settings)
     assert [some.tokenizer.decode(row[1:]) for row in rows] == three
-    assert some.attention(torch.tensor(rows[:1]))[0].ids[""][0] == rows[0]
 
 
 @pytest.mark.parametrize("make", [causal, masked, classifier])

@@ -39,7 +39,7 @@ class HeadCircuit:
     mode: str = "zero"  # what replaces the output of an ablated head, see `HeadAblation`
     num_windows: int = 32
     num_sequences: int = 16
-    period: int = 32  # random tokens before they repeat; at most half of the context
+    period: int = 32  # random tokens before they repeat; less than half of the context
     num_draws: int = 8  # draws of random heads
     seed: int = 0  # of the random sequences and heads
     needs_gradient = False

@@ -267,11 +267,7 @@ class Model:
         return generated
 
     def generate_ids(
-        self,
-        ids: Int[Tensor, "batch seq"],
-        lengths: Int[Tensor, " lengths"] | None = None,
-        *others: Any,
-        **settings: Any,
+        self, ids: Int[Tensor, "batch seq"], lengths: Tensor | None = None, *others: Any, **settings: Any
     ) -> list[list[int]]:
         """The token ids that `generate` gives: each prompt with its continuation, or the target of each source.
 
@@ -282,7 +278,7 @@ class Model:
         do not count padding, of which there is none by default. For the settings see `generate`.
         """
         if not isinstance(ids, Tensor):
-            raise ArgumentError("ids", ids, "must be a tensor of token ids, with their lengths, as tokenize gives them")
+            raise ArgumentError("ids", ids, "must be a tensor of token ids, such as tokenize gives with lengths")
         require_token_ids("ids", ids, self.network.vocab_size)
         lengths = torch.full((len(ids),), ids.shape[1]) if lengths is None else lengths
         if lengths.shape != ids.shape[:1] or not bool(((lengths > 0) & (lengths <= ids.shape[1])).all()):

@@ -1,18 +1,24 @@
 """Direct logit attribution: the parts add up to the logit, by key and by head, and are those of TransformerLens."""
 
+import pydoc
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from commands import ROOT
 from model.models import LABELS, answerer, causal, classifier, masked, model, randomised, translator
 from nn.model_cases import make_encoder
+from nn.variants import factory, network
 
 from analysis.subjects import columns_of, make_subject, pair_subject
 from analysis.test_transformer_lens import IDS, assert_same, both
 from tinyformer.analysis import LogitAttribution, Subject
 from tinyformer.analysis.mechanism.attribution import direct_effects
 from tinyformer.analysis.mechanism.prompts import Prompts, read_prompt
+from tinyformer.analysis.subject import Snapshot
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
 from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, Residual, RMSNorm, Transformer
@@ -121,3 +127,27 @@ def test_findings_of_a_text_and_of_the_sample(tmp_path):
 def test_mistakes(make, options, message):
     with pytest.raises(ArgumentError, match=message):
         LogitAttribution(**options)(subject_of(make()))
+
+
+OPTIONS = dict.fromkeys(("num_windows", "num_resamples", "num_untrained", "num_steps", "num_pairs", "period"), 4)
+OPTIONS |= {"num_sequences": 2, "num_fits": 1, "num_draws": 1, "steps": 1, "gradients": False}
+OWN = {"circuit": {"measures": {"induction": 1e-9}}, "relations": {"text": "ab ba", "pairs": [["ba", "ab"]]}}
+TEXTS = {"text": "ab ba", "clean": "abba", "corrupted": "acca"}
+REFUSED = {"mla+rotary": set(), "differential+t5": {"weights"}, "gqa+relative": {"atlas"}, "gqa+sink+window": set()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED)
+def test_every_analysis_takes_every_attention_with_a_text_and_without(kind, tmp_path):
+    subject, refused = make_subject(network(factory(kind)), 4), set()
+    steps = [Snapshot(step, lambda further=0: network(factory(kind))) for step in (0, 5)]
+    subject = replace(subject, split=lambda: subject.batches, snapshots=steps, untrained=steps[0].network)
+    for path in (ROOT / "conf" / "analysis").glob("*.yaml"):
+        known, own = yaml.safe_load(path.read_text()), OPTIONS | OWN.get(path.stem, {})
+        for values in (own, own | TEXTS):
+            try:
+                analysis = pydoc.locate(known["_target_"])
+                analysis(**{key: values[key] for key in known if key in values})(subject, tmp_path)
+            except ArgumentError:
+                refused.add(path.stem)
+    assert refused == REFUSED[kind] | {"alignment"}

@@ -37,7 +37,7 @@ class AttentionTelemetry(L.Callback):
         every_n_steps: optimizer steps between measurements.
         num_windows: number of windows of the evaluated split, drawn at random, over which measures are averaged.
         num_rows: number of queries of each window that are measured, each with all of its keys.
-        period: number of random tokens before they repeat; at most half of the context.
+        period: number of random tokens before they repeat; less than half of the context.
         thresholds: by trait, a threshold in place of that in `TRAITS`.
         hysteresis: fraction of a threshold by which a measure must fall short of it to end the trait.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
