@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from data.streams import EOS, split_of
 from tinyformer.batch import IGNORED
@@ -96,6 +96,19 @@ def test_whole_words_are_masked_together(recipe):
             assert selected[owners[at]] == selected[owners[at + 1]], stream[at - 5 : at + 5]
     assert 0.2 < sum(selected) / len(selected) < 0.6
     assert selected_of(tokenizer, TEXT * 8)[1] != selected
+
+
+def test_whole_words_are_those_of_the_pre_tokenizer_where_tokens_drop_white_space(tmp_path):
+    (tmp_path / "book.txt").write_text(text := "abb ab bba, a bbbb " * 50)
+    library = Tokenizer(models.BPE({"<unk>": 0, "</s>": 1, "a": 2, "b": 3}, [], unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    given = TextTokenizer(library), WindowFormat(500, masking=Masking(0.4, whole_words=True))
+    data = SourceDataModule(TextFiles(str(tmp_path / "book.txt")), *given, 1, cache_dir=str(tmp_path))
+    data.prepare()
+    selected = (data._rows("train")[0]["targets"][0, 1:] != IGNORED).tolist()
+    is_in = dict(of_words := {*zip(library.encode(text).word_ids, selected, strict=False)})
+    assert len(of_words) == len(is_in)  # each word is selected whole or not at all, and not always with the next one
+    assert {is_in[first] == is_in[first + 1] for first in range(0, 60, 6)} == {True, False}
 
 
 def test_the_mask_is_the_last_token_and_is_never_read_from_text():

@@ -100,6 +100,18 @@ def test_a_text_means_what_it_means_in_transformers(
             torch.testing.assert_close(ours.loss(text)[0], loss, atol=1e-5, rtol=0)
 
 
+def test_every_end_token_of_a_list_ends_a_text(tmp_path: Path, out: Path) -> None:
+    model = theirs("GPT2", **GPT2, vocab_size=7)
+    model.generation_config.eos_token_id = [4, 0, 1, 2]
+    model.save_pretrained(tmp_path / "model")
+    their_tokenizer("none").save_pretrained(tmp_path / "model")
+    checkpoint_of(tmp_path / "model", out)
+    ours, prompt = tinyformer.load(out), torch.tensor([[1, 1]])
+    *expected, end = model.generate(prompt, max_new_tokens=9, do_sample=False, pad_token_id=6)[0].tolist()
+    assert ours.generate("b b", 9, temperature=0) == [ours.tokenizer.decode(expected)]
+    assert end in exported(out, tmp_path / "exported").generation_config.eos_token_id[1:] == [0, 1, 2]
+
+
 def test_sharded_weights(tmp_path: Path, out: Path) -> None:
     model = theirs("Llama", **LLAMA)
     model.save_pretrained(tmp_path / "model", max_shard_size="20KB")

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from tokenizers.implementations import ByteLevelBPETokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 from interop.models import GPT2, checkpoint_of, theirs, transformers
 from tinyformer.data import ByteTokenizer, TextTokenizer
@@ -54,6 +54,33 @@ def test_vocab_txt_is_read_as_bert(settings: dict[str, bool], expected: list[str
     assert tokenizer.encode(TEXT) == theirs(TEXT, add_special_tokens=False)["input_ids"]
     assert [words[token] for token in tokenizer.encode("The 世界 Élan")] == expected
     assert (tokenizer.eos_id, tokenizer.mask_id, tokenizer.unk_id) == (2, 4, 1)
+    BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=False).save(str(tmp_path / "tokenizer.json"))
+    assert read(tmp_path, {"model_type": "bert"}).encode(TEXT) == tokenizer.encode(TEXT)
+
+
+LLAMA, FILE = ({"tokenizer_class": f"{name}TokenizerFast"} for name in ("Llama", "PreTrained"))
+KING: dict[str, Any] = {"content": "king", "rstrip": True, "single_word": True, "special": False}
+SETTINGS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
+    ("gpt2", {"add_prefix_space": True}, {}),
+    ("gpt_neox", FILE | {"add_prefix_space": True, "mask_token": "<mask>"}, {"king": 16}),
+    ("llama", FILE | {"added_tokens_decoder": {"2": KING | {"content": "<mask>"}, "15": KING}}, {"an": 16}),
+    ("gpt2", FILE | {"additional_special_tokens": ["king"], "image_token": "see", "pad_token": "an"}, {}),
+    *((kind, LLAMA | {"legacy": kind == "t5"}, {}) for kind in ("llama", "mistral", "t5")),
+]
+
+
+@pytest.mark.parametrize("case", SETTINGS, ids=range(len(SETTINGS)))
+def test_settings_next_to_a_tokenizer_act_as_in_transformers(case: Any, tmp_path: Path) -> None:
+    own = Tokenizer(models.BPE({piece: i for i, piece in enumerate(["<s>", "</s>", "<mask>", *"Ġ▁Taceghikns'"])}, []))
+    own.normalizer = normalizers.Prepend("▁")
+    own.add_special_tokens(["<s>", "</s>", AddedToken("<mask>", lstrip=True)])
+    own.save(str(tmp_path / "tokenizer.json"))
+    files = {"config": {"model_type": case[0]}, "tokenizer_config": case[1], "added_tokens": case[2]}
+    for name, contents in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(contents))
+    ours, theirs = read(tmp_path, files["config"]), transformers().AutoTokenizer.from_pretrained(tmp_path)
+    for text in (TEXT, " The king <mask> sees", "king's an kings king  </s>a</s> see"):
+        assert ours.read([text]) == TextTokenizer.from_json(ours.to_json()).read([text]) == [theirs(text)["input_ids"]]
 
 
 def words(*special: str) -> Tokenizer:
@@ -111,6 +138,7 @@ PANICS = json.dumps({"model": PIECES | {"continuing_subword_prefix": "é"}})
         ({"spiece.model": "x"}, "spiece.model is not supported without a tokenizer.json"),
         ({"tokenizer.json": words().to_str()}, "no token that separates texts; tokenizer_config.json must name one as"),
         ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),
+        ({"vocab.txt": "</s>", "tokenizer_config.json": '{"split_special_tokens": 1}'}, "split_special_tokens=1, wh"),
         ({"tokenizer.json": PANICS}, "tokenizer.json cannot be read by the tokenizers library"),
     ],
 )

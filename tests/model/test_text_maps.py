@@ -4,10 +4,11 @@ import pytest
 import torch
 from analysis.subjects import EOS, TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from model.models import BYTES, model, transformer, translator
 from tinyformer.analysis import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
-from tinyformer.data import CharTokenizer, SpecialTokens
+from tinyformer.data import CharTokenizer, SpecialTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.model import LayerMaps, TextMaps
 from tinyformer.model.model import Model
@@ -51,6 +52,13 @@ def test_maps_are_the_weights_of_the_definition_on_every_backend(name):
         maps = model(name, backend=backend).attention(TEXT)
         for layer, head in maps.heads:
             torch.testing.assert_close(maps[layer, head], expected[layer][head], atol=2e-5, rtol=1e-5)
+
+
+def test_words_are_those_of_the_pre_tokenizer_where_tokens_drop_white_space():
+    library = Tokenizer(models.BPE({"<unk>": 0, "</s>": 1, "c": 2, "a": 3, "t": 4}, [], unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    maps = model(tokenizer=TextTokenizer(library)).attention(["cat catat,</s>", "ca t cata t"])
+    assert [of.words().tokens[1:] for of in maps] == [["cat", "catat", "<unk>", "</s>"], ["ca", "t", "cata", "t"]]
 
 
 @pytest.mark.parametrize("task", [CausalLM(), MaskedLM()])

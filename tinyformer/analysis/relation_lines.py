@@ -123,7 +123,7 @@ class RelationLines:
         subject, longest = self.subject, self.subject.network.max_seq_len
         try:
             ids = subject.tokens_of(line.text)
-            words = words_of(ids, subject.tokenizer)
+            words = words_of(ids, subject.tokenizer, [line.text])
             sides = (words.predicted() if predicting else words, words, words)
             runs = [side.find(phrase) for side, phrase in zip(sides, line[1:], strict=True)]
         except (WordError, ArgumentError) as error:

@@ -177,7 +177,7 @@ class HeadRelations:
         _encode(subject, "text", text, sum(map(len, subject.tokenizer.around)))
         ids = subject.tokens_of(text)
         tokens = torch.tensor([ids], device=subject.batches[0]["inputs"].device)
-        words, mask = words_of(ids, subject.tokenizer), subject.task.mask({"inputs": tokens})
+        words, mask = words_of(ids, subject.tokenizer, [text]), subject.task.mask({"inputs": tokens})
 
         def capture(network: Transformer) -> list[AttentionMaps]:
             return [layer.maps_of_call(call) for layer, call in attention_calls(network, tokens, mask)]
@@ -191,7 +191,8 @@ class HeadRelations:
         layers = network.cross_attentions()
         target = None if self.target is None else _encode(subject, "target", self.target, num_special)
         pair = subject.pair_of(source, target, network.max_seq_len)
-        queries, keys = (words_of(ids[0].tolist(), subject.tokenizer) for ids in (pair.predicted, pair.source))
+        texts = [text for text in (self.text, self.target) if text is not None]
+        queries, keys = (words_of(ids[0].tolist(), subject.tokenizer, texts) for ids in (pair.predicted, pair.source))
         addresses = [("cross", index) for index in range(len(layers))]
         return Read(layers, addresses, lambda network: capture_pair(network, pair)["cross"].layers, queries, keys)
 

@@ -75,13 +75,18 @@ class WordError(ValueError):
         self.reason, self.works = reason, works
 
 
-def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:
+def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str | Sequence[str]] = ()) -> Words:
     """The words of a token sequence, for a vocabulary of bytes, characters or pieces of words.
 
     A word is a run of letters and digits; it may contain apostrophes. Each Chinese character, each punctuation mark and
     each special token, such as `<eos>`, is a word of its own. White space belongs to the word that follows it, as in
     GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
+
+    Where tokens do not keep white space, words are those of the pre-tokenizer, if one of the `texts` has these tokens.
     """
+    for text in () if tokenizer.shows_words else texts:
+        if (found := _words_of_text(ids, tokenizer, text)) is not None:
+            return found
     special = tokenizer.special_ids
     names: list[str] = []
     of_tokens: list[int] = []
@@ -95,6 +100,21 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer) -> Words:
             names[first + word] += piece
         of_tokens += [first + word for word in words]
     return Words(tuple(name.strip() or name for name in names), tuple(of_tokens))
+
+
+def _words_of_text(ids: Sequence[int], tokenizer: TextTokenizer, text: str | Sequence[str]) -> Words | None:
+    """The words of the pre-tokenizer; None if the tokens, but for the special ones, are not those of the text."""
+    row, special = text if isinstance(text, str) else tuple(text), tokenizer.special_ids
+    (encoding,) = tokenizer.reader.encode_batch([row])
+    keys = [*zip(encoding.ids, encoding.sequence_ids, encoding.word_ids, strict=True)]
+    keys = [key for key in keys if key[0] not in special]
+    if [token for token, *_ in keys] != [token for token in ids if token not in special]:
+        return None
+    words = (word for _, *word in keys)
+    of_tokens = [[place] if token in special else next(words) for place, token in enumerate(ids)]
+    runs = [[*run] for _, run in groupby(range(len(ids)), of_tokens.__getitem__)]
+    names = ("".join(tokenizer.decode([ids[place] for place in run]).split()) for run in runs)
+    return Words(tuple(names), tuple(word for word, run in enumerate(runs) for _ in run))
 
 
 def merge_words(

@@ -16,7 +16,7 @@ from tinyformer.batch import Batch
 from tinyformer.data.batches.loader import EpochLoader, EvaluationBatches, ResumableLoader, SimilarLengthLoader, share
 from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.batches.windows import PACKS, Pack, Rows, Windows
-from tinyformer.data.sources.documents import iterate_rows, iterate_texts
+from tinyformer.data.sources.documents import batches_of, iterate_rows, iterate_texts
 from tinyformer.data.sources.source import Source
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -150,7 +150,10 @@ class WindowFormat(RowFormat):
         return filter(None, iterate_texts(rows))  # the two texts of a pair are one of two lines
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write nothing: tokens tell all."""
+        """Write the words of tokens that are masked, where tokens do not tell."""
+        if self.needs_mask and not tokenizer.shows_words:
+            parts = batches_of(self.texts(rows), 2**20)
+            np.save(folder / f"{name}.continues.npy", np.concatenate([*map(tokenizer.continuations, parts)]))
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, TokenSplit]:
         num_tokens = next(iter(prepared.splits.values())).num_tokens

@@ -64,6 +64,7 @@ class TokenSplit(Split):
     lost_bytes: float  # see the function of this name
     scored: Bool[np.ndarray, " tokens"] | None = None  # which ids are scored as targets; None: all of them
     tokenizer: TextTokenizer | None = None
+    continues: Bool[np.ndarray, " tokens"] | None = None  # which ids go on with a word, where they do not show it
 
     @property
     def num_documents(self) -> int:
@@ -101,10 +102,14 @@ def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
             file.write_table(table)
 
 
-def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
-    """What `write_split` wrote."""
-    ids = np.load(folder / f"{name}.npy", mmap_mode="r")
-    return TokenSplit(ids, np.load(folder / f"{name}.offsets.npy"), tokenizer=tokenizer, **counts)
+def open_split(
+    folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any], is_masked: bool = False
+) -> TokenSplit:
+    """What `write_split` wrote, and where words go on, if tokens are masked and do not show it."""
+    ids, is_stored = np.load(folder / f"{name}.npy", mmap_mode="r"), is_masked and not tokenizer.shows_words
+    continues = np.load(folder / f"{name}.continues.npy", mmap_mode="r") if is_stored else None
+    offsets = np.load(folder / f"{name}.offsets.npy")
+    return TokenSplit(ids, offsets, tokenizer=tokenizer, continues=continues, **counts)
 
 
 class Encoded(NamedTuple):

@@ -1,6 +1,6 @@
 """Sampling of text, one token at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -95,7 +95,7 @@ def stream(
     sampling: Sampling | None = None,
     seed: int = 0,
     use_cache: bool = True,
-    stop_token: int | None = None,
+    stop_token: int | Collection[int] | None = None,
     is_end: Callable[[list[int]], bool] | None = None,
 ) -> Iterator[list[int | None]]:
     """The new token of each prompt at each step; None for one that is still being read or has ended.
@@ -114,7 +114,7 @@ def stream(
         sampling: how to sample them; `Sampling()` unless given.
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
-        stop_token: ends a text, and is not part of it.
+        stop_token: ends a text, and is not part of it; or several tokens, each of which does.
         is_end: whether a text, with its prompt, ends with its last token.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
@@ -126,7 +126,8 @@ def stream(
             if not 0 <= token <= largest:
                 raise ArgumentError(f"prompts[{index}]", token, f"token ids go from 0 to {largest}")
     require_amount(num_tokens, seed)
-    return _steps(network, rows, int(num_tokens), sampling or Sampling(), int(seed), use_cache, stop_token, is_end)
+    stops = stop_token if isinstance(stop_token, Collection) else {stop_token}
+    return _steps(network, rows, int(num_tokens), sampling or Sampling(), int(seed), use_cache, stops, is_end)
 
 
 def ends(tokenizer: TextTokenizer, stop: str | Sequence[str] | None) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def ends(tokenizer: TextTokenizer, stop: str | Sequence[str] | None) -> dict[str
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         return any(text.find(word, max(0, known + 1 - len(word))) >= 0 for word in words or ())
 
-    return {"stop_token": tokenizer.eos_id, "is_end": is_end if words else None}
+    return {"stop_token": tokenizer.end_ids, "is_end": is_end if words else None}
 
 
 def _steps(
@@ -149,7 +150,7 @@ def _steps(
     sampling: Sampling,
     seed: int,
     use_cache: bool,
-    stop_token: int | None,
+    stops: Collection[int | None],
     is_end: Callable[[list[int]], bool] | None,
 ) -> Iterator[list[int | None]]:
     device = next(network.parameters()).device
@@ -184,7 +185,7 @@ def _steps(
                 logits = logits.scatter(1, seen, torch.where(scores < 0, scores * penalty, scores / penalty))
             tokens[read, end] = chosen = sampling.draw(logits[read], [generators[row] for row in read])
             for row, token in zip(read, chosen.tolist(), strict=True):
-                if token == stop_token:
+                if token in stops:
                     del remaining[row]
                     continue
                 drawn[row] = token

@@ -14,7 +14,7 @@ from tinyformer.data.sources import hub
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write
 from tinyformer.interop.family import Fields, Weights
-from tinyformer.interop.vocabulary import TOKENIZER_FILES, read_json
+from tinyformer.interop.vocabulary import TOKENIZER_FILES, read_json, read_json_of
 
 MAX_NAME = 255
 """Largest number of bytes in the name of a file on common file systems."""
@@ -23,7 +23,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 SHARDS = "model-*-of-*.safetensors"
 
 DECODING = "generation_config.json"
-OF_DECODING = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
+OF_DECODING = ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
 """The file in which newer versions of `transformers` keep how a model decodes, and the fields read from it."""
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
@@ -47,7 +47,7 @@ def read_config(folder: Path) -> Fields:
         reason = f"has no {CONFIG}; a folder written by save_pretrained of transformers has one"
         raise ArgumentError("folder", str(folder), reason)
     with argument_path(passed={"path": "folder"}):
-        decoding = read_json(folder / DECODING) if (folder / DECODING).is_file() else {}
+        decoding = read_json_of(folder, DECODING)
         return read_json(folder / CONFIG) | {name: decoding[name] for name in OF_DECODING if name in decoding}
 
 

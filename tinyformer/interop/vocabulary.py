@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.tokenizer.tokenizer import template
-from tinyformer.data.tokenizer.untrusted_tokenizer import is_complaint
+from tinyformer.data.tokenizer.tokenizer import add_special, telling, template
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop.family import Fields
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 SETTINGS = "tokenizer_config.json"
-SPECIAL = "special_tokens_map.json"
+SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 
-NAMED = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token")
-"""Special tokens that `transformers` recognises within a text."""
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""Special tokens that `transformers` recognises within a text, in the order in which it adds them."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -35,37 +34,53 @@ def read_json(path: Path) -> dict[str, Any]:
     raise ArgumentError("path", str(path), "is not a JSON object")
 
 
-def _from_json(folder: Path, settings: Fields) -> Tokenizer:
-    return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+def _bert(settings: Fields) -> tuple[Any, Any]:
+    lowercase, accents = settings.get("do_lower_case", True), settings.get("strip_accents")
+    normalizer = normalizers.BertNormalizer(True, settings.get("tokenize_chinese_chars", True), accents, lowercase)
+    return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
-def _from_merges(folder: Path, settings: Fields) -> Tokenizer:
-    """A byte-level BPE tokenizer, such as GPT-2's."""
-    tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
+def _byte_level(settings: Fields) -> tuple[Any, Any]:
+    return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
+
+
+def _llama(settings: Fields) -> tuple[Any, Any]:
+    scheme = "never" if settings.get("add_prefix_space") is False else "always" if settings.get("legacy") else "first"
+    return None, pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+
+
+CLASSES: dict[str, tuple[type, Callable[[Fields], tuple[Any, Any]]]] = {
+    "BertTokenizer": (models.WordPiece, _bert),
+    **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer"), (models.BPE, _byte_level)),
+    "GPTNeoXTokenizer": (models.BPE, lambda settings: (normalizers.NFC(), _byte_level(settings)[1])),
+    "LlamaTokenizer": (models.BPE, _llama),
+}
+"""Classes of `transformers` 5 with the model that they need, and their own normalizer and pre-tokenizer."""
+
+OF_TYPE = {"bart": "BartTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
+AS_IT_IS = ("None", "PreTrainedTokenizer", "Qwen2Tokenizer", "T5Tokenizer", "TokenizersBackend")
+"""The class by `model_type`, where no file names one, and classes that use a `tokenizer.json` whatever the settings."""
+
+
+def read_json_of(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in a file of a folder; empty if there is no such file."""
+    return read_json(folder / name) if (folder / name).is_file() else {}
+
+
+def _from_merges(vocabulary: str, merges: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE.from_file(vocabulary, merges))
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _from_words(folder: Path, settings: Fields) -> Tokenizer:
-    """A WordPiece tokenizer, such as BERT's."""
-    made = BertWordPieceTokenizer(
-        str(folder / "vocab.txt"),
-        lowercase=settings.get("do_lower_case", True),
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    )
-    return Tokenizer.from_str(made.to_str())
-
-
-FORMATS: dict[tuple[str, ...], Callable[[Path, Fields], Tokenizer]] = {
-    ("tokenizer.json",): _from_json,
-    ("vocab.json", "merges.txt"): _from_merges,
-    ("vocab.txt",): _from_words,
+FORMATS: dict[tuple[str, ...], tuple[Callable[..., Tokenizer], str | None]] = {
+    ("tokenizer.json",): (Tokenizer.from_file, None),
+    ("vocab.json", "merges.txt"): (_from_merges, "GPT2Tokenizer"),
+    ("vocab.txt",): (lambda path: Tokenizer.from_str(BertWordPieceTokenizer(path).to_str()), "BertTokenizer"),
 }
-"""Readers by the files that they need; the first whose files exist is used."""
+"""Readers by the files that they need, and the class of such a tokenizer; the first whose files exist is used."""
 
-TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, *SENTENCEPIECE)
+TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, ADDED, *SENTENCEPIECE)
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
@@ -82,20 +97,23 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
             )
             raise ArgumentError("folder", str(folder), reason)
         return None
-    settings: Fields = {}
-    for name in (SPECIAL, SETTINGS):
-        if (folder / name).is_file():
-            with argument_path(passed={"path": "folder"}):
-                settings |= read_json(folder / name)
+    with argument_path(passed={"path": "folder"}):
+        special, settings, added = (read_json_of(folder, name) for name in (SPECIAL, SETTINGS, ADDED))
+    settings = special | settings if "added_tokens_decoder" in settings else settings | special
+    reader, kind = FORMATS[names]
+    kind = kind or _class_of(settings, fields)
+    _require_applied(settings, kind, folder, names[0])
     with _library_errors(folder, names[0]):
-        tokenizer = FORMATS[names](folder, settings)
-        named = [token for name in NAMED if (token := _special_token(settings, name)) is not None]
-        tokenizer.add_special_tokens([token for token in named if tokenizer.token_to_id(token) is not None])
-        first = _first_token(tokenizer, settings, fields)
+        tokenizer = reader(*(str(folder / name) for name in names))
+        _set_parts(tokenizer, kind, settings)
         # Only the `config.json` of BART names the tokens around a text where its tokenizer is in `vocab.json`.
         is_silent = tokenizer.post_processor is None and names[0] != "tokenizer.json"
+    with _library_errors(folder, SETTINGS):
+        _add_tokens(tokenizer, settings, added)
+    ends = _end_ids(tokenizer, fields)
+    first = _first_token(tokenizer, settings, ends)
     try:
-        return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")))
+        return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")), ends)
     except ArgumentError as error:
         reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
         reason = reason if error.path == ("eos_token",) else f"{names[0]} {error.reason}"
@@ -106,14 +124,10 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
 def _library_errors(folder: Path, name: str) -> Iterator[None]:
     """Turn errors of the tokenizers library into `ArgumentError`s about a file."""
     try:
-        yield
+        with telling("be read by the tokenizers library"):
+            yield
     except ArgumentError as error:
         raise ArgumentError("folder", str(folder), f"{name} {error.reason}") from error
-    except BaseException as error:  # the library raises bare exceptions, and panics are no `Exception`
-        if not is_complaint(error):
-            raise
-        reason = f"{name} cannot be read by the tokenizers library ({error})"
-        raise ArgumentError("folder", str(folder), reason) from error
 
 
 def tokenizer_files(
@@ -127,43 +141,67 @@ def tokenizer_files(
     plain = Tokenizer.from_str(tokenizer.reader.to_str())
     if not tokenizer.post_processed:
         plain.post_processor = template(plain, *around)
-    bos, eos, pad = (
-        None if (number := ids[f"{name}_token_id"]) is None else plain.id_to_token(number)
-        for name in ("bos", "eos", "pad")
-    )
-    special = {
-        "eos_token": eos,
-        "bos_token": bos,
-        "cls_token": bos or eos,
-        "sep_token": eos,
-        "pad_token": pad,
-        "unk_token": None if tokenizer.unk_id is None else plain.id_to_token(tokenizer.unk_id),
-        "mask_token": None if tokenizer.mask_id is None else plain.id_to_token(tokenizer.mask_id),
-    }
+    bos, eos, pad = (ids[f"{name}_token_id"] for name in ("bos", "eos", "pad"))
+    special = {"eos": eos, "bos": bos, "cls": eos if bos is None else bos, "sep": eos, "pad": pad}
+    special |= {"unk": tokenizer.unk_id, "mask": tokenizer.mask_id}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_seq_len}
     settings |= {"clean_up_tokenization_spaces": False}
-    return {
-        "tokenizer.json": json.loads(plain.to_str()),
-        SETTINGS: settings | {name: token for name, token in special.items() if token is not None},
-    }
+    tokens = {f"{name}_token": plain.id_to_token(i) for name, i in special.items() if i is not None}
+    return {"tokenizer.json": json.loads(plain.to_str()), SETTINGS: settings | tokens}
 
 
-def _first_token(tokenizer: Tokenizer, settings: Fields, fields: Fields) -> str | None:
+def _class_of(settings: Fields, fields: Fields) -> str:
+    """The class that `transformers` 5 reads a `tokenizer.json` with."""
+    named, model_type = settings.get("tokenizer_class") or fields.get("tokenizer_class"), fields.get("model_type")
+    return "None" if model_type == "mistral" else str(named or OF_TYPE.get(str(model_type))).removesuffix("Fast")
+
+
+def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> None:
+    """Refuse a setting that changes the tokens of a text and is not applied."""
+    of_class = () if kind in (*CLASSES, *AS_IT_IS) else ("add_prefix_space", "do_lower_case", "strip_accents")
+    around = () if name == "tokenizer.json" else ("add_bos_token", "add_eos_token")
+    for setting in ("split_special_tokens", "fix_mistral_regex", *of_class, *around):
+        if settings.get(setting):
+            reason = f"{SETTINGS} says {setting}={json.dumps(settings[setting])[:100]}, which changes the tokens of a "
+            reason += f"text, and is not supported for tokenizer_class={kind}; without this setting the folder works"
+            raise ArgumentError("folder", str(folder), reason)
+
+
+def _set_parts(tokenizer: Tokenizer, kind: str, settings: Fields) -> None:
+    """Replace what the class of a tokenizer replaces; Llama's does not if bytes are the alphabet."""
+    model, parts = CLASSES.get(kind, (type(None), _byte_level))
+    if isinstance(tokenizer.model, model) and not (parts is _llama and '"ByteLevel"' in tokenizer.to_str()):
+        tokenizer.normalizer, tokenizer.pre_tokenizer = parts(settings)
+
+
+def _add_tokens(tokenizer: Tokenizer, settings: Fields, added: Fields) -> None:
+    """Add the tokens that are named next to a tokenizer, with their flags, in the order of `transformers`."""
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    keys = dict.fromkeys([*NAMED, *(name for name in settings if name.endswith("_token"))])
+    tokens = [*map(settings.get, keys), *(extra.values() if isinstance(extra, dict) else extra)]
+    special = [name for token in tokens if (name := _content(token))]
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    others = {i: {"content": name, "special": name in special} for name, i in added.items() if name not in known}
+    decoder = settings.get("added_tokens_decoder", others)
+    for number in sorted(decoder, key=int):
+        tokenizer.add_tokens([AddedToken(**{flag: on for flag, on in decoder[number].items() if flag != "__type"})])
+    add_special(tokenizer, special)
+
+
+def _end_ids(tokenizer: Tokenizer, fields: Fields) -> list[int]:
+    """The tokens that end a generated text, of which a model may have several."""
+    end, known = fields.get("eos_token_id"), tokenizer.get_vocab(with_added_tokens=True).values()
+    return [i for i in (end if isinstance(end, list) else [end]) if i in known]
+
+
+def _first_token(tokenizer: Tokenizer, settings: Fields, ends: Sequence[int]) -> str | None:
     """The token that starts a text according to the files; None if they do not name one."""
-    end = fields.get("eos_token_id")
-    end_id = end[0] if isinstance(end, list) and end else end
-    tokens = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
-    candidates = (
-        _special_token(settings, "eos_token"),
-        tokens.get(end_id) if isinstance(end_id, int) else None,
-        _special_token(settings, "cls_token"),
-        "[CLS]",
-    )
+    eos, cls = (_content(settings.get(name)) for name in ("eos_token", "cls_token"))
+    candidates = (eos, *map(tokenizer.id_to_token, ends[:1]), cls, "[CLS]")
     return next((token for token in candidates if token and tokenizer.token_to_id(token) is not None), None)
 
 
-def _special_token(settings: Fields, name: str) -> str | None:
+def _content(token: object) -> str | None:
     """A special token, which is a string or an object with the string as its `content`."""
-    token = settings.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

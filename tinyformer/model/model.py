@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -149,6 +150,9 @@ class Model:
         batch = self._batch(texts, *others, **named)
         require_one_window(batch)
         maps = maps_of_batch(self.network, self.task, self._tokenizer, batch, str(self.origin or ""))
+        parts = ([part] if isinstance(part, str) else part for part in (texts, *others, *named.values()))
+        rows = [part for part in parts if isinstance(part, list | tuple) and len(part) == len(maps)]
+        maps = [replace(of, texts=[x[i] for x in rows if isinstance(x[i], str | tuple)]) for i, of in enumerate(maps)]
         return maps[0] if isinstance(texts, str) else maps
 
     def run(

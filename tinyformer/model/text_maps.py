@@ -66,6 +66,7 @@ class TextMaps:
     ids: Mapping[str, tuple[Sequence[int], Sequence[int]]]  # token ids of queries and keys; empty for maps of words
     tokenizer: TextTokenizer | None  # the model's tokenizer, if it has one
     model: str = ""  # its name in titles
+    texts: Sequence[str | Sequence[str]] = ()  # that the tokens encode, as far as they are known
 
     @property
     def tokens(self) -> Sequence[str] | dict[str, Axes]:
@@ -109,7 +110,7 @@ class TextMaps:
             raise ArgumentError("tokenizer", None, "the model has no tokenizer, so its tokens have no words")
         if not self.ids:
             return self
-        words = {kind: [words_of(ids, self.tokenizer) for ids in sides] for kind, sides in self.ids.items()}
+        words = {kind: [words_of(ids, self.tokenizer, self.texts) for ids in sides] for kind, sides in self.ids.items()}
         axes = {kind: Axes(list(queries.names), list(keys.names)) for kind, (queries, keys) in words.items()}
         layers = [
             replace(layer, weights=merge_words(layer.weights, *words[layer.kind]), logits=None) for layer in self.layers

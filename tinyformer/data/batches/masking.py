@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.batches.windows import Rows, Windows
@@ -61,7 +61,7 @@ class Masker:
         draws = [np.random.default_rng((self._seed, epoch, window)).random((3, tokens.shape[1])) for window in windows]
         chance, fate, other = np.stack(draws, axis=1)
         if self._joins is not None:
-            chance = self._one_per_word(tokens, chance)
+            chance = self._one_per_word(batch, chance)
         chance = np.where(eligible, chance, np.inf)
         selected = (chance < self._masking.rate) | (chance == chance.min(axis=1, keepdims=True)) & eligible
         masked = selected & (fate < self._masking.mask_share)
@@ -72,14 +72,13 @@ class Masker:
         result["targets"] = torch.from_numpy(np.where(selected, tokens, IGNORED))
         return result
 
-    def _one_per_word(
-        self, tokens: Int64[np.ndarray, "batch seq"], chance: Float[np.ndarray, "batch seq"]
-    ) -> Float[np.ndarray, "batch seq"]:
+    def _one_per_word(self, batch: Batch, chance: Float[np.ndarray, "batch seq"]) -> Float[np.ndarray, "batch seq"]:
         """The chance of each token, replaced by that of its word's first token, so that words are selected whole."""
         assert self._joins is not None
-        begins, ends = self._joins
+        (begins, ends), tokens = self._joins, batch["inputs"].numpy()
         joined: Bool[np.ndarray, "batch seq"] = begins[tokens]
         joined[:, 1:] &= ends[tokens[:, :-1]]
+        joined = batch["continues"].numpy() if "continues" in batch else joined
         first = np.maximum.accumulate(np.where(joined, 0, np.arange(tokens.shape[1])), axis=1)
         return np.take_along_axis(chance, first, axis=1)
 

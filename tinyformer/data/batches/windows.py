@@ -58,7 +58,7 @@ class Windows(Rows):
             # The largest number of documents in a window: one, those that begin after its first token, and padding.
             begun = np.searchsorted(split.offsets, split.offsets + seq_len) - np.arange(len(split.offsets))
             self._most = 1 + int(begun.max(initial=0)) + self.may_be_padded
-        self._scored = split.scored
+        self._scored, self._continues = split.scored, split.continues
         self._ids = split.ids.view(np.ndarray)  # an array is indexed faster than a memory map
         # Each text is cut separately: the whole stream, or a document (whose last target is the next eos).
         bounds = np.array([min(phase, split.num_targets), split.num_targets]) if pack == "concat" else split.offsets
@@ -86,6 +86,8 @@ class Windows(Rows):
             inputs = np.where(padding, int(self._ids[0]), inputs)  # a stream begins with eos
             targets = np.where(padding, IGNORED, targets)
         batch: Batch = {"inputs": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
+        if self._continues is not None:
+            batch["continues"] = torch.from_numpy(_slices(self._continues, start, self.seq_len))
         if self.may_be_padded:
             batch["lengths"] = torch.from_numpy(length)
         if self._offsets is not None:

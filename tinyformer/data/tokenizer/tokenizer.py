@@ -13,7 +13,7 @@ from typing import SupportsInt
 
 import numpy as np
 from jaxtyping import Bool, Int64
-from tokenizers import Tokenizer, models, processors
+from tokenizers import AddedToken, Encoding, Tokenizer, models, processors
 
 from tinyformer.errors import ArgumentError
 
@@ -42,18 +42,16 @@ BYTE_OF = _byte_alphabet()
 
 
 @contextlib.contextmanager
-def _telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
+def telling(aim: str, texts: Sequence[str] = ()) -> Iterator[None]:
     """Turn what the library raises, a bare exception or a panic, which is no `Exception`, into an `ArgumentError`."""
     try:
         yield
-    except TypeError as error:  # which is what the library says of half of a surrogate pair
-        for text in texts:
-            if re.search("[\ud800-\udfff]", text):
-                raise ArgumentError("text", text, "holds half of a surrogate pair, which is no text") from error
-        raise
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, ArgumentError):
         raise
     except BaseException as error:
+        for text in texts:  # half of a surrogate pair is a TypeError of the library
+            if re.search("[\ud800-\udfff]", text):
+                raise ArgumentError("text", text, "holds half of a surrogate pair, which is no text") from error
         raise ArgumentError("tokenizer", "tokenizer.json", f"cannot {aim}: {str(error)[:200]}") from error
 
 
@@ -71,17 +69,21 @@ class TextTokenizer:
             the vocabulary.
         post_processed: whether the post-processor determines the tokens around a text that a model reads, as in
             `transformers`; otherwise `eos_token` is before each text.
+        ends: the ids of the tokens that end a generated text, if they are not `eos_token` alone.
     """
 
     name = "given"
     characters_per_token = 8
     vocab_size: int
     eos_id: int
+    end_ids: tuple[int, ...]
     start_id: int  # before each document of a stream: the first token that the post-processor adds, or else `eos_id`
     unk_id: int | None  # None where every string can be encoded
     mask_id: int | None  # None where there is no mask token, see `with_mask`
 
-    def __init__(self, tokenizer: Tokenizer, eos_token: str | None = None, post_processed: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, eos_token: str | None = None, post_processed: bool = False, ends: Iterable[int] = ()
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -91,13 +93,12 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._eos_token, self.post_processed = _find_eos(tokenizer, eos_token), post_processed
         self._byte_level = '"ByteLevel"' in json.dumps(spec["decoder"])
-        # Without merges, a normalizer and a pattern, no token depends on its neighbours: a long text can be cut
-        # anywhere and encoded in parallel, with the same result (1.1 MB in 0.15 s instead of 1.4 s).
-        self._context_free = spec["model"].get("merges") == [] and not spec["normalizer"]
-        self._context_free &= not (spec["pre_tokenizer"] or {}).get("use_regex", False)
+        # Long texts are cut, and their parts encoded in parallel: 1.1 MB in 0.15 s instead of 1.4 s.
+        self._context_free = _is_context_free(spec)
         # Not the vocabulary's length: the ids of other libraries' files may have gaps.
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size, self.eos_id = max(vocabulary.values()) + 1, vocabulary[self._eos_token]
+        self.end_ids = tuple(ends) or (self.eos_id,)
         has_all_bytes = self._byte_level and BYTE_OF.keys() <= vocabulary.keys()
         self.unk_id = None if has_all_bytes else _find_unknown(tokenizer, spec["model"])
         self.unknown = None if self.unk_id is None else tokenizer.id_to_token(self.unk_id)  # as it is spelled
@@ -111,12 +112,14 @@ class TextTokenizer:
         """The tokenizer of `to_json`, or of a `tokenizer.json`."""
         spec = json.loads(text)
         eos_token, post_processed = spec.pop("eos_token", None), spec.pop("post_processed", False)
-        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed))
+        end_ids = spec.pop("end_ids", ())
+        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed), end_ids)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`, with the keys `eos_token` and `post_processed` if they are not the defaults."""
+        """A `tokenizer.json`, with `eos_token`, `post_processed` and `end_ids` if they are not the defaults."""
         spec = json.loads(self._tokenizer.to_str())
-        named = {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
+        named: dict[str, object] = {"end_ids": self.end_ids} if self.end_ids != (self.eos_id,) else {}
+        named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
         return json.dumps(spec | named | ({"post_processed": True} if self.post_processed else {}))
 
     @cached_property
@@ -136,7 +139,7 @@ class TextTokenizer:
             return self
         tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         tokenizer.add_special_tokens([MASK])
-        return TextTokenizer(tokenizer, self._eos_token, self.post_processed)
+        return TextTokenizer(tokenizer, self._eos_token, self.post_processed, self.end_ids)
 
     def for_training(self) -> "TextTokenizer":
         """This tokenizer with `start_id` before each text, as models that are trained here read it."""
@@ -171,7 +174,7 @@ class TextTokenizer:
         """The tokenizer of texts that a model reads; a copy, since data may be encoded by another thread."""
         reader = Tokenizer.from_str(self._tokenizer.to_str())
         known = [*sorted(self.special_ids), *([] if self.unk_id is None else [self.unk_id])]
-        reader.add_special_tokens([token for i in known if (token := reader.id_to_token(i)) is not None])
+        add_special(reader, (token for i in known if (token := reader.id_to_token(i)) is not None))
         if not self.post_processed:
             reader.post_processor = template(reader, *self.around)
         return reader
@@ -182,7 +185,7 @@ class TextTokenizer:
         Special tokens may be spelled out, such as "The king is <mask>"; an empty text with nothing around is `eos_id`.
         """
         plain = [*chain.from_iterable([t] if isinstance(t, str) else t for t in texts)]
-        with _telling("encode a text", plain):
+        with telling("encode a text", plain):
             rows = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
             if any(self.unk_id in ids for ids in rows):
                 self.report_unknown(plain)
@@ -222,14 +225,16 @@ class TextTokenizer:
         return [list(chain.from_iterable(ids[start:stop])) for start, stop in bounds]
 
     def _encode_whole(self, texts: Sequence[str]) -> list[list[int]]:
-        with _telling("encode a text", texts):
+        with telling("encode a text", texts):
             return [e.ids for e in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def offsets(self, texts: Sequence[str]) -> list[Int64[np.ndarray, "tokens 2"]]:
         """For each token of each text, the index of its first character and the index after its last one."""
-        with _telling("encode a text", texts):
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
+        return [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in self._encodings(texts)]
+
+    def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        with telling("encode a text", texts):
+            return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
     def prefix(self, text: str, num_tokens: int) -> str:
         """The part of a text that its first `num_tokens` tokens encode."""
@@ -238,7 +243,7 @@ class TextTokenizer:
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """The text of token ids, special tokens included."""
-        with _telling("decode tokens"):
+        with telling("decode tokens"):
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
@@ -269,16 +274,22 @@ class TextTokenizer:
         r"""A printable, non-empty string for each token: newline is "⏎", space "·", a control character "\xNN"."""
         return [_printable(self._raw(int(i))) for i in ids]
 
+    @cached_property
+    def shows_words(self) -> bool:
+        """Whether tokens keep the white space between words; otherwise words are those of the pre-tokenizer."""
+        before = self._tokenizer.pre_tokenizer
+        return before is None or sum(len(part) for part, _ in before.pre_tokenize_str("a b")) > 2
+
+    def continuations(self, texts: Sequence[str]) -> Bool[np.ndarray, " tokens"]:
+        """For each token of a stream of texts, whether it is in one word of the pre-tokenizer with the token before."""
+        words = (chain([None], encoding.word_ids) for encoding in self._encodings(texts))
+        return np.concatenate([np.zeros(0, bool), *(np.diff(np.array([None, *text], float)) == 0 for text in words)])
+
     def joins(self) -> tuple[Bool[np.ndarray, " vocab_size"], Bool[np.ndarray, " vocab_size"]]:
         """For each token, whether it can continue a word, and whether a word can continue after it.
 
-        A word is a run of letters and digits. WordPiece marks tokens that continue a word; other vocabularies mark
-        those that begin one, by a leading space.
+        A word is a run of letters and digits; the first token of a word has the space before it. See `shows_words`.
         """
-        names = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocab_size)]
-        prefix = json.loads(self._tokenizer.to_str())["model"].get("continuing_subword_prefix")
-        if prefix:
-            return np.array([name.startswith(prefix) for name in names]), np.ones(self.vocab_size, bool)
         special = {self.eos_id, self.unk_id, self.mask_id}
         raw = [b"" if i in special else self._raw(i) for i in range(self.vocab_size)]
         # A part of a multi-byte character counts as a letter, which most of them are.
@@ -305,6 +316,21 @@ def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
     return eos_token
 
 
+def add_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
+    """Make tokens special ones, with the flags that they have."""
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens([known.get(name, AddedToken(name, special=True)) for name in names])
+
+
+def _is_context_free(spec: dict) -> bool:
+    """Whether each character or byte is a token, whatever is around it: a text can then be cut anywhere."""
+    model, before = spec["model"], spec["pre_tokenizer"] or {"type": "ByteLevel"}
+    joined = ("merges", "fuse_unk", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
+    is_plain = before["type"] == "ByteLevel" and not (before.get("add_prefix_space") or before.get("use_regex"))
+    has_own = spec["normalizer"] or any(map(model.get, joined)) or not all(t["special"] for t in spec["added_tokens"])
+    return "merges" in model and is_plain and not has_own
+
+
 def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
     """A post-processor that puts tokens around a text, and around each text of a pair."""
     # Named by their ids, since a template reads ":" and "$" in the name of a token as its own.
@@ -318,7 +344,7 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The tokens that a post-processor adds before and after a text, which the vocabulary must have."""
     if tokenizer.post_processor is None:
         return [], []
-    with _telling("post-process a text"):
+    with telling("post-process a text"):
         text = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
         added = tokenizer.post_processor.process(text)
         place = added.special_tokens_mask.index(0)

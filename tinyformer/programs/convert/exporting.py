@@ -151,6 +151,7 @@ def _files(fields: Fields, family: Family, checkpoint: Checkpoint, model: Plain)
     else:
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
         special["bos_token_id"] = tokenizer.start_id
-        generation = {"generation_config.json": special} if family.generates else {}
-        files, around = {"config.json": fields | special, **generation}, ([tokenizer.eos_id], [])
+        ends = special | {"eos_token_id": [*tokenizer.end_ids] if len(tokenizer.end_ids) > 1 else tokenizer.end_ids[0]}
+        generation = {"generation_config.json": ends} if family.generates else {}
+        files, around = {"config.json": fields | ends, **generation}, ([tokenizer.eos_id], [])
     return files | (tokenizer_files(tokenizer, model["max_seq_len"], special, around) if tokenizer else {})
