@@ -51,7 +51,7 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     assert all("It has no tokenizer, so programs that read text refuse it; in Python it takes" in out for out in told)
     bert, marian = tinyformer.load("bert.ckpt"), tinyformer.load("marian.ckpt")
     assert bert.logits(tokens()).shape == (*tokens().shape, VOCAB)
-    with pytest.raises(ValueError, match="has no tokenizer, so it takes token ids of shape"):
+    with pytest.raises(ValueError, match="has no tokenizer, so it takes a tensor of token ids"):
         bert.logits("a text")
     assert len(marian.generate_ids(tokens(), beams=1)) == 2
     with pytest.raises(ValueError, match="as generate_ids does"):

@@ -28,7 +28,7 @@ class TextReader(NamedTuple):
     def tokenizer(self) -> TextTokenizer:
         """The model's tokenizer; an `ArgumentError` if it has none."""
         if self.own_tokenizer is None:
-            reason = "the model has no tokenizer, so it takes token ids of shape (batch, seq), as generate_ids does"
+            reason = "the model has no tokenizer, so it takes a tensor of token ids, batch × seq, as generate_ids does"
             raise ArgumentError("tokenizer", None, reason)
         return self.own_tokenizer
 

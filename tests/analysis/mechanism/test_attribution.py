@@ -132,8 +132,8 @@ def test_mistakes(make, options, message):
 OPTIONS = dict.fromkeys(("num_windows", "num_resamples", "num_untrained", "num_steps", "num_pairs", "period"), 4)
 OPTIONS |= {"num_sequences": 2, "num_fits": 1, "num_draws": 1, "steps": 1, "gradients": False}
 OWN = {"circuit": {"measures": {"induction": 1e-9}}, "relations": {"text": "ab ba", "pairs": [["ba", "ab"]]}}
-TEXTS = {"text": "ab ba", "clean": "abba", "corrupted": "acca"}
-REFUSED = {"mla+rotary": set(), "differential+t5": {"weights"}, "gqa+relative": {"atlas"}, "gqa+sink+window": set()}
+TEXTS = {"text": "ab ba", "clean": "abba", "corrupted": "acca", "answer": "b", "against": "d"}
+REFUSED = {"mla+rotary": {"weights"}, "differential+t5": {"weights"}, "gqa+relative": {"atlas"}, "mqa+window": set()}
 
 
 @pytest.mark.slow
