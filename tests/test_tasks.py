@@ -14,6 +14,7 @@ from model.models import answerer
 import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.errors import ArgumentError
+from tinyformer.files import write_table
 
 TINY = f"{SMALL} model.num_layers=1 callbacks.attention=null trainer.val_check_interval=2"
 MASKED = "task=masked_lm data=text data.files=book.txt tokenizer=byte"
@@ -188,6 +189,43 @@ def test_analyses_and_a_pruned_checkpoint_which_is_one_like_any_other(program: P
     assert load_checkpoint("next/checkpoints/last.ckpt").overrides["model.pruned_heads"] == heads
     measured = table("next/attention/heads.csv")
     assert not any([row["kind"], int(row["layer"]), int(row["head"])] in heads for row in measured)
+
+
+# Rows without labels.
+
+UNLABELLED = {
+    "classification": ["text"],
+    "classification 'data.text_column=[one,two]'": ["one", "two"],
+    "seq2seq data.too_long=skip task.objective.num_decoded=1": ["source"],
+    "span data=squad": ["question", "context"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", UNLABELLED)
+def test_the_rows_of_a_file_are_predicted(task: str, program: Program, tmp_path: Path) -> None:
+    columns, letters = UNLABELLED[task], ["ab", "b c", "de" * 12, "x", "d"]
+    rows = [{"id": f"0{n}"} | {name: letters[(n + i) % 5] for i, name in enumerate(columns)} for n in range(20)]
+    answers = [{"text": [letters[(n + 1) % 5]], "answer_start": [0]} for n in range(20)]
+    known = [row | {"answers": answers[n], "target": f"{n}", "label": n % 2} for n, row in enumerate(rows)]
+    Path("known.jsonl").write_text("\n".join(map(json.dumps, known)))
+    write_table(Path("new.csv"), ["id", *columns], [[*row.values()] for row in rows])
+    own = "tokenizer=byte data.files=known.jsonl data.max_examples=9 data.validation_fraction=0.2 hydra.run.dir=run"
+    ran(program, "train.py", TINY, "data=text", f"task={task}", own)
+    predicted = "checkpoint=run/checkpoints/last.ckpt predict=true hydra.run.dir=out data.files"
+    out = ran(program, "evaluate.py", f"{predicted}=new.csv")
+    assert ("documents truncated" in out) == task.startswith("classification")
+    found, model = table("out/predictions.csv"), tinyformer.load("run/checkpoints/last.ckpt")
+    assert [{name: row[name] for name in ("id", *columns)} for row in found] == rows
+    texts = [[row[name] for row in rows] for name in columns]
+    if task == "classification":
+        shares = model.logits([text[:15] for text in texts[0]]).softmax(-1)
+        assert [float(row["probability_1"]) for row in found] == pytest.approx(shares[:, 1].tolist(), abs=1e-5)
+    elif not task.startswith("classification"):
+        expected = model.generate(*texts) if len(texts) == 1 else [one.text for one in model.answer(*texts)]
+        assert [row["prediction"] for row in found] == expected
+    ran(program, "evaluate.py", f"{predicted}=known.jsonl")  # where labels are not read
+    assert [row["prediction"] for row in table("out/predictions.csv")] == [row["prediction"] for row in found]
 
 
 # Questions about contexts.

@@ -36,7 +36,7 @@ def test_predictions_are_made_without_dropout_and_matched_to_their_texts():
     lengths, order = torch.full((5,), 6), [torch.tensor([3, 1]), torch.tensor([4, 0, 2])]
     batches = [{"inputs": ids[rows], "lengths": lengths[rows], "labels": truth[rows], "rows": rows} for rows in order]
     network.train()
-    split = SimpleNamespace(text=lambda row: f"text {row}", labels=LABELS)
+    split = SimpleNamespace(text=lambda row: f"text {row}", labels=truth.numpy())
     columns, found = analyse_predictions(task, network, batches, split).tables["worst_examples"]
     assert network.training
     shares = task.logits(network.eval(), {"inputs": ids, "lengths": lengths}).softmax(dim=-1)

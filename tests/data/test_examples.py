@@ -22,6 +22,7 @@ from tinyformer.data import (
 from tinyformer.data.examples import truncate
 from tinyformer.data.sources.documents import from_columns
 from tinyformer.errors import ArgumentError
+from tinyformer.run.summary import data_results, describe_data
 from tinyformer.tasks import Classification
 
 from .streams import EOS, split_of
@@ -218,7 +219,26 @@ def test_each_class_is_divided_by_itself_and_one_without_examples_is_named(make)
     assert examples(test) != examples(make(train=rows, split_seed=9).splits["test"])
     metrics = {"accuracy": 1.0, "macro_f1": 1.0, "majority_share": 0.9}
     described = Classification(module.labels).describe(metrics, test)["accuracy"]
-    assert described.startswith("100.0%, macro-F1 1.000 (without alarm: no examples); ")
+    rule = "over the classes that occur or are predicted; no examples of alarm"
+    assert described.startswith(f"100.0%, macro-F1 1.000 ({rule}); ")
+
+
+def test_the_summary_counts_classes_and_what_is_cut(make):
+    rows = [("a bc", "12.0" if number == 1 else str(number)) for number in range(1, 13)]
+    classes = ", ".join(f"{name} (1)" for name in range(2, 12))
+    for seq_len, cut, num_bytes in ((5, {}, 48), (4, {"documents truncated": 12}, None)):
+        data = make(train=rows, seq_len=seq_len, whole=True)
+        told = "".join(f", {number} {what}" for what, number in cut.items())
+        line = f"12 documents, {12 * seq_len} tokens{told}\nclasses: {classes} and 1 more"
+        results = data_results(data, ["all"])["all"]
+        assert (describe_data(data, ["all"])["all"], results["too_long"], results["classes"]["12"]) == (line, cut, 2)
+        assert data.splits["all"].num_bytes == num_bytes
+
+
+def test_numbers_name_classes(make):
+    for labels in ([1, 0], ["1.0", "0.0"]):
+        data = make(train=[("a", "0"), ("b", "1.0"), ("c", "1")], labels=labels, whole=True)
+        assert (data.labels, data.splits["all"].labels.tolist()) == (["1", "0"], [1, 0, 0])
 
 
 def test_a_label_that_is_no_class_is_refused(make):

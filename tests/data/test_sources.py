@@ -3,6 +3,7 @@
 import codecs
 import csv
 import gzip
+import math
 import re
 import shlex
 import subprocess
@@ -239,10 +240,19 @@ def test_without_a_header_and_quotes_each_line_is_a_row(tmp_path):
 
 
 def test_labels_are_names(tmp_path):
-    for values in ([1, 0, 10], [1.5, 2.0, -1.0], [True, False, True], ["a ", " b", "c d"]):
-        pq.write_table(pa.table({"text": ["x"] * 3, "label": values}), tmp_path / "a.parquet")
-        labels = [label for _, label in examples(tmp_path / "a.parquet")["train"]]
-        assert labels == [str(value).strip() for value in values]
+    """In every format; 1 and 1.0 have one name, and NaN has none."""
+    for values, names in (
+        ([1, 0, 10], ["1", "0", "10"]),
+        ([1.5, 2.0, -1.0], ["1.5", "2", "-1"]),
+        (["1.0", "1", "1.10"], ["1", "1", "1.10"]),
+        ([True, False], ["True", "False"]),
+        (["a ", " b", "c d"], ["a", "b", "c d"]),
+        ([math.nan], [None]),
+        (["NaN", "nan", ""], [None] * 3),
+    ):
+        for kind in (".csv", ".jsonl", ".parquet"):
+            write_table(tmp_path / f"a{kind}", [("x", value) for value in values])
+            assert [label for _, label in examples(tmp_path / f"a{kind}")["train"]] == names, (values, kind)
     categories = {name: pa.array(["x", None, "x"]).dictionary_encode() for name in ("text", "label")}
     pq.write_table(pa.table(categories), tmp_path / "a.parquet")
     assert texts_of(str(tmp_path / "a.parquet"), text_column=["text", "label"]) == {"train": ["x\nx", "", "x\nx"]}

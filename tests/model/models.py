@@ -61,9 +61,9 @@ def randomised(network: nn.Module) -> Any:
     return network.eval()
 
 
-def classifier() -> Model:
-    network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=LABELS))
-    return Model(randomised(network), TOKENIZER, Classification(LABELS))
+def classifier(labels: list[str] = LABELS) -> Model:
+    network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=labels))
+    return Model(randomised(network), TOKENIZER, Classification(labels))
 
 
 def translator(tokenizer: TextTokenizer | None = TOKENIZER, task: Seq2Seq | None = None, **options: Any) -> Model:

@@ -27,6 +27,9 @@ def test_the_other_tasks_by_hand():
     torch.testing.assert_close(model.loss(TEXTS, ["maybe", "no", "yes"]), expected)
     torch.testing.assert_close(model.loss(TEXTS, [2, 0, 1]), expected)
     torch.testing.assert_close(model.loss(TEXTS[1], "no"), expected[1:2])
+    model.task.labels = ["3", "1", "2"]  # integers, so that a number is a name
+    for labels in (["2", "3", "1"], [2, 3, 1], [2.0, "3.0", 1]):
+        torch.testing.assert_close(model.loss(TEXTS, labels), expected)
     model, targets = translator(), ["le chat", "un", "oiseau"]
     found, eos = model.loss(TEXTS, targets), model.tokenizer.eos_id
     for row, (text, target) in enumerate(zip(TEXTS, targets, strict=True)):

@@ -55,6 +55,7 @@ MISTAKES = [
     # What other tasks read.
     (partial(classifier().loss, TEXTS), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (lambda: classifier().loss(TEXTS, ["no", "yes", "so"]), "labels='so': must be one of no, yes, maybe, 0, 1, 2."),
+    (lambda: classifier(["1", "2", "3"]).loss("a", 0), "labels='0': must be one of 1, 2, 3."),
     (partial(translator().loss, TEXTS), f"targets=(): {KINDS};"),
     (lambda: translator().attention(TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
     (lambda: translator().attention("a", "b" * 16), "len(targets[0])=17: must be 1 to 16 tokens"),

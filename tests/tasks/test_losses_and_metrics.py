@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from nn.model_cases import make_transformer, token_ids
 
 from tasks.fixed import Fixed
 from tinyformer.batch import IGNORED
-from tinyformer.data import CharTokenizer, TokenSplit
+from tinyformer.data import CharTokenizer, PairSplit, TokenSplit
 from tinyformer.nn import AttentionMask
-from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq
+from tinyformer.run.summary import describe_split
+from tinyformer.tasks import CausalLM, Classification, MaskedLM, Output, Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
 
 # Next tokens.
@@ -100,9 +102,11 @@ def split_of(text):
 
 def test_metrics_of_masked_tokens_by_hand():
     # 3 / 8: <eos> is never masked.
-    expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.5, "majority_share": 3 / 8}
+    expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.5, "num_scored": 4, "majority_share": 3 / 8}
     assert MaskedLM().metrics(SUMS, split_of("aaabbcde")) == expected
     assert MaskedLM().metrics(SUMS, split_of(""))["majority_share"] == 0.0
+    lines = describe_split(MaskedLM(), expected, split_of("aaabbcde"), "validation", None)
+    assert lines["val loss"] == "2.0000 nats per token, over 4 masked tokens of 8"
 
 
 def test_pseudo_perplexity_masks_one_token_at_a_time():
@@ -220,20 +224,31 @@ def test_references_are_whole_and_as_they_stand_in_the_file(tmp_path):
     assert found == [(["and", long, "d"], line), (["and", "d"], None)]
 
 
-OUTPUTS = ["The cat sat on the mat.", "It rains, and it pours!", "a b", ""]
-REFERENCES = ["The cat is on the mat.", "It rains, and it pours!", "c d e f", "the end"]
+OUTPUTS = ["The cat sat on the mat.", "It rains, and it pours!", "a b", "", "山川日月木火", "土金。"]
+REFERENCES = ["The cat is on the mat.", "It rains, and it pours!", "c d e f", "the end", "山川日月木水", "土金。"]
 
 
-def test_bleu_and_chrf_are_those_of_the_command_line(tmp_path):
+@pytest.mark.parametrize("tokenize", ["13a", "zh", "char", "intl"])
+def test_bleu_and_chrf_are_those_of_the_command_line(tmp_path, tokenize):
     for name, texts in (("outputs", OUTPUTS), ("references", REFERENCES)):
         (tmp_path / name).write_text("\n".join(texts) + "\n")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "outputs", "-m", "bleu", "chrf", "-b", "-w", "6"]
+    command += ["-tok", tokenize]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    metrics = text_metrics(OUTPUTS, REFERENCES)
+    metrics = text_metrics(OUTPUTS, REFERENCES, tokenize)
     expected = [float(number) for number in ended.stdout.replace("[", " ").replace("]", " ").replace(",", " ").split()]
     assert [metrics["bleu"], metrics["chrf"]] == pytest.approx(expected, abs=1e-5)
-    assert metrics["exact_match"] == 1 / 4
+    assert metrics["exact_match"] == 2 / 6
     assert (text_similarity("same", "same"), text_similarity("ab", "xy")) == (100.0, 0.0)
+
+
+def test_the_summary_names_the_tokens_of_bleu_and_warns_where_words_are_none():
+    metrics = dict.fromkeys(("perplexity", "accuracy", "accuracy_top5"), 0.0) | text_metrics(OUTPUTS, REFERENCES)
+    for tokenize, first, warns in (("13a", 4, True), ("13a", 0, False), ("zh", 4, False)):
+        task = Seq2Seq()
+        task.bleu_tokenize, task.outputs = tokenize, [Output("", reference, "") for reference in REFERENCES[first:]]
+        lines = task.describe(metrics | {"num_decoded": 6}, Mock(PairSplit, num_truncated_targets=0))
+        assert (lines["decoded"].split(")")[0], "BLEU" in lines) == (f"BLEU ({tokenize}", warns)
 
 
 def test_rouge_by_hand():

@@ -15,7 +15,7 @@ from tasks.fixed import Fixed
 from tinyformer.data import ByteTokenizer, Question, Questions, TextTokenizer, tokenise_questions
 from tinyformer.tasks import SpanExtraction, text_metrics
 from tinyformer.tasks.span import NUM_WINDOWS, best_spans
-from tinyformer.tasks.text_metrics import answer_scores, scores_without_question
+from tinyformer.tasks.text_metrics import answer_scores, character_f1, scores_without_question
 
 # Two windows of [eos, question, eos, context, ...]; the second is shorter, and does not hold its answer.
 SCORES = torch.tensor(
@@ -172,6 +172,7 @@ def test_final_metrics_and_what_the_question_adds():
     assert metrics == {
         "exact_match": 0.5,  # of the first and the last
         "f1": 0.5,
+        "f1_characters": 0.5,
         "num_answered": 4,
         "f1_answerable": pytest.approx(2 / 3),
         "f1_unanswerable": 0.0,
@@ -181,6 +182,7 @@ def test_final_metrics_and_what_the_question_adds():
     assert task.describe({"accuracy": 0.5, "num_judged": 3} | metrics, split) == {
         "both ends": "50.0% right of 3 windows with the answer or of questions without one",
         "answers": "F1 50.0%, exact match 50.0%, of 4 questions",
+        "F1 of characters": "50.0%",
         "without question": "F1 58.3%, exact match 50.0% at most",
         "no answer": "F1 0.0% of questions without an answer, 66.7% of the others",
     }
@@ -205,15 +207,16 @@ def test_final_metrics_and_what_the_question_adds():
 @pytest.mark.parametrize(
     ("prediction", "texts", "expected"),
     [
-        ("a cat and the dog", ["cat dog", "bird"], (0, 4 / 5)),  # two of three words, two of two
-        ("", [], (1, 1)),  # no answer, and none given
-        ("the", [], (1, 1)),  # which has no words that count
-        ("cat", [], (0, 0)),
-        ("", ["the", "cat"], (0, 0)),  # an answer without words does not make the question unanswerable
+        ("a cat and the dog", ["cat dog", "bird"], (0, 4 / 5, 2 * 6 / (13 + 6))),  # two of three words, two of two
+        ("", [], (1, 1, 1)),  # no answer, and none given
+        ("the", [], (1, 1, 0)),  # which has no words that count
+        ("cat", [], (0, 0, 0)),
+        ("", ["the", "cat"], (0, 0, 0)),  # an answer without words does not make the question unanswerable
+        ("《山川》，日月。", ["山川日木", "x"], (0, 0, 3 / 4)),
     ],
 )
 def test_scores_by_hand(prediction, texts, expected):
-    assert answer_scores(prediction, texts) == pytest.approx(expected)
+    assert (*answer_scores(prediction, texts), character_f1(prediction, texts)) == pytest.approx(expected)
 
 
 SHORT = st.lists(st.sampled_from(["x", "y", "z"]), min_size=1, max_size=4)

@@ -27,18 +27,13 @@ def analyse_predictions(task: Task, network: Network, batches: Iterable[Batch], 
 
 
 @analyse_predictions.register
-@torch.no_grad()
 def _(task: Classification, network: Network, batches: Iterable[Batch], split: LabelledSplit) -> Findings:
     was_training = network.training
     network.eval()
-    probabilities, labels, rows = [], [], []
-    for batch in batches:
-        probabilities.append(task.logits(network, batch).softmax(dim=-1).cpu())
-        labels.append(batch["labels"].cpu())
-        rows += batch["rows"].tolist()
+    probabilities = torch.tensor([shares for _, *shares in task.predict(network, batches, split)[1]])
     network.train(was_training)
-    texts = [split.text(row) for row in rows]
-    return classification_findings(torch.cat(probabilities), torch.cat(labels), texts, task.labels)
+    texts = [split.text(row) for row in range(len(probabilities))]
+    return classification_findings(probabilities, torch.from_numpy(split.labels), texts, task.labels)
 
 
 @analyse_predictions.register

@@ -16,7 +16,7 @@ from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.near_copies import splitmix64
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.documents import natural_order
+from tinyformer.data.sources.documents import class_name, natural_order
 from tinyformer.data.sources.source import SPLITS, Source, in_use
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -34,7 +34,7 @@ class LabelledSplit(Split):
     labels: Int64[np.ndarray, " examples"]  # the index in `classes`; -1 for a label that is none of them
     classes: list[str]
     tokenizer: TextTokenizer
-    num_bytes: int  # before truncation, of at most a million characters of each text
+    num_bytes: int | None
     num_unknown: int  # before truncation
     num_truncated: int  # sequences
     num_texts: int = 1  # of an example
@@ -136,7 +136,7 @@ class ExampleFormat(RowFormat):
 
     Args:
         seq_len: maximum number of tokens of a sequence; longer ones are truncated.
-        labels: names of the classes, for a model that was trained on them; None: those of the training split.
+        labels: the classes, for a model that was trained on them; None: those of the training split.
         num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
         token_dropout: probability that a token is masked in training, see `Examples`.
     """
@@ -148,7 +148,7 @@ class ExampleFormat(RowFormat):
     def __init__(
         self,
         seq_len: int,
-        labels: list[str] | None = None,
+        labels: list[str | int | float | bool] | None = None,
         num_texts: int | None = None,
         token_dropout: float | int = 0.0,
         max_examples: int | None = None,
@@ -157,9 +157,10 @@ class ExampleFormat(RowFormat):
         if not 0 <= token_dropout < 1:
             reason = "must be at least 0 and less than 1"
             raise ArgumentError("token_dropout", token_dropout, reason, {"token_dropout": 0.3})
-        if labels is not None and not len(labels) == len(set(labels)) >= 2:
+        names = None if labels is None else [class_name(label) or "" for label in labels]
+        if names is not None and ("" in names or not len(names) == len(set(names)) >= 2):
             raise ArgumentError("labels", labels, "must be at least two different names", {"labels": ["no", "yes"]})
-        self._labels, self._num_texts, self._token_dropout = labels, num_texts, float(token_dropout)
+        self._labels, self._num_texts, self._token_dropout = names, num_texts, float(token_dropout)
 
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
@@ -183,11 +184,12 @@ class ExampleFormat(RowFormat):
         write_rows(folder, name, rows.select_columns("label"))
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, LabelledSplit]:
-        classes = self._labels or prepared.facts["classes"]
+        # Again, for what an earlier version or a user-defined source has called "1.0".
+        classes = self._labels or list(dict.fromkeys(class_name(name) or name for name in prepared.facts["classes"]))
         if len(classes) < 2:
             reason = f"all examples have the label {classes[0]}; there must be at least two classes"
             raise ArgumentError("source", source.name, reason)
-        labels = {name: prepared.rows(name)["label"].to_pylist() for name in prepared.splits}
+        labels = {name: list(map(class_name, prepared.rows(name)["label"].to_pylist())) for name in prepared.splits}
         has_pairs = any(len(stream.offsets) - 1 > len(labels[name]) for name, stream in prepared.splits.items())
         num_texts = 2 if has_pairs else 1
         if self._num_texts not in (None, num_texts):
@@ -206,14 +208,14 @@ class ExampleFormat(RowFormat):
             splits[name] = LabelledSplit(
                 ids,
                 offsets,
-                np.fromiter((number.get(label, -1) for label in labels[name]), np.int64, len(labels[name])),
+                np.fromiter((number.get(label or "", -1) for label in labels[name]), np.int64, len(labels[name])),
                 classes,
                 prepared.tokenizer,
-                stream.num_bytes,
+                None if num_truncated else stream.num_bytes,
                 stream.num_unknown,
                 num_truncated,
                 num_texts,
-                sorted(set(labels[name]) - set(classes), key=natural_order),
+                sorted(set(filter(None, labels[name])) - set(classes), key=natural_order),
             )
         for name in ("train", "validation"):
             if name in splits and not whole:

@@ -309,6 +309,6 @@ def count(number: float, noun: str) -> str:
     return f"{shown} {noun}{'' if shown == '1' else 'es' if noun.endswith('tch') else 's'}"
 
 
-def shortened(names: Sequence[str]) -> str:
-    """The first two names, and the number of the others."""
-    return ", ".join(map(printable, names[:2])) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+def shortened(names: Sequence[str], most: int = 2) -> str:
+    """The first names, and the number of the others."""
+    return ", ".join(map(printable, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Int64, UInt
 
@@ -31,7 +32,7 @@ class PairSplit(Split):
     targets: pa.ChunkedArray  # as they stand in the source
     tokenizer: TextTokenizer
     tokens: PairTokens
-    num_bytes: int  # before truncation
+    num_bytes: int | None  # of the targets
     num_unknown: int  # before truncation
     num_truncated: int  # pairs with a text that was truncated
     num_truncated_targets: int  # pairs whose target was
@@ -132,7 +133,7 @@ class PairFormat(RowFormat):
         require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
         super().__init__(seq_len, max_examples)
         require_choice("too_long", too_long, ("truncate", "skip", "error"))
-        self._too_long = too_long
+        self.too_long = too_long
 
     def key(self, source: Source) -> list[Any]:
         return [*super().key(source), *getattr(source, "pair_columns", ())]
@@ -147,7 +148,7 @@ class PairFormat(RowFormat):
         lengths = np.diff(stream.offsets).reshape(-1, 2) + (tokens.num_added - 1)
         is_long = np.asarray((lengths > self.seq_len).any(axis=1))
         num_long, room = int(is_long.sum()), self.seq_len - tokens.num_added
-        if num_long and self._too_long == "error":
+        if num_long and self.too_long == "error":
             row = int(is_long.argmax())
             source, target = (lengths[row] - tokens.num_added).tolist()
             reason = (
@@ -155,12 +156,13 @@ class PairFormat(RowFormat):
                 f"it is the first of {num_long:,} such pairs"
             )
             raise ArgumentError("too_long", "error", reason, {"too_long": "truncate"})
-        skips = num_long if self._too_long == "skip" else 0
+        skips = num_long if self.too_long == "skip" else 0
         if skips and skips == len(is_long):
             reason = f"leaves no pair of the {name} split: all have a text of more than {room} tokens"
             raise ArgumentError("too_long", "skip", reason, {"too_long": "truncate"})
         if skips:
             begins, lengths, targets = begins[~is_long], lengths[~is_long], targets.filter(pa.array(~is_long))
+        num_cut = int((lengths[:, 1] > self.seq_len).sum())
         return PairSplit(
             stream.ids,
             begins,
@@ -168,10 +170,10 @@ class PairFormat(RowFormat):
             targets,
             prepared.tokenizer,
             tokens,
-            stream.num_bytes,
+            None if num_cut else pc.sum(pc.binary_length(targets)).as_py() or 0,
             stream.num_unknown,
             num_truncated=num_long - skips,
-            num_truncated_targets=int((lengths[:, 1] > self.seq_len).sum()),
+            num_truncated_targets=num_cut,
             num_skipped=skips,
         )
 

@@ -34,7 +34,7 @@ class QuestionTexts:
     spans: Int64[np.ndarray, "questions 2"]  # the first and last token of the first answer in the context; -1: none
     table: pa.Table  # with the columns `text` (the question), `pair` (its context), `answers` and `starts`
     tokenizer: TextTokenizer
-    num_bytes: int
+    num_bytes: int | None
     num_unknown: int
 
     def cut(self, max_length: int, max_question_length: int = 64, stride: int | None = None) -> "QuestionSplit":
@@ -54,10 +54,12 @@ class QuestionTexts:
         numbers = 1 + -(-np.maximum(context - room, 0) // step)
         rows = np.repeat(np.arange(len(context)), numbers)
         starts = (np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)) * step[rows]
-        texts = vars(self) | {"lengths": np.stack([question, context], axis=1)}
+        num_truncated = int((question < self.lengths[:, 0]).sum())
+        num_bytes = None if num_truncated or len(rows) > len(context) else self.num_bytes
+        texts = vars(self) | {"lengths": np.stack([question, context], axis=1), "num_bytes": num_bytes}
         return QuestionSplit(
             **texts,
-            num_truncated=int((question < self.lengths[:, 0]).sum()),
+            num_truncated=num_truncated,
             window_rows=rows,
             window_starts=starts,
             window_lengths=np.minimum(context[rows] - starts, room[rows]),

@@ -44,6 +44,7 @@ class RowFormat(ABC):
     keep_whole: ClassVar[bool] = True  # see `hold_out`
     compared: ClassVar[tuple[str, ...]] = ()  # columns in which copies are found, by `hold_out` and in evaluation
     classes: ClassVar[str | None] = None  # see `hold_out`
+    too_long: str = "truncate"  # what happens to rows that do not fit
     needs_mask: bool = False  # whether the tokenizer needs a mask token
     max_tokens: int | None = None  # training tokens, at most, for documents that may be cut
 

@@ -29,7 +29,7 @@ class Split(ABC):
     """The tokens of one split."""
 
     ids: UInt[np.ndarray, " tokens"]
-    num_bytes: int  # of the raw text in UTF-8
+    num_bytes: int | None  # in UTF-8, of the raw text that the scored tokens stand for; None where that is cut
     num_unknown: int  # `<unk>` tokens
 
     @property

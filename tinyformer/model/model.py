@@ -226,9 +226,10 @@ class Model:
 
         Targets are the tokens after the first one; with a masked language model, each token but the special ones is
         masked in turn, so that exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv 1910.14659). A classifier
-        has one target, the label, or its index. An encoder–decoder has the tokens of the target and the one that ends
-        it. A model for questions has the first and the last token of the answer, whose loss is the mean over both, and
-        over the windows of its context; the answer is empty if there is none.
+        has one target, the label: a name, or its index (where all names are integers, a number is a name, too). An
+        encoder–decoder has the tokens of the target and the one that ends it. A model for questions has the first and
+        the last token of the answer, whose loss is the mean over both, and over the windows of its context; the answer
+        is empty if there is none.
         """
         batch = self._reading(self.task.read_scored, texts, *others, **named)
         nats, targets = self.task.nats_of_texts(self._reader, batch)

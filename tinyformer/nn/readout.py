@@ -4,6 +4,7 @@ They are not called heads, since a head is always an attention head here.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -125,7 +126,7 @@ class ClassReadout(nn.Module):
     """
 
     def __init__(
-        self, token_embedding: nn.Embedding, labels: Sequence[str] | None, pooling: str = "mean", dropout: float = 0.0
+        self, token_embedding: nn.Embedding, labels: Sequence[Any] | None, pooling: str = "mean", dropout: float = 0.0
     ) -> None:
         super().__init__()
         require_choice("pooling", pooling, POOLINGS)

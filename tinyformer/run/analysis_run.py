@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from lightning.pytorch.loggers import Logger
 
@@ -15,6 +15,7 @@ from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
 from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.stored import describe_config, recorded_sources
 from tinyformer.data import DataModule
+from tinyformer.data.sources.source import in_use
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
@@ -54,6 +55,19 @@ def keep_findings(
         findings.files.append(save_png(figure, folder / f"{name}.png", caption(own)))
     for logger in loggers[1:]:  # after `metrics.csv`
         log_findings(logger, findings, step)
+
+
+def write_predictions(run: Run) -> Findings:
+    """Write `predictions.csv`: each row of the files with all of its columns, and what `Task.predict` adds to them."""
+    subject, data, path = make_subject(run, 1), run.data, run.folder / "predictions.csv"
+    with subject.precision():
+        columns, predicted = run.task.predict(subject.network, subject.split(), data.splits[run.split])
+    source: Any = in_use(data.source)  # type: ignore[attr-defined]
+    whole = zip(source.whole_rows(data.row_format.source_rows), predicted, strict=True)
+    rows = [row | dict(zip(columns, values, strict=True)) for row, values in whole]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    write_table(path, names, ([row.get(name) for name in names] for row in rows))
+    return Findings(lines={"predictions": relative_path(path)})
 
 
 def make_subject(run: Run, num_windows: int) -> Subject:

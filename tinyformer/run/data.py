@@ -9,7 +9,9 @@ from jaxtyping import UInt64
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value
-from tinyformer.data import DataModule, GeneratedDataModule
+from tinyformer.data import DataModule, GeneratedDataModule, SourceDataModule
+from tinyformer.data.sources.source import in_use
+from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
 from tinyformer.run.starting_checkpoint import Start
@@ -45,14 +47,23 @@ def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool,
 
 
 def evaluation_data(
-    make: MakeData, start: Start, split: str | None, settings: Mapping[str, Any]
+    make: MakeData, start: Start, split: str | None, settings: Mapping[str, Any], predict: bool
 ) -> tuple[DataModule, str]:
     """The data of an evaluation, tokenised by the checkpoint's tokenizer, and the split to score.
 
     Unless they are the run's own, and in the run's splits, the text that its weights were trained on is left out of
-    every split but "train". `settings` are the values of the `data` group.
+    every split but "train". `settings` are the values of the `data` group. To `predict`, all rows of files are read,
+    without their labels.
     """
-    data = make()
+    data = make(start.tokenizer if predict else None)
+    if predict:
+        source = in_use(data.source) if isinstance(data, SourceDataModule) else None
+        if not isinstance(source, LocalFiles) or data.row_format.source_rows == "texts":
+            raise ArgumentError("predict", True, "needs data.files with texts, pairs or questions", {"predict": False})
+        source.is_labelled, data.row_format.max_examples, data.row_format.too_long = False, None, "truncate"
+        with argument_path("datamodule"):
+            data.prepare(whole=True)
+        return data, "all"
     with argument_path("datamodule"):
         is_own = reads_own_data(data, start.checkpoint)
         split = split or ("validation" if is_own or not data.scored_whole else "all")

@@ -16,12 +16,13 @@ from tinyformer.config.checks import check_types
 from tinyformer.config.compose import Invocation
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, raising_module
 from tinyformer.data import DataModule, QuestionFormat, TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import free_memory
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.run.own_scores import register_score
 from tinyformer.run.sample import Generation
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
+from tinyformer.tasks.text_metrics import bleu_tokenizers
 from tinyformer.training import FiniteCheck, Snapshots
 
 LACKS = {
@@ -61,6 +62,7 @@ class Options:
     step: int | Literal["all"] | None = None
     split: Literal["train", "validation", "test", "all"] | None = None
     score: bool | None = None
+    predict: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
@@ -89,9 +91,9 @@ def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokeniz
 
 
 def set_labels(task: DictConfig, data: DataModule) -> None:
-    """Set the class labels, and the number of texts of an example, that a `task` group leaves to the data."""
+    """Set the names of the classes, and the number of texts of an example, as the data have them."""
     for key in ("labels", "num_texts"):
-        if key in task and task[key] is None:
+        if key in task and getattr(data, key) is not None:
             task[key] = getattr(data, key)
 
 
@@ -116,7 +118,10 @@ def prepare_task(task: Any, config: DictConfig, data: DataModule, generation: Ge
             data.tokenizer.read(generation.prompts)  # or fails after the training
     if isinstance(task, Seq2Seq):
         task.beam = generation.beam
-    if isinstance(task, SpanExtraction) and isinstance(data.row_format, QuestionFormat):
+        task.bleu_tokenize = config.task.get("bleu_tokenize", task.bleu_tokenize)
+        with argument_path("task"):
+            require_choice("bleu_tokenize", task.bleu_tokenize, bleu_tokenizers())
+    if isinstance(task, SpanExtraction) and isinstance(data.row_format, QuestionFormat) and not config.get("predict"):
         with argument_path("task", "objective"):
             task.require_answers(data.splits)
     if task.needs_masking and config.task.masking is None:

@@ -30,7 +30,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import import_matplotlib, write_whole
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.run.analysis_run import analyse, describe_subject
+from tinyformer.run.analysis_run import analyse, describe_subject, write_predictions
 from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_data, training_data
@@ -110,7 +110,7 @@ def evaluate(
     say(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
-        findings = analyse(run)
+        findings = write_predictions(run) if run.config.predict else analyse(run)
         (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)
 
@@ -198,7 +198,8 @@ def set_up_evaluation(
     own: Any = OmegaConf.to_container(config, resolve=False)
     # What the network is may be changed, its data and tokenizer are those of the run.
     stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
-    data, split = evaluation_data(partial(make_data, config, invocation), start, options.split, values["data"])
+    make = partial(make_data, config, invocation)
+    data, split = evaluation_data(make, start, options.split, values["data"], options.predict)
     set_labels(config.task, data)
     task = instantiate(config.task.objective, _convert_="all")
     prepare_task(task, config, data, generation)
@@ -223,9 +224,12 @@ def check_score(options: Options, is_analysed: bool, generation: Generation) -> 
 
     Nothing to do is refused, and a prompt that would be ignored.
     """
+    if options.predict and (is_analysed or options.score or options.split or generation.has_prompt):
+        reason = "predicts all rows of the files, without a score, a split, an analysis or a prompt"
+        raise ArgumentError("predict", True, reason, {"predict": False})
     if options.score is False and not is_analysed:
         raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
-    is_scored = not is_analysed if options.score is None else options.score
+    is_scored = not (is_analysed or options.predict) if options.score is None else options.score
     if not is_scored:
         with argument_path("generate"):
             generation.refuse_prompt("is not read by an analysis alone; add score=true")

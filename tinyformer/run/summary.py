@@ -8,7 +8,7 @@ from typing import Any
 
 from tinyformer.analysis import Event, head_label, head_roles
 from tinyformer.config.errors import say
-from tinyformer.data import DataModule, PairSplit, QuestionSplit
+from tinyformer.data import DataModule, LabelledSplit, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, finite, relative_path
 from tinyformer.nn.heads import layer_title
@@ -21,7 +21,7 @@ from tinyformer.training.module import PREFIXES
 Metrics = Mapping[str, float | None]  # the metrics of a split, by name; None for one that is undefined
 
 COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split that `results.json` has
-MOST_EVENTS, MOST_ROLES = 3, 5  # that are printed
+MOST_EVENTS, MOST_ROLES, MOST_CLASSES = 3, 5, 10  # that are printed
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:
@@ -42,7 +42,9 @@ def describe_split(task: Task, metrics: Metrics, split: Any, name: str, limit: f
     lines = task.describe(metrics, split)
     if number := split.num_unknown:
         lines["unknown"] = f"{count(number, split.tokenizer.unknown_unit)} became {split.tokenizer.unknown}"
-    scored = f"over {split.num_tokens:,} tokens of {split.num_bytes:,} bytes"
+    scored = f"over {split.num_tokens:,} tokens" + ("" if split.num_bytes is None else f" of {split.num_bytes:,} bytes")
+    if "num_scored" in metrics:
+        scored = f"over {metrics['num_scored']:,} masked tokens of {split.num_tokens:,}"
     if is_partial(limit):
         scored = f"over a part of the text (trainer.limit_val_batches={limit})"
     return {
@@ -60,6 +62,8 @@ def data_results(data: DataModule, splits: Sequence[str]) -> dict[str, Any]:
             f"{data.document}s": data.splits[name].num_documents,
             "tokens": data.splits[name].num_tokens,
             "left_out": data.left_out.get(name, {}),
+            "too_long": {f"{noun}s {fate}": number for number, noun, fate in too_long(data.splits[name])},
+            "classes": getattr(data.splits[name], "label_counts", {}),
         }
         for name in splits
     }
@@ -77,19 +81,24 @@ def describe_data(data: DataModule, splits: Sequence[str], remark: str = "") -> 
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in data.left_out.get(name, {}).items())
         lines[name] = (
             f"{origin}{count(split.num_documents, data.document)}, {count(split.num_tokens, 'token')}"
-            f"{describe_too_long(split)}{'; left out: ' * bool(reasons)}{reasons}"
+            f"{''.join(f', {count(number, noun)} {fate}' for number, noun, fate in too_long(split))}"
+            f"{'; left out: ' * bool(reasons)}{reasons}"
         )
+        if classes := [f"{each} ({number:,})" for each, number in getattr(split, "label_counts", {}).items() if number]:
+            lines[name] += f"\nclasses: {shortened(classes, MOST_CLASSES)}"
     return lines
 
 
-def describe_too_long(split: Any) -> str:
-    """How many pairs or questions of a split did not fit into the context; empty where all did."""
+def too_long(split: Any) -> list[tuple[int, str, str]]:
+    """How many texts of a split did not fit into the context, of which kind, and what became of them."""
     facts: list[tuple[int, str, str]] = []
-    if isinstance(split, PairSplit):
+    if isinstance(split, LabelledSplit):
+        facts = [(split.num_truncated, "document", "truncated")]
+    elif isinstance(split, PairSplit):
         facts = [(split.num_truncated, "pair", "truncated"), (split.num_skipped, "pair", "skipped")]
     elif isinstance(split, QuestionSplit):
         facts = [(split.num_truncated, "question", "truncated"), (split.num_lost(), "answer", "whole in no window")]
-    return "".join(f", {count(number, noun)} {fate}" for number, noun, fate in facts if number)
+    return [fact for fact in facts if fact[0]]
 
 
 def is_partial(limit: float | None) -> bool:

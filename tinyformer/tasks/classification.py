@@ -1,6 +1,7 @@
 """Text classification."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
+from tinyformer.data.sources.documents import class_name
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.tasks.task import Task, require_smoothing
+from tinyformer.tasks.task import Table, Task, require_smoothing
 from tinyformer.tasks.user_texts import TextReader, Texts
 
 
@@ -32,26 +34,32 @@ class Classification(Task):
     unit = "example"
 
     def __init__(
-        self, labels: Sequence[str] | None, label_smoothing: float = 0.0, num_texts: int | None = None
+        self, labels: Sequence[Any] | None, label_smoothing: float = 0.0, num_texts: int | None = None
     ) -> None:
         require_smoothing(label_smoothing)
-        self.labels, self.label_smoothing, self.num_texts = list(labels or []), label_smoothing, num_texts
+        self.labels, self.label_smoothing, self.num_texts = list(map(str, labels or [])), label_smoothing, num_texts
 
-    def read_scored(
-        self, reader: TextReader, texts: Texts, labels: int | str | Sequence[int | str] | None = None
-    ) -> Batch:
-        """The texts with the label of each, or its index."""
-        batch, known = self.read(reader, texts), self.labels
-        given, number = [labels] if isinstance(labels, int | str) else labels, len(batch["inputs"])
+    def read_scored(self, reader: TextReader, texts: Texts, labels: Any = None) -> Batch:
+        """The texts with the label of each, see `index_of`."""
+        batch = self.read(reader, texts)
+        given, number = [labels] if isinstance(labels, int | float | str) else labels, len(batch["inputs"])
         if not isinstance(given, Sequence) or len(given) != number:
-            works = {"labels": known[:1] * number}
+            works = {"labels": self.labels[:1] * number}
             raise ArgumentError("labels", labels, f"must be {number}, one for each text", works)
-        for label in given:
-            if isinstance(label, bool):
-                raise ArgumentError("labels", label, "must be a label or its index", {"labels": known[:1]})
-            require_choice("labels", label, [*known, *range(len(known))])
-        ids = [known.index(label) if isinstance(label, str) else label for label in given]
+        ids = [self.index_of("labels", label) for label in given]
         return {**batch, "labels": torch.tensor(ids, device=reader.device)}
+
+    def index_of(self, argument: str, label: Any) -> int:
+        """The index of a label: of a name, or of a number, which is a name if all names are integers, else the index.
+
+        A label that is neither is refused, by the name of the argument that holds it.
+        """
+        names = list(map(class_name, self.labels))
+        are_numbers = all(re.fullmatch(r"[+-]?\d+", str(name)) for name in names)
+        choices = names if are_numbers else [*names, *range(len(names))]
+        choice = class_name(str(label)) if are_numbers or isinstance(label, str | bool) else label
+        require_choice(argument, choice, choices)
+        return choices.index(choice) % len(names)
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> None:
         """A text has one set of logits, those of its classes."""
@@ -67,6 +75,14 @@ class Classification(Task):
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
         nats = F.cross_entropy(self.logits(network, batch), batch["labels"], reduction="none")
         return nats, self.num_targets(batch)
+
+    @torch.no_grad()
+    def predict(self, network: nn.Module, batches: Iterable[Batch], split: Any) -> Table:
+        """The class of each row, and the probabilities of all classes."""
+        parts = [(self.logits(network, batch).softmax(dim=-1).cpu(), batch["rows"].cpu()) for batch in batches]
+        probabilities, rows = map(torch.cat, zip(*parts, strict=True))
+        table = [[self.labels[int(row.argmax())], *row.tolist()] for row in probabilities[rows.argsort()]]
+        return ["prediction", *(f"probability_{name}" for name in self.labels)], table
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """`nats`, and `confusion`: the number of texts by true class (rows) and predicted class (columns)."""
@@ -90,6 +106,6 @@ class Classification(Task):
         }
 
     def describe(self, metrics: Mapping[str, float | None], split: Any) -> dict[str, str | None]:
-        absent = f" (without {split.absent}: no examples)" if split.absent else ""
+        absent = f" (over the classes that occur or are predicted; no examples of {split.absent})" * bool(split.absent)
         scores = f"{metrics['accuracy']:.1%}, macro-F1 {metrics['macro_f1']:.3f}{absent}"
         return {"accuracy": f"{scores}; the most frequent class makes up {metrics['majority_share']:.1%}"}

@@ -39,10 +39,11 @@ class MaskedLM(TokenTask):
         return super().mask(batch)
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
-        """The metrics of `TokenTask`, and `majority_share`, the share of the most frequent token."""
+        """The metrics of `TokenTask`, `num_scored` and `majority_share`, the share of the most frequent token."""
         counts = np.bincount(np.asarray(split.ids))
         counts[split.ids[0]] = 0  # <eos>, which is never masked
-        return super().metrics(sums, split) | {"majority_share": float(counts.max() / max(counts.sum(), 1))}
+        majority_share = float(counts.max() / max(counts.sum(), 1))
+        return super().metrics(sums, split) | {"num_scored": int(sums["tokens"]), "majority_share": majority_share}
 
     @torch.no_grad()
     def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from tinyformer.data.batches.loader import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.beam_search import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
-from tinyformer.tasks.task import TokenTask, describe_accuracy, perplexity, require_smoothing
+from tinyformer.tasks.task import Table, TokenTask, describe_accuracy, perplexity, require_smoothing
 from tinyformer.tasks.text_metrics import text_metrics
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
 
@@ -49,6 +49,7 @@ class Seq2Seq(TokenTask):
 
     generates = True
     tests_best = True
+    bleu_tokenize = "13a"  # the tokens that BLEU counts, one of `bleu_tokenizers`
     network_class = EncoderDecoder
 
     def __init__(
@@ -82,9 +83,11 @@ class Seq2Seq(TokenTask):
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         outputs = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
-        metrics = text_metrics(outputs, references) | {"num_decoded": len(outputs)} if outputs else {}
+        metrics = text_metrics(outputs, references, self.bleu_tokenize) if outputs else {}
+        metrics |= {"num_decoded": len(outputs)} if outputs else {}
         if (given_back := [*map(tokenizer.decode, tokenizer.encode_batch(references))]) != references:
-            metrics |= {f"{name}_ceiling": score for name, score in text_metrics(given_back, references).items()}
+            ceiling = text_metrics(given_back, references, self.bleu_tokenize)
+            metrics |= {f"{name}_ceiling": score for name, score in ceiling.items()}
         return metrics
 
     def decode_split(self, network: EncoderDecoder, split: PairSplit) -> list[Output]:
@@ -102,6 +105,10 @@ class Seq2Seq(TokenTask):
             decoded |= zip(batch["rows"].tolist(), targets, strict=True)
         decode = split.tokenizer.decode
         return [Output(split.source(row), split.target(row), decode(decoded[row])) for row in range(number)]
+
+    def predict(self, network: Network, batches: Any, split: PairSplit) -> Table:
+        self.num_decoded = None
+        return ["prediction"], [[pair.output] for pair in self.decode_split(cast(EncoderDecoder, network), split)]
 
     def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of sources, with those that begin and end them; a source that is too long is truncated."""
@@ -164,12 +171,15 @@ class Seq2Seq(TokenTask):
             parts = "loss over their beginning, scores over the whole"
             lines["truncated targets"] = f"{number:,} of {split.num_documents:,}: {parts}"
         lines |= {"perplexity": f"{metrics['perplexity']:.2f}", "next token": describe_accuracy(metrics)}
-        labels = {"bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
+        labels = {"bleu": f"BLEU ({self.bleu_tokenize})", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
         for heading, end in (("decoded", ""), ("tokenizer allows", "_ceiling")):
             if metrics.get(f"bleu{end}") is not None:
                 scores = ", ".join(f"{label} {metrics[name + end]:.1f}" for name, label in labels.items())
                 equal = f"{metrics['exact_match' + end]:.1%} equal their reference, of {metrics['num_decoded']:,} pairs"
                 lines[heading] = f"{scores}, {equal}"
+        unspaced = sum(len(one.reference.split()) < 2 for one in self.outputs) > len(self.outputs) / 2
+        if unspaced and self.bleu_tokenize in ("13a", "intl"):
+            lines["BLEU"] = "takes most references for one word, without spaces; bleu_tokenize=char has characters"
         return lines
 
 

@@ -14,8 +14,8 @@ from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, t
 from tinyformer.data.batches.loader import EvaluationBatches
 from tinyformer.data.sources.files import SURROGATE
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.tasks.task import Task
-from tinyformer.tasks.text_metrics import answer_scores, scores_without_question
+from tinyformer.tasks.task import Table, Task
+from tinyformer.tasks.text_metrics import answer_scores, character_f1, scores_without_question
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, texts_of
 
 NUM_WINDOWS = 32
@@ -180,6 +180,7 @@ class SpanExtraction(Task):
     ) -> dict[str, float | None]:
         """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`; and `num_answered`.
 
+        - `f1_characters`: see `character_f1`.
         - `f1_without_question` and `exact_match_without_question`: the highest that are possible without reading the
           question, see `scores_without_question`; None unless contexts have at least two questions on average. F1 is
           also None for very long contexts with many questions.
@@ -193,7 +194,8 @@ class SpanExtraction(Task):
         contexts = split.table["pair"].to_pylist()
         if len(contexts) >= 2 * len(set(contexts)):  # a word has a token at least
             blind_exact, blind_f1 = scores_without_question(contexts, answers, self.max_answer_length)
-        metrics = {"exact_match": exact, "f1": f1, "num_answered": len(scores)}
+        characters = sum(character_f1(one.text, answers[one.row]) for one in self.predictions) / len(scores)
+        metrics = {"exact_match": exact, "f1": f1, "f1_characters": characters, "num_answered": len(scores)}
         metrics |= {"exact_match_without_question": blind_exact, "f1_without_question": blind_f1}
         given_back = split.texts_of([(first, last) if first >= 0 else (0, -1) for first, last in split.spans.tolist()])
         ideal = [answer_scores(*pair) for pair in zip(given_back, answers, strict=True)]
@@ -203,6 +205,9 @@ class SpanExtraction(Task):
         for (_, score), texts in zip(scores, answers, strict=True):
             parts["f1_answerable" if texts else "f1_unanswerable"].append(score)
         return metrics | ({name: sum(part) / len(part) for name, part in parts.items()} if all(parts.values()) else {})
+
+    def predict(self, network: nn.Module, batches: Any, split: QuestionSplit) -> Table:
+        return ["prediction"], [[answer.text] for answer in self.answer(network, split)]
 
     @torch.no_grad()
     def answer(self, network: nn.Module, split: QuestionSplit) -> list[Prediction]:
@@ -240,6 +245,7 @@ class SpanExtraction(Task):
             if metrics.get(f"f1{end}") is not None:
                 scores = f"F1 {metrics['f1' + end]:.1%}, exact match {metrics['exact_match' + end]:.1%}"
                 lines[heading] = f"{scores}, of {metrics['num_answered']:,} questions"
+        lines |= {"F1 of characters": f"{metrics['f1_characters']:.1%}"} if "f1_characters" in metrics else {}
         if metrics.get("exact_match_without_question") is not None:
             f1 = metrics["f1_without_question"]
             blind = "" if f1 is None else f"F1 {f1:.1%}, "

@@ -2,8 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import AttentionMask, Network, Transformer
 from tinyformer.tasks.user_texts import TextReader, Texts
+
+Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows
 
 MAX_SCORES = 2**26
 """The most logits that are scored at once: 256 MB in fp32. 32 x 1,024 tokens of GPT-2 have 25 times as many."""
@@ -87,6 +89,10 @@ class Task(ABC):
     def generate(self, reader: TextReader, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """The token ids that a model generates for each prompt; each task that `generates` has settings of its own."""
         raise NotImplementedError
+
+    def predict(self, network: Network, batches: Iterable[Batch], split: Any) -> Table:
+        """What a network in evaluation mode predicts for each row of a split, in order."""
+        raise ArgumentError("predict", True, f"{type(self).__name__} predicts nothing of a row", {"predict": False})
 
     @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:

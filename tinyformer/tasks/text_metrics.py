@@ -4,6 +4,8 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,21 @@ BLOCK = 256
 """The number of first words whose spans are compared at a time, which bounds the memory."""
 
 
-def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float | None]:
+def bleu_tokenizers() -> list[str]:
+    """How BLEU can divide texts into tokens, by the names of `sacrebleu`, without an installation or a download."""
+    from sacrebleu.utils import SACREBLEU_DIR  # noqa: PLC0415
+
+    has_model = Path(SACREBLEU_DIR, "models", "flores200sacrebleuspm").exists()
+    usable = {"ja-mecab": find_spec("ipadic"), "flores200": has_model and find_spec("sentencepiece")}
+    return ["13a", "intl", "zh", "char", *(name for name, found in usable.items() if found)]
+
+
+def text_metrics(outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict[str, float | None]:
     """BLEU, chrF, ROUGE and exact match of at least one text and as many references.
 
     - `bleu` and `chrf`: of the corpus, from 0 to 100, by `sacrebleu` with its defaults (Papineni et al. 2002; Popović
-      2015; Post 2018, arXiv 1804.08771). BLEU is smoothed where no n-gram of a length agrees, and 0 if no token does or
-      no output has four tokens.
+      2015; Post 2018, arXiv 1804.08771), apart from the tokens of BLEU, see `bleu_tokenizers`. BLEU is smoothed where
+      no n-gram of a length agrees, and 0 if no token does or no output has four tokens.
     - `rouge1`, `rougeL`: mean F1 of single words and of the longest common subsequence, from 0 to 100, by `rouge-score`
       with stems (Lin 2004). It reads the letters a to z and digits only, so that it is 0 in other scripts.
     - `exact_match`: share of outputs that equal their reference.
@@ -41,7 +52,7 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
     scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
     rouge = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
     return {
-        "bleu": corpus_bleu(list(outputs), [list(references)]).score,
+        "bleu": corpus_bleu(list(outputs), [list(references)], tokenize=tokenize).score,
         "chrf": corpus_chrf(list(outputs), [list(references)]).score,
         **{kind: 100 * math.fsum(scores[kind].fmeasure for scores in rouge) / len(rouge) for kind in rouge[0]},
         "exact_match": sum(map(str.__eq__, outputs, references)) / len(outputs),
@@ -68,6 +79,12 @@ def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float
     target: dict[str, Any] = {"id": "", "answers": {"text": texts, "answer_start": [0] * len(texts)}}
     scores = squad([{"id": "", "prediction_text": prediction}], [target])
     return float(scores["exact_match"]) / 100, float(scores["f1"]) / 100
+
+
+def character_f1(prediction: str, answers: Sequence[str]) -> float:
+    """The F1 of letters and digits, without punctuation of any script, with the answer that agrees best; 0 to 1."""
+    predicted, *others = [[c for c in text.lower() if c.isalnum()] for text in (prediction, *(answers or [""]))]
+    return max(_f1(predicted, other) for other in others)
 
 
 def scores_without_question(

@@ -14,7 +14,7 @@ from tinyformer.analysis.points import ForwardPass, forward_pass, lengths_of
 from tinyformer.analysis.relation_lines import compare, read_columns
 from tinyformer.analysis.subject import Findings, Subject, Text, changed, refuse_target
 from tinyformer.batch import Batch, tensors
-from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn import BACKENDS
 from tinyformer.tasks import CausalLM, Classification, Seq2Seq
 from tinyformer.tasks.user_texts import TextReader
@@ -253,8 +253,7 @@ def _string(subject: Subject, index: int) -> str:
 def _index(subject: Subject, argument: str, word: str) -> int:
     """The index of a token, or of a class, among the logits."""
     if isinstance(subject.task, Classification):
-        require_choice(argument, word, subject.task.labels)
-        return subject.task.labels.index(word)
+        return subject.task.index_of(argument, word)
     ids = TextReader(subject.network, subject.tokenizer).rows_of(word, around=False)[0]
     if len(ids) != 1 or ids[0] == subject.tokenizer.unk_id:
         reason = f"must be one token of the vocabulary; it is {subject.tokenizer.token_strings(ids)}"

@@ -122,7 +122,7 @@ def two_columns(source_column: str, target_column: str) -> tuple[str, str]:
 
 def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> None:
     """Refuse a row whose source or target is empty; `place` says where it stands."""
-    for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=True):
+    for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=False):
         if not (value or "").strip():
             raise ArgumentError(argument, column, f"{place} has no text there; remove the row, or fill it in")
 
@@ -134,17 +134,17 @@ def label_column_of(label_column: str | None, text_columns: Sequence[str]) -> st
     return label_column or "label"
 
 
-def class_name(value: Any, column: str, place: str) -> str | None:
+def class_name(value: Any, column: str = "label", place: str = "the label") -> str | None:
     """The name of a class: a string, or a number in digits; None for "", null and NaN, which mean no label.
 
+    1, 1.0, "1" and "1.0" are one class: a column of integers becomes one of floats where a tool meets a missing value.
     `place` says where the value of the label column stands, for the error about one that is neither.
     """
-    if value is None or value != value:  # noqa: PLR0124 -- NaN
-        return None
-    if not isinstance(value, str | int | float):
+    if value is not None and not isinstance(value, str | int | float):
         reason = f"{place} holds {value!r:.60} there, not the name or number of one class"
         raise ArgumentError("label_column", column, reason)
-    return str(value).strip() or None
+    name = "" if value is None else str(value).strip()
+    return None if name.lower() in ("", "nan") else re.sub(r"^([+-]?\d+)\.0*$", r"\1", name)
 
 
 def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: Callable[[int], str]) -> None:

@@ -60,19 +60,27 @@ class Layout:
     quoted: bool = True
     arguments: Sequence[str] = ()  # that name each of `text_columns`, for errors; by default `text_column`
     optional: Sequence[str] = ()  # those of the columns whose values are null where they do not exist
+    whole: list[str] | None = None  # if given: all columns are read, and this list receives those of the row or file
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns of the text, then that of the label."""
+        return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     @property
     def selected(self) -> list[str]:
-        """The columns to read: those of the text, then that of the label."""
-        return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
+        """The columns to read."""
+        return self.whole or self.needed
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
         """Refuse what lacks a column or has it twice; columns may come `from_header`, which may be a row of data."""
-        for column in self.selected:
+        for column in self.needed if self.whole is None else existing:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
-        missing = [column for column in self.selected if column not in (*existing, *self.optional)]
+        missing = [column for column in self.needed if column not in (*existing, *self.optional)]
         if not missing:
+            if self.whole is not None:
+                self.whole[:] = existing
             return
         others = [column for column in existing if column not in self.selected]
         works: dict[str, Any] = {}
@@ -261,7 +269,7 @@ def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")
-        values = flatten(row, layout.selected)
+        values = flatten(row, layout.needed)
         layout.require_columns(f"row {number} of {file}", list(values))
         for column in layout.selected:
             if isinstance(values.get(column), str) and SURROGATE.search(values[column]):
@@ -272,19 +280,19 @@ def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
 def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
     try:
         table = pq.ParquetFile(file)
-        schema, read, selected = table.schema_arrow, 0, layout.selected
-        chosen = [field for field in schema if any(f"{column}.".startswith(f"{field.name}.") for column in selected)]
+        schema, read, needed = table.schema_arrow, 0, layout.needed
+        chosen = [field for field in schema if any(f"{column}.".startswith(f"{field.name}.") for column in needed)]
         features = datasets.Features.from_arrow_schema(pa.schema(chosen, schema.metadata)).flatten()
         layout.require_columns(file, [*schema.names, *(name for name in features if name not in schema.names)])
         labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
-        for batch in table.iter_batches(batch_size=_ROWS, columns=selected):
+        for batch in table.iter_batches(batch_size=_ROWS, columns=layout.selected):
             read += sum(map(_decoded_bytes, batch.columns))
             _require_plausible(file, read)
             for row in batch.to_pylist():
-                values = flatten(row, selected)
+                values = flatten(row, needed)
                 for name in labels.keys() & values.keys():
                     values[name] = None if values[name] in (None, -1) else labels[name].int2str(values[name])
-                yield [values.get(column) for column in selected]
+                yield [values.get(column) for column in layout.selected]
     except (ArgumentError, MemoryError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:

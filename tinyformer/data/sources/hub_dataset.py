@@ -181,10 +181,10 @@ class HubDataset:
         if not isinstance(feature, datasets.ClassLabel | datasets.Value):
             reason = f"the column of {self.path} holds neither classes nor texts or numbers"
             raise ArgumentError("label_column", column, reason)
+        values = rows[column]
         if isinstance(feature, datasets.ClassLabel):
-            labels = [None if number in (None, -1) else feature.int2str(number) for number in rows[column]]
-        else:
-            labels = [class_name(value, column, self.path) for value in rows[column]]
+            values = [None if number in (None, -1) else feature.int2str(number) for number in values]
+        labels = [class_name(value, column, self.path) for value in values]
         require_all_or_no_labels(labels, column, lambda row: f"row {row + 1} of the split {split} of {self.path}")
         return datasets.concatenate_datasets([self._text_only(rows), from_columns(label=labels)], axis=1)
 

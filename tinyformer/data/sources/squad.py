@@ -71,28 +71,30 @@ class SquadFiles(LocalFiles):
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All questions, in the order of the files; as texts, their contexts."""
         splits = {
-            split: from_questions([question for file in files for question in _read(file)])
+            split: from_questions([question for file in files for question in self._read(file)])
             for split, files in self.of_splits.items()
         }
         return splits if rows == "questions" else contexts_of(splits)
 
+    def layout_of(self, rows: str) -> Layout:
+        return _Rows(COLUMNS if self.is_labelled else COLUMNS[:2])
+
+    def _read(self, file: Path) -> Iterator[Question]:
+        """The questions of one file."""
+        refuse, kind = partial(ArgumentError, "files", str(file)), stem_and_format(file)[1]
+        if self.is_labelled and kind not in (".json", ".jsonl", ".parquet"):
+            raise refuse("cannot hold questions; .json, .jsonl and .parquet files can")
+        document = _one_value(file) if self.is_labelled and kind == ".json" else None
+        if isinstance(document, dict) and "data" in document:
+            yield from _published(document, refuse)
+            return
+        for number, values in enumerate(read_rows(file, self.layout_of("questions")), start=1):
+            question, context, answers = (*values, None)[:3]
+            yield make_question(question, context, answers, f"row {number}", refuse)
+
 
 Refusal: TypeAlias = Callable[[str], ArgumentError]
 """Makes the error about a source from what is wrong with it."""
-
-
-def _read(file: Path) -> Iterator[Question]:
-    """The questions of one file."""
-    refuse, kind = partial(ArgumentError, "files", str(file)), stem_and_format(file)[1]
-    if kind not in (".json", ".jsonl", ".parquet"):
-        raise refuse("cannot hold questions; .json, .jsonl and .parquet files can")
-    document = _one_value(file) if kind == ".json" else None
-    if isinstance(document, dict) and "data" in document:
-        yield from _published(document, refuse)
-        return
-    for number, values in enumerate(read_rows(file, _Rows(COLUMNS)), start=1):
-        question, context, answers = values
-        yield make_question(question, context, answers, f"row {number}", refuse)
 
 
 def _one_value(file: Path) -> Any:

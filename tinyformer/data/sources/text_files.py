@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 
@@ -22,7 +24,7 @@ from tinyformer.data.sources.documents import (
     two_columns,
 )
 from tinyformer.data.sources.files import Layout, read_rows
-from tinyformer.data.sources.source import SPLIT_OF
+from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.text_paths import find_files, folder_of, stem_and_format
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.data.stream import with_progress
@@ -45,6 +47,9 @@ class LocalFiles:
     Args:
         files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
     """
+
+    is_labelled = True  # whether labels, targets and answers are read; if not, they need not exist, and are empty
+    layout_of: Callable[[str], Layout]  # how rows of a kind are read, apart from labels
 
     def __init__(self, files: str | Iterable[str]) -> None:
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
@@ -69,13 +74,20 @@ class LocalFiles:
 
     def hash(self, settings: bytes) -> str:
         """SHA-256 of the files' contents, formats and splits, but not of their paths; and of settings for reading."""
-        digest = hashlib.sha256(settings)
+        digest = hashlib.sha256(settings if self.is_labelled else b"unlabelled " + settings)
         for split, files in self.of_splits.items():
             for file in files:
                 with file.open("rb") as opened:
                     content = hashlib.file_digest(opened, "sha256").hexdigest()
                 digest.update(f"{split} {stem_and_format(file)[1]} {content}".encode())
         return digest.hexdigest()
+
+    def whole_rows(self, rows: str) -> Iterator[dict[str, Any]]:
+        """The rows of all splits in order, each with all of its columns."""
+        for file in (file for split in SPLITS for file in self.of_splits.get(split, ())):
+            layout = replace(self.layout_of(rows), whole=[])
+            for values in read_rows(file, layout):
+                yield dict(zip(layout.selected, values, strict=True))
 
 
 def _split_of(file: Path, root: str) -> str | None:
@@ -135,6 +147,11 @@ class TextFiles(LocalFiles):
         settings = [_FORMAT, self.text_columns, self.label_column, self.columns, self.quoted, self.separator]
         return self.hash(json.dumps(settings).encode())
 
+    def layout_of(self, rows: str) -> Layout:
+        pair = self.pair_columns if self.is_labelled else self.pair_columns[:1]
+        columns, arguments = (pair, PAIR_ARGUMENTS) if rows == "pairs" else (self.text_columns, ())
+        return Layout(columns, None, self.columns, self.quoted, arguments)
+
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All rows, in the order of the files."""
         if rows != "texts" and self.separator is not None:
@@ -144,7 +161,7 @@ class TextFiles(LocalFiles):
         return {split: read(split, files) for split, files in self.of_splits.items()}
 
     def _texts(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
-        rows = (texts for texts, _, _ in self._rows(files, Layout(self.text_columns, None, self.columns, self.quoted)))
+        rows = (texts for texts, _, _ in self._rows(files, self.layout_of("texts")))
         documents = (text for texts in rows for text in self._documents(texts))
         if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
             return from_columns(text=documents)
@@ -159,19 +176,18 @@ class TextFiles(LocalFiles):
 
     def _examples(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
         column = label_column_of(self.label_column, self.text_columns)
-        optional = () if split == "train" else (column,)
-        rows = list(self._rows(files, Layout(self.text_columns, column, self.columns, self.quoted, (), optional)))
-        labels = [label for _, label, _ in rows]
+        label, optional = column if self.is_labelled else None, () if split == "train" else (column,)
+        rows = list(self._rows(files, replace(self.layout_of("examples"), label_column=label, optional=optional)))
+        labels = [label if self.is_labelled else "" for _, label, _ in rows]
         require_all_or_no_labels(labels, column, lambda row: rows[row][2])
         texts = zip(*(texts for texts, _, _ in rows), strict=True) if rows else [[] for _ in self.text_columns]
         return from_columns(**dict(zip(TEXTS, texts, strict=False)), label=labels)
 
     def _pairs(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
-        layout = Layout(self.pair_columns, None, self.columns, self.quoted, PAIR_ARGUMENTS)
-        pairs = []
+        layout, pairs = self.layout_of("pairs"), []
         for texts, _, place in self._rows(files, layout):
-            require_pair(texts, self.pair_columns, place)
-            pairs.append(texts)
+            require_pair(texts, layout.text_columns, place)
+            pairs.append((*texts, "")[:2])
         sources, targets = zip(*pairs, strict=True) if pairs else ([], [])
         return from_columns(text=sources, pair=targets)
 
