@@ -63,8 +63,9 @@ def write_predictions(run: Run) -> Findings:
     with subject.precision():
         columns, predicted = run.task.predict(subject.network, subject.split(), data.splits[run.split])
     source: Any = in_use(data.source)  # type: ignore[attr-defined]
-    whole = zip(source.whole_rows(data.row_format.source_rows), predicted, strict=True)
-    rows = [row | dict(zip(columns, values, strict=True)) for row, values in whole]
+    with argument_path("datamodule", "source"):
+        whole = zip(source.whole_rows(data.row_format.source_rows), predicted, strict=True)
+        rows = [row | dict(zip(columns, values, strict=True)) for row, values in whole]
     names = list(dict.fromkeys(name for row in rows for name in row))
     write_table(path, names, ([row.get(name) for name in names] for row in rows))
     return Findings(lines={"predictions": relative_path(path)})
