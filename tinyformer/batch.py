@@ -19,7 +19,7 @@ class Batch(TypedDict):
     # The document of each token, where tokens attend within their own document only; padding is one of its own.
     documents: NotRequired[Int[Tensor, "batch seq"]]
     document_starts: NotRequired[Int32[Tensor, " starts"]]  # see `AttentionMask`
-    continues: NotRequired[Bool[Tensor, "batch seq"]]  # whether a token goes on with the word of the token before it
+    continues: NotRequired[Bool[Tensor, "batch seq"]]  # the tokens that go on with the word of the token before
     # The sequences from which `inputs` are predicted, such as sentences in another language.
     source: NotRequired[Int[Tensor, "batch source_seq"]]
     source_lengths: NotRequired[Int[Tensor, " batch"]]

@@ -160,12 +160,14 @@ def test_a_stream_is_read_as_far_as_asked_into_a_memory_map(run):
         import pyarrow
         loaded = HubDataset("owner/large", cache_dir=cache).load(max_characters=500_000)
         answer = [{split: list(rows["text"]) for split, rows in loaded.items()}, pyarrow.total_allocated_bytes()]
+        books = HubDataset("owner/books", text_column="translation.en", cache_dir=cache).load(max_characters=9)
+        answer += [list(books["train"]["text"])]
     """
     with HubServer(REPOSITORIES) as server:
-        texts, allocated = run(server, code)
+        texts, allocated, nested = run(server, code)
         assert server.bytes_served < 0.5 * sum(map(len, REPOSITORIES["datasets/owner/large"].values()))
     assert texts == {"train": [text for part in PARTS for text in part][:25], "validation": ["one", "", "two"]}
-    assert allocated < 100_000
+    assert (allocated < 100_000, nested) == (True, ["A cat.", "A dog."])
 
 
 CARDS = {

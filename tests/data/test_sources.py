@@ -94,13 +94,6 @@ def test_text_files_and_missing_texts(is_large, tmp_path, monkeypatch):
     assert examples(tmp_path / "a.jsonl") == {"train": [("a", "1"), ("", "0"), ("b", "1")]}
 
 
-def test_paths_patterns_and_folders(tmp_path):
-    write(tmp_path, {"b.txt": "b", "a.txt": "a", "sub/c.txt": "c", "notes.md": "no text"})
-    for path, texts in {"": ["a", "b", "c"], "*.txt": ["a", "b"], "**/*.txt": ["a", "b", "c"]}.items():
-        assert texts_of(str(tmp_path / path)) == {"train": texts}
-    assert texts_of([str(tmp_path / name) for name in ("b.txt", "a.txt", "*.txt")]) == {"train": ["b", "a"]}
-
-
 NOT_NAMED = ("03 acid test", "04 night dev", "latest", "my_test", "test-my", "train of thought", "val-00-notes")
 
 
@@ -132,6 +125,7 @@ def test_folders_patterns_and_lists_of_the_same_files_give_the_same_splits(tmp_p
     for given in ("f", "f/**/*.txt", "./f/../f", f"{tmp_path}/*/**/*", files, ["f/t*/x/*.txt", "f/valid", "f/4.txt"]):
         splits = {split: sorted(texts) for split, texts in texts_of(given).items()}
         assert splits == {"train": ["4", "train/x/1"], "validation": ["store/3"], "test": ["test/x/2"]}
+    assert texts_of(["f/store/3.txt", "f/4.txt", "f/s*/*.txt", "f/*.txt"]) == {"train": ["store/3", "4"]}
 
 
 @pytest.mark.parametrize(
@@ -179,13 +173,15 @@ SPACED = [
     ("label,text\n1, a\n", {}, [(" a", "1")]),
     ('label\ttext\n1\t "a" b\n', {}, [(' "a" b', "1")]),
     ('text, label\n"a", "x"\n', {"quoted": False}, [('"a"', '"x"')]),
+    ("text,label\n" + "a,b\n" * 120 + 'x, "y, z"\n', {}, [*[("a", "b")] * 120, ("x", "y, z")]),
+    ('label,text\n1," ""a"" b"\n1,  c\n', {}, [(' "a" b', "1"), ("  c", "1")]),
 ]
 
 
 def test_spaces_after_delimiters_are_kept_unless_the_header_or_quotation_marks_have_them(tmp_path):
     for content, settings, expected in SPACED:
-        write(tmp_path, {"a.csv": content})
-        assert examples(tmp_path / "a.csv", **settings) == {"train": expected}
+        write(tmp_path, {"train.csv": content, "test.csv": content})
+        assert examples(tmp_path, **settings) == {"train": expected, "test": expected}
 
 
 def test_nested_columns_and_names_of_classes(tmp_path):
@@ -208,8 +204,12 @@ def test_a_split_without_labels_is_left_out_with_a_line(tmp_path, capsys):
     source = TextFiles(str(tmp_path / "f"))
     data = SourceDataModule(source, ByteTokenizer(), ExampleFormat(8), 1, cache_dir=str(tmp_path))
     data.prepare()
-    assert capsys.readouterr().err.count("split has no labels and is left out") == 2
+    assert capsys.readouterr().err.count("split has no labels in 'label' and is left out") == 2
     assert data.files == {"train": ["train.csv"], "validation": [], "test": [], "all": ["train.csv"]}
+    for misspelt in ("Label", " lable", "labels"):
+        write(tmp_path / "f", {"dev.csv": f"text,{misspelt}\na,1\n"})
+        with pytest.raises(ArgumentError, match=f"'label': .*dev.csv has no such column; it has text, {misspelt}.$"):
+            source.load("examples")
 
 
 def test_a_separator_divides_documents(tmp_path):

@@ -84,7 +84,7 @@ SPACES, SYMBOLS = pre_tokenizers.Whitespace(), pre_tokenizers.Split("", "isolate
         (PIECES, SPACES, None, "AB cd", 2 / 5, "word", "'zéz'"),
         (LEVEL, SYMBOLS, None, "abab", 3 / 7, "character", "' ', 'z', 'é'"),
         (LEVEL, None, None, "ab", 0, "text", "'ab zéz '"),
-        (FUSED, None, decoders.Fuse(), "ab", 0, "run of characters", "' zéz '"),
+        (FUSED, None, decoders.Fuse(), "ab", 0, "character run", "' zéz '"),
         (BYTES, pre_tokenizers.ByteLevel(), decoders.ByteLevel(), "ab", 0, "character", "'z', 'é'"),
     ],
 )
@@ -146,12 +146,16 @@ def test_a_character_arrives_with_the_last_of_its_bytes():
 # Untrusted ones.
 
 SPEC = json.loads(ByteTokenizer().build([]).to_json())
+CHARSMAP = base64.b64encode(b"\4\0\0\0\0\0\0\0abc\0").decode()  # the size of a trie, the trie, and the replacements
+DAMAGED = SPEC | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}}
 MALFORMED = {
+    json.dumps(DAMAGED): "cannot encode a text: index out of bounds",
     "[" * 200_000 + "]" * 200_000: "cannot be read: ",
     '{"model": ': "cannot be read: ",
     "[1]": "cannot be read: ",
     '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}': "cannot be read: ",
     '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}': "<eos>",
+    **{json.dumps(SPEC | {"end_ids": ids}): f"has no token for {ids[0]!r}" for ids in ([999], [-1], [True])},
 }
 
 
@@ -159,10 +163,3 @@ MALFORMED = {
 def test_what_is_no_tokenizer_is_reported_in_one_sentence(contents: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=rf"\A.*{said}.*\Z"):
         untrusted_tokenizer(contents)
-
-
-def test_a_damaged_normalizer_is_refused() -> None:
-    charsmap = (4).to_bytes(4, "little") + bytes(4) + b"abc\0"  # the size of a trie, the trie, and the replacements
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
-    with pytest.raises(ArgumentError, match="cannot encode a text: index out of bounds"):
-        untrusted_tokenizer(json.dumps(SPEC | {"normalizer": normalizer}))

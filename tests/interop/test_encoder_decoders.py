@@ -210,5 +210,5 @@ def test_older_files_of_t5(variant: str, tmp_path: Path) -> None:
     newer = ("scale_decoder_outputs", "is_gated_act", "dense_act_fn", "tie_word_embeddings", "is_decoder")
     change_config(folder, without=newer, **({"tie_word_embeddings": False} if variant == "t5-v1.1" else {}))
     (folder / "generation_config.json").unlink(missing_ok=True)
-    change_config(folder, pad_token_id=0, decoder_start_token_id=0)
+    change_config(folder, pad_token_id=0, decoder_start_token_id=0, eos_token_id=[1])
     require_the_same(model_of(variant), network_of(checkpoint_of(folder, tmp_path / "in.ckpt")))

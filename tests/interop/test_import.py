@@ -158,6 +158,7 @@ HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
     ("gpt2", {"n_inner": 51}, {}, "transformer.h.0.mlp.c_fc.weight"),
     ("gpt2", {"model_type": "opt"}, {}, "config.json says model_type=opt; GPT-2, "),
     ("t5", {"eos_token_id": VOCAB}, {}, "its special token eos=53 must be below 53, the size of the vocabulary"),
+    ("t5", {"eos_token_id": [1, 2]}, {}, "generation_config.json: eos_token_id=[1, 2]: must be one token"),
     ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
     ("t5", {}, {"shared.weight": None}, "has no decoder.embed_tokens.weight, which T5ForConditional"),
     ("t5", {}, {"encoder.final_layer_norm.weight": torch.tensor(1.0)}, "encoder.final_layer_norm.weight does not fit"),
@@ -169,7 +170,7 @@ HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
 def test_files_of_strangers_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
     variant, fields, weights, sentence = case
     folder = saved(variant, tmp_path / "model")
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "generation_config.json").write_text(json.dumps(fields))
     change_config(folder, **fields)
     change_weights(folder, **weights)
     with pytest.raises(ValueError, match=r"\.$") as caught:

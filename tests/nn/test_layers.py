@@ -57,7 +57,7 @@ def test_a_replacement_takes_the_place_of_a_closed_head():
 
 
 def test_each_token_gates_each_head():
-    gate, x = randomised(OutputGate(3, 2)), torch.randn(2, 2, 3)
+    gate, x = randomised(OutputGate(input_dim=3, num_heads=2)), torch.randn(2, 2, 3)
     opening = (x @ gate.proj.weight.T + gate.proj.bias).sigmoid()
     torch.testing.assert_close(gate(HEADS, x), HEADS * opening.transpose(1, 2)[..., None])
 

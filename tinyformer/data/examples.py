@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,7 @@ class ExampleFormat(RowFormat):
             reason = f"all examples have the label {classes[0]}; there must be at least two classes"
             raise ArgumentError("source", source.name, reason)
         labels = {name: list(map(class_name, prepared.rows(name)["label"].to_pylist())) for name in prepared.splits}
+        warn = partial(rank_zero_only(print), file=sys.stderr)
         has_pairs = any(len(stream.offsets) - 1 > len(labels[name]) for name, stream in prepared.splits.items())
         num_texts = 2 if has_pairs else 1
         if self._num_texts not in (None, num_texts):
@@ -198,9 +200,10 @@ class ExampleFormat(RowFormat):
             works = {"source.text_column": columns[0]} if len(columns) == 2 else {}
             raise ArgumentError("source", source.name, f"has {kinds[0]}, and the model classifies {kinds[1]}", works)
         if has_pairs and prepared.tokenizer.has_segments:
-            _warn(f"{source.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
+            warn(f"{source.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
         for name in prepared.facts["without_labels"]:
-            _warn(f"{source.name}: the {name} split has no labels and is left out.")
+            column = getattr(in_use(source), "label_column", None) or "label"
+            warn(f"{source.name}: the {name} split has no labels in '{column}' and is left out.")
         splits = {}
         for name, stream in prepared.splits.items():
             number = {label: number for number, label in enumerate(classes)}
@@ -242,8 +245,3 @@ class ExampleFormat(RowFormat):
 
     def lengths(self, split: LabelledSplit) -> Int64[np.ndarray, " examples"]:
         return split.lengths
-
-
-@rank_zero_only
-def _warn(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -157,7 +157,7 @@ def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) 
     encoded = [[tokenizer.eos_id, *ids] for ids in tokenizer.encode_batch(texts)]
     sizes = np.array([len(ids) for ids in encoded])
     ids = np.concatenate(encoded).astype(np.uint32)
-    tokenizer.report_unknown(texts)
+    tokenizer.report_unknown(texts if tokenizer.unk_id in ids else ())
     return QuestionTexts(
         ids,
         (sizes.cumsum() - sizes).reshape(-1, 2),

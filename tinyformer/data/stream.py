@@ -105,7 +105,7 @@ def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
 def open_split(
     folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any], is_masked: bool = False
 ) -> TokenSplit:
-    """What `write_split` wrote, and where words go on, if tokens are masked and do not show it."""
+    """The split that `write_split` wrote, and where words go on, if tokens are masked and do not show it."""
     ids, is_stored = np.load(folder / f"{name}.npy", mmap_mode="r"), is_masked and not tokenizer.shows_words
     continues = np.load(folder / f"{name}.continues.npy", mmap_mode="r") if is_stored else None
     offsets = np.load(folder / f"{name}.offsets.npy")

@@ -115,7 +115,7 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it; or several tokens, each of which does.
-        is_end: whether a text, with its prompt, ends with its last token.
+        is_end: a function that returns True if a text, given with its prompt, ends with its last token.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     largest = network.encoder.vocab_size - 1

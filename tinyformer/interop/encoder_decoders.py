@@ -41,11 +41,14 @@ def token_fields(**defaults: Any) -> tuple[Field, ...]:
 
 
 def read_tokens(fields: Fields) -> Fields:
-    """Add the tokens of `bad_words_ids` to the other field of tokens that are never generated, `suppress_tokens`."""
+    """Read a list of one end token as this; add `bad_words_ids` to the other tokens never generated."""
+    if isinstance(end := fields.get("eos_token_id"), list):
+        if len(end) != 1:
+            raise ArgumentError("fields.eos_token_id", end, "must be one token, the only one that ends a target")
+        fields = fields | {"eos_token_id": end[0]}
     words, others = fields.get("bad_words_ids") or [], fields.get(SUPPRESSED) or []
     if not isinstance(words, list) or not all(isinstance(word, list) and len(word) == 1 for word in words):
-        reason = "is supported for words of one token only, such as [[0],[5]]"
-        raise ArgumentError("fields.bad_words_ids", words, reason)
+        raise ArgumentError("fields.bad_words_ids", words, "supports words of one token only, such as [[0],[5]]")
     if not words or not isinstance(others, list):  # a malformed field is refused where it is read
         return fields
     return fields | {SUPPRESSED: others + [word[0] for word in words if word[0] not in others]}

@@ -22,10 +22,7 @@ class HeadGate(nn.Module):
 
     def __init__(self, num_heads: int, ablated: Sequence[int] = ()) -> None:
         super().__init__()
-        factors = None
-        if ablated:
-            factors = torch.ones(num_heads)
-            factors[list(ablated)] = 0.0
+        factors = torch.ones(num_heads).index_fill(0, torch.tensor([*ablated]), 0.0) if ablated else None
         # Not persistent: the factors follow from the config.
         self.register_buffer("factors", factors, persistent=False)
         self.replacement = None
@@ -46,9 +43,9 @@ class OutputGate(nn.Module):
     x is the token that the query is projected from.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, input_dim: int, num_heads: int) -> None:
         super().__init__()
-        self.proj = nn.Linear(d_model, num_heads)
+        self.proj = nn.Linear(input_dim, num_heads)
 
     def forward(
         self, heads: Float[Tensor, "batch num_heads seq head_dim"], x: Float[Tensor, "batch seq input_dim"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import difflib
 import io
 import json
 import re
@@ -59,7 +60,7 @@ class Layout:
     columns: Sequence[str] | None = None  # of .csv and .tsv files without a header; None: their first line names them
     quoted: bool = True
     arguments: Sequence[str] = ()  # that name each of `text_columns`, for errors; by default `text_column`
-    optional: Sequence[str] = ()  # those of the columns whose values are null where they do not exist
+    optional: Sequence[str] = ()  # those of the columns whose values are null where no column has a similar name
     whole: list[str] | None = None  # if given: all columns are read, and this list receives those of the row or file
 
     @property
@@ -77,12 +78,14 @@ class Layout:
         for column in self.needed if self.whole is None else existing:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
+        others = [column for column in existing if column not in self.selected]
         missing = [column for column in self.needed if column not in (*existing, *self.optional)]
+        for column in {*self.optional}.difference(existing):
+            missing += [column] if difflib.get_close_matches(column.lower(), map(str.lower, others), 1, 0.7) else []
         if not missing:
             if self.whole is not None:
                 self.whole[:] = existing
             return
-        others = [column for column in existing if column not in self.selected]
         works: dict[str, Any] = {}
         is_suspect = from_header and not {*self.selected} & {*existing}
         if len(self.text_columns) == 1 and len(missing) <= len(others) <= (2 if is_suspect else len(missing)):
@@ -99,7 +102,7 @@ class Layout:
             else:
                 unread = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
                 works = {"columns": [*self.selected, *unread]}
-        raise self.error(missing[0], reason, works)
+        raise self.error(missing[0], reason, None if self.optional else works)  # other files have these columns
 
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
         """An error about the argument that names a column."""
@@ -190,16 +193,22 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
-    needed, plausible = {*layout.selected} - {*layout.optional}, [common | {"delimiter": usual}]
-    for delimiter, skips in product(dict.fromkeys((usual, *DELIMITERS)), (False, True)):
-        dialect = common | {"delimiter": delimiter, "skipinitialspace": skips}
-        with contextlib.suppress(csv.Error):
-            rows = list(islice(filter(None, csv.reader(io.StringIO(text, newline=""), **dialect)), 100))
-            sizes, names = {*map(len, rows)}, {*chain(*rows[:1])}
-            has = needed <= names if layout.columns is None else sizes == {len(layout.columns)}
-            if has and not (layout.quoted and any(re.match(' +"', field) for field in chain(*rows) if not skips)):
-                return dialect
-            plausible += [dialect] if has or (len(sizes) == 1 and sizes != {1}) else []
+    names, plausible = {*layout.selected}, [common | {"delimiter": usual}]
+    for needed, delimiter in product((names, names - {*layout.optional}), dict.fromkeys((usual, *DELIMITERS))):
+        found = []
+        for skips in (False, True):
+            dialect = common | {"delimiter": delimiter, "skipinitialspace": skips}
+            with contextlib.suppress(csv.Error):
+                lines = filter(None, csv.reader(io.StringIO(text, newline=""), **dialect))
+                rows = list(islice(lines, 100))
+                sizes = {*map(len, rows)}
+                has = needed <= {*chain(*rows[:1])} if layout.columns is None else sizes == {len(layout.columns)}
+                plausible += [dialect] if has or (len(sizes) == 1 and sizes != {1}) else []
+                fields = chain.from_iterable(chain(rows, lines)) if has and layout.quoted and ' "' in text else ()
+                unread = sum(re.match(' +"', field) is not None for field in fields)  # marks that enclose no field
+                found += [(unread, skips, dialect)] if has else []
+        if found:
+            return min(found)[-1]
     return plausible[1 if plausible[1:] else 0]
 
 

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tinyformer.data.sources.documents import (
     require_pair,
     two_columns,
 )
+from tinyformer.data.sources.files import flatten
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
 from tinyformer.data.storage import default_cache_dir, writing_into
@@ -158,10 +159,9 @@ class HubDataset:
     def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         refuse = partial(ArgumentError, "path", self.path)
         columns = ("question", "context", "answers.text", "answers.answer_start")
-        for column in columns:
+        for column, kinds in zip(columns, (_TEXT, _TEXT, _TEXT, _INTEGER), strict=True):
             if column not in rows.column_names:
                 raise refuse(f"has no questions: no column {column}, only {', '.join(rows.column_names)}")
-        for column, kinds in zip(columns, (_TEXT, _TEXT, _TEXT, _INTEGER), strict=True):
             feature = rows.features[column]
             feature = getattr(feature, "feature", feature) if "." in column else feature
             if not isinstance(feature, datasets.Value) or feature.dtype not in kinds:
@@ -179,8 +179,9 @@ class HubDataset:
         self._require_column(rows.column_names, "label_column", column)
         feature = rows.features[column]
         if not isinstance(feature, datasets.ClassLabel | datasets.Value):
-            reason = f"the column of {self.path} holds neither classes nor texts or numbers"
-            raise ArgumentError("label_column", column, reason)
+            raise ArgumentError(
+                "label_column", column, f"in {self.path}, it holds neither classes nor texts or numbers"
+            )
         values = rows[column]
         if isinstance(feature, datasets.ClassLabel):
             values = [None if number in (None, -1) else feature.int2str(number) for number in values]
@@ -203,7 +204,8 @@ class HubDataset:
                 raise self._no_texts(column, argument)
         return rows.select_columns(list(columns))
 
-    def _text(self, row: Mapping[str, Any]) -> str:
+    def _text(self, row: dict[str, Any]) -> str:
+        row = flatten(row, self.text_columns)
         for column in self.text_columns:
             self._require_column(row, "text_column", column)
             if not isinstance(row[column], str | None):

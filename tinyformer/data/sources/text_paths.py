@@ -19,7 +19,7 @@ _NAMES = ", ".join((*FORMATS, *COMPRESSIONS))
 
 
 def stem_and_format(file: Path) -> tuple[str, str]:
-    """What precedes the suffix of a file's format, and this in lower case; for rows.jsonl.gz, "rows" and ".jsonl"."""
+    """The name before the suffix of a file's format, and this in lower case: "rows" and ".jsonl" for rows.jsonl.gz."""
     plain = file.with_suffix("") if file.suffix.lower() in COMPRESSIONS else file
     return plain.stem, plain.suffix.lower()
 
@@ -48,7 +48,7 @@ def find_files(files: Sequence[str]) -> list[Path]:
 
 
 def unread_files(files: Sequence[str]) -> Counter[str]:
-    """How many files `find_files` leaves out, by their kind, such as "hidden file", "other file" or "broken link"."""
+    """The number of files that `find_files` leaves out, by kind: "hidden file", "other file", "broken link" or so."""
     unread = ((file, kind) for name in files for kind, found in _by_kind(name).items() if kind for file in found)
     return Counter({(os.path.realpath(file.parent), file.name): kind for file, kind in unread}.values())
 

@@ -105,6 +105,10 @@ class TextTokenizer:
         self._reported = {self.unknown}
         self.mask_id = next((i for token in _KNOWN_MASKS if (i := tokenizer.token_to_id(token)) is not None), None)
         self.around = _around(tokenizer) if post_processed else ([self.eos_id], [])
+        for token in (*chain(*self.around), *self.end_ids):
+            if type(token) is not int or token not in vocabulary.values():
+                reason = f"has no token for {token!r:.60}, an id that its post-processor adds, or end_ids has"
+                raise ArgumentError("tokenizer", "tokenizer.json", reason)
         self.start_id = next(iter(self.around[0]), self.eos_id)
 
     @classmethod
@@ -207,7 +211,7 @@ class TextTokenizer:
         """The part of a text that becomes one unknown token, in the singular."""
         model, splitter = json.loads(self._tokenizer.to_str())["model"], self._tokenizer.pre_tokenizer
         if model["type"] not in ("WordLevel", "WordPiece"):
-            return "run of characters" if model.get("fuse_unk", True) else "character"
+            return "character run" if model.get("fuse_unk", True) else "character"
         number = len(splitter.pre_tokenize_str("ab ab")) if splitter else 1
         return {1: "text", 4: "character", 5: "character"}.get(number, "word")
 
@@ -257,18 +261,14 @@ class TextTokenizer:
         A character whose bytes are spread over several tokens comes with the last of them. The pieces add up to the
         text, except for vocabularies with byte fallback (SentencePiece's) and bytes that are not UTF-8.
         """
-        seen: list[int] = []
-        emitted = ""
-        for token in ids:
-            seen.append(token)
+        seen, emitted = list[int](), ""
+        for token in chain(ids, [None]):
+            seen += [] if token is None else [token]
             # Decoders write the replacement character for the beginning of an incomplete character.
-            text = self.continuation(seen, after).rstrip("\ufffd")
+            text = self.continuation(seen, after).rstrip("" if token is None else "\ufffd")
             if text.startswith(emitted) and text != emitted:
                 yield text[len(emitted) :]
                 emitted = text
-        text = self.continuation(seen, after)
-        if text.startswith(emitted) and text != emitted:
-            yield text[len(emitted) :]
 
     def token_strings(self, ids: Iterable[SupportsInt]) -> list[str]:
         r"""A printable, non-empty string for each token: newline is "⏎", space "·", a control character "\xNN"."""
@@ -276,7 +276,7 @@ class TextTokenizer:
 
     @cached_property
     def shows_words(self) -> bool:
-        """Whether tokens keep the white space between words; otherwise words are those of the pre-tokenizer."""
+        """True if tokens keep the white space between words; otherwise words are those of the pre-tokenizer."""
         before = self._tokenizer.pre_tokenizer
         return before is None or sum(len(part) for part, _ in before.pre_tokenize_str("a b")) > 2
 
@@ -323,7 +323,7 @@ def add_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
 
 
 def _is_context_free(spec: dict) -> bool:
-    """Whether each character or byte is a token, whatever is around it: a text can then be cut anywhere."""
+    """Return True if each character or byte is a token, whatever is around it: a text can then be cut anywhere."""
     model, before = spec["model"], spec["pre_tokenizer"] or {"type": "ByteLevel"}
     joined = ("merges", "fuse_unk", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
     is_plain = before["type"] == "ByteLevel" and not (before.get("add_prefix_space") or before.get("use_regex"))
@@ -341,19 +341,13 @@ def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) 
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens that a post-processor adds before and after a text, which the vocabulary must have."""
+    """The tokens that a post-processor adds before and after a text."""
     if tokenizer.post_processor is None:
         return [], []
     with telling("post-process a text"):
-        text = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a")
-        added = tokenizer.post_processor.process(text)
+        added = tokenizer.post_processor.process(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).encode("a"))
         place = added.special_tokens_mask.index(0)
-    before, after = added.ids[:place], added.ids[place + 1 :]
-    for token in (*before, *after):
-        if tokenizer.id_to_token(token) is None:
-            reason = f"has no token for {token}, an id that its post-processor adds"
-            raise ArgumentError("tokenizer", "tokenizer.json", reason)
-    return before, after
+    return added.ids[:place], added.ids[place + 1 :]
 
 
 def _find_unknown(tokenizer: Tokenizer, model: dict) -> int | None:

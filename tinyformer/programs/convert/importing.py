@@ -16,8 +16,8 @@ from tinyformer.data import SpecialTokens
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
 from tinyformer.interop.family import Depths, Family, Fields, Weights
-from tinyformer.interop.folder import find_folder, read_config, read_tensors
-from tinyformer.interop.vocabulary import read_tokenizer
+from tinyformer.interop.folder import CONFIG, DECODING, OF_DECODING, find_folder, read_config, read_tensors
+from tinyformer.interop.vocabulary import read_json_of, read_tokenizer
 from tinyformer.nn import Network
 
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
@@ -42,7 +42,8 @@ def import_model(source: str, path: Path) -> list[str]:
     try:
         settings = family.settings(fields)
     except ArgumentError as error:
-        error.path = (f"{folder / 'config.json'}: {'.'.join(error.path[1:])}",)
+        file = DECODING if error.path[1] in {*OF_DECODING}.intersection(read_json_of(folder, DECODING)) else CONFIG
+        error.path = (f"{folder / file}: {'.'.join(error.path[1:])}",)
         raise
     _require_known_tokens(settings, source)
     config = compose_family(family, settings)
