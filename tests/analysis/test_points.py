@@ -8,6 +8,7 @@ from model.models import TEXTS, answerer, causal, classifier, masked, model, ran
 from nn.test_compile import printed
 from nn.variants import NAMES, able, factory, network, projected
 
+from tinyformer.analysis.points import intervention
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
 from tinyformer.nn import Attention, PostNormBlock, PreNormBlock
@@ -229,6 +230,9 @@ def test_a_function_does_not_let_padding_change_a_text(make):
             alone = some.run(text, replace={POINT: function}).logits[0]
             torch.testing.assert_close(together[row][: len(alone)], alone, rtol=1e-4, atol=1e-4)
         assert (activations[POINT][1, 2:] == 0).all()
+    with intervention(some.network, {}, replace={POINT: lambda x: seen.append(tuple(x.shape)) or x}) as passes:
+        some.logits(TEXTS)
+        assert (seen.pop()[0], [*passes.values()]) == (3, [])  # nothing is kept
     some.run(TEXTS, replace={POINT: lambda x: seen.append(tuple(x.shape)) or x})
     assert sorted(seen) == [(1, length, 32) for length in sorted(some.tokenize(TEXTS)[1].tolist())]  # real tokens
     with pytest.raises(IndexError):

@@ -154,6 +154,8 @@ def test_phrases_are_one_word():
     assert words.tokens(1, 2) == range(1, 4)
     score = Words(("3", ":", "1", ",", "3", ":", "2", "3"), tuple(range(8)))  # phrases are found first
     assert [score.find(asked) for asked in ("3:1", "3:2", "3:3")] == [range(3), range(4, 7), range(7, 8)]
+    pieces = Words(("a", "part", "don", "'", "t", "apart", " "), tuple(range(7)))
+    assert [*map(pieces.find, ("don't", "a part", "apart"))] == [range(2, 5), range(2), range(5, 6)]
     joined = words.joined(range(3, 5))
     assert joined == Words(("The", "fox", "didn't", "jump over", "jump", "over"), (0, 1, 1, 2, 3, 3, 4, 5))
     subject, pair = subject_of(longer()), ["cc", "bb aa"]

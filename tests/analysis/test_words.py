@@ -42,13 +42,10 @@ TOKENIZERS = {
         ["<unk>", "</s>"],
         *(pre_tokenizers.Metaspace(), decoders.Metaspace()),
     ),
-    "wordpiece": learned(
-        models.WordPiece(unk_token="[UNK]"),
-        trainers.WordPieceTrainer,
-        ["[UNK]", "[SEP]"],
-        *(pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()),
-    ),
 }
+for kind, splitter in (("wordpiece", pre_tokenizers.BertPreTokenizer()), ("split", pre_tokenizers.WhitespaceSplit())):
+    parts = models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer, ["[UNK]", "[SEP]"], splitter
+    TOKENIZERS[kind] = learned(*parts, decoders.WordPiece())
 
 
 @pytest.mark.parametrize(
@@ -59,6 +56,7 @@ TOKENIZERS = {
         ("unigram", PARAGRAPH, NAMES),
         ("bpe", PARAGRAPH, NAMES.replace(") .", ").")),  # a token that holds several words makes them one
         ("wordpiece", "The animal didn't", "The animal didn ' t"),
+        ("split", "The (it (animal", "The (it (animal"),
     ],
 )
 def test_words_do_not_depend_on_the_vocabulary(name, text, expected):

@@ -79,12 +79,8 @@ def test_a_path_and_a_text_need_no_quotes_beside_those_of_the_shell(key):
 
 def test_what_hydra_reads_is_left_alone():
     words = ["-m", "--cfg", "job", "model.num_heads=1,2", "seed=range(3)", "~norm", "model=nano", "data.columns=[a,b]"]
-    words += [
-        "callbacks.finite={action:skip}",
-        "data.files=a.txt,b.txt",
-        "generate.prompt='a, b'",
-        "attention=glob(m*)",
-    ]
+    words += ["callbacks.finite={action:skip}", "data.files=a.txt,b.txt", "generate.prompt='a, b'"]
+    words += ["attention=glob(m*)", "analysis.columns={a:b.csv}"]
     assert readable(words, is_sweep=True) == words
     swept = ["data.files=é.txt,'a,b.txt',c", "task.labels=[a,é],[b,c]"]
     assert readable(swept, is_sweep=True) == ["data.files='é.txt','a,b.txt',c", "task.labels=[a,'é'],[b,c]"]

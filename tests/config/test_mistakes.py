@@ -101,10 +101,7 @@ def mistake_in(*overrides: str) -> str:
         ("generate.prompt=A cat", "cat: is no KEY=VALUE, and a text *quoted, as in 'generate.prompt=A cat'."),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
         ("model.d_ff=1,2", "model.d_ff=1,2: -m makes a run of each value."),
-        (
-            "generate.prompt=${5",
-            "generate.prompt=*: ${…} refers to another key, which is not there; *\\${5* is a text.",
-        ),
+        ("generate.prompt=${5", "generate.prompt=*: ${…} refers to another key, which is not there; *\\${5* is a*"),
         ("analysis=heads", "analysis: there is no such key here; evaluate.py has it."),
         ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
         # Raised deep inside of the network, told by the key that the user sets.
@@ -113,10 +110,8 @@ def mistake_in(*overrides: str) -> str:
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
         ("generate.temperature=-1", "generate.temperature=-1: must be 0, or 1e-6 to 1e6; *=0.8 works."),
-        (
-            "generate.temperature=1e-40",
-            "generate.temperature=1e-40: must be 0, or 1e-6 to 1e6; *=0.8 works.",
-        ),
+        ("generate.temperature=1e-40", "generate.temperature=1e-40: must be 0, or 1e-6 to 1e6; *=0.8 works."),
+        ("generate.stop=", "generate.stop='': must not be empty: it would end every text; generate.stop=[A,B] works."),
         ("generate.num_tokens=10000000000", "generate.num_tokens=10000000000: must be at most *; *=200 works."),
         ("generate.seed=12345678901234567890", "generate.seed=*: must be at most 4294967295; generate.seed=0 works."),
         ("seed=12345678901234567890", "seed=12345678901234567890: must be at most 4294967295; seed=0 works."),
@@ -138,10 +133,7 @@ def mistake_in(*overrides: str) -> str:
         ("trainer.max_time=5", "trainer.max_time=5: must be days, *; trainer.max_time=00:00:30:00 works."),
         ("+trainer.detect_anomaly=true", "+trainer.detect_anomaly: adds a key that is there already; without the +*"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 *"),
-        (
-            "task=masked_lm task.masking=null",
-            "task.masking=null: MaskedLM predicts masked tokens; choose task=mask*",
-        ),
+        ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens; choose task=mask*"),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
 )

@@ -71,8 +71,8 @@ def translator(tokenizer: TextTokenizer | None = TOKENIZER, task: Seq2Seq | None
     return Model(loud_encoder_decoder(**options), tokenizer, task or Seq2Seq())
 
 
-def answerer() -> Model:
+def answerer(tokenizer: TextTokenizer = BYTES) -> Model:
     """A model for questions, of which it reads 8 bytes, in windows of up to 24 bytes."""
     task = SpanExtraction(no_answer_threshold=0.0)
     task.max_question_length = 8
-    return Model(randomised(Transformer(make_encoder(vocab_size=257, max_seq_len=24), SpanReadout)), BYTES, task)
+    return Model(randomised(Transformer(make_encoder(vocab_size=257, max_seq_len=24), SpanReadout)), tokenizer, task)

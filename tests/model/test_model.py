@@ -106,6 +106,7 @@ def test_a_prompt_is_continued_several_times():
     some, settings = causal(), {"num_return_sequences": 3, "seed": 4, "num_tokens": 5}
     three = some.generate(["ab", "c"], **settings)
     assert three[4:5] == some.generate("c", 5, seed=8)
+    assert some.generate(["ab", "c"], capture="*", num_tokens=0).activations == [{}, {}]
     assert three == some.generate(["ab", "c"], replace={"logits": lambda x: x}, **settings)
     rows = some.generate_ids(*some.tokenize(["ab", "c"]), **settings)
     assert [some.tokenizer.decode(row[1:]) for row in rows] == three

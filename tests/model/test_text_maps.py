@@ -6,7 +6,7 @@ from analysis.subjects import EOS, TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from model.models import BYTES, model, transformer, translator
+from model.models import BYTES, answerer, model, transformer, translator
 from tinyformer.analysis import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.data import CharTokenizer, SpecialTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
@@ -57,8 +57,10 @@ def test_maps_are_the_weights_of_the_definition_on_every_backend(name):
 def test_words_are_those_of_the_pre_tokenizer_where_tokens_drop_white_space():
     library = Tokenizer(models.BPE({"<unk>": 0, "</s>": 1, "c": 2, "a": 3, "t": 4}, [], unk_token="<unk>"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
-    maps = model(tokenizer=TextTokenizer(library)).attention(["cat catat,</s>", "ca t cata t"])
-    assert [of.words().tokens[1:] for of in maps] == [["cat", "catat", "<unk>", "</s>"], ["ca", "t", "cata", "t"]]
+    some, asking = model(tokenizer=TextTokenizer(library)), answerer(TextTokenizer(library))
+    maps = some.attention(["cat catat,</s>", "ca t cata t"]) + asking.attention(["cat", "ca"], ["ca t cat", "tat"])
+    expected = ["cat catat <unk> </s>", "ca t cata t", "cat </s> ca t cat", "ca </s> tat"]
+    assert [" ".join(of.words().tokens[1:]) for of in maps] == expected
 
 
 @pytest.mark.parametrize("task", [CausalLM(), MaskedLM()])

@@ -41,6 +41,7 @@ def indented(text):
 
 @pytest.mark.parametrize("prompt", [None, "", "👋🏽\n\nx\r\x1b[2J", "far longer than what fits", ["a", "b\n", "a"]])
 def test_samples_are_printed_and_given(capsys, prompt):
+    assert Generation(stop=[r"\n", "a"]).stops == ["\n", "a"]  # as a shell passes them on
     given = print_samples(Generation(prompt, num_tokens=12, temperature=1.5, seed=3), network(), TOKENIZER)
     texts, prompts = (given, prompt) if isinstance(prompt, list) else ([given], [prompt or ""])
     new = generate(network(), [[256, *text.encode()] for text in prompts], 12, Sampling(1.5), 3, stop_token=256)

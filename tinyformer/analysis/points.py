@@ -236,6 +236,7 @@ def intervention(
             nonlocal is_replacing
             if is_replacing:  # in a forward pass that a replacing function runs
                 return output
+            seen.add(name)
             try:
                 value = point.get(inputs, output)
                 if name in replaced:
@@ -249,12 +250,11 @@ def intervention(
                     output = point.put(inputs, output, _of_tokens(value, point, lengths))  # no gradient at padding
                 elif name in replaced:
                     output = point.put(inputs, output, value)
-            except NoMapsError:
+                if name in captured:
+                    passes.setdefault(name, []).append(value)
+            except NoMapsError:  # a pattern may match the weights of a user-defined class that has none
                 if name in replaced or name in capture:
                     raise
-                passes.pop(name, None)  # a pattern matches the weights of a class of one's own that has none
-                return output
-            passes[name].append(value)
             return output
 
         def input_hook(module: nn.Module, inputs: Any) -> Any:
@@ -266,16 +266,14 @@ def intervention(
 
     # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
     watched = {name: point for name, point in points.items() if name in replaced or name in captured}
-    passes = {name: list[Tensor]() for name in watched}
+    seen, passes = set[str](), dict[str, list[Tensor]]()
     hooks = [hook_on(name, point) for name, point in watched.items()]
+    hooks.append(network.encoder.register_forward_hook(lambda *_: seen.add("")))  # in every pass
     with running_hooks(network, hooks), torch.set_grad_enabled(gradients):
         yield passes
-    for name, of_passes in [*passes.items()]:
-        if not of_passes:
-            argument = "replace" if name in replaced else "capture"
-            raise ArgumentError(argument, name, "is not computed in the forward pass of this network")
-        if name not in captured:
-            del passes[name]
+    for name in [name for name in watched if seen and name not in seen]:
+        argument = "replace" if name in replaced else "capture"
+        raise ArgumentError(argument, name, "is not computed in the forward pass of this network")
 
 
 def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:

@@ -37,10 +37,9 @@ class Words:
         if not runs and (parts := asked.rpartition(":"))[2].isdecimal():
             name, _, number = parts
             runs = self._runs(name)
-        if len(runs) == 1 and not number:
-            return runs[0]
-        if number and 1 <= int(number) <= len(runs):
-            return runs[int(number) - 1]
+        which = int(number or 1)
+        if (number or len(runs) == 1) and 1 <= which <= len(runs):
+            return runs[which - 1]
         if runs:
             times = f"{len(runs)} times: {name}:1 to {name}:{len(runs)}" if len(runs) > 1 else "once"
             raise WordError(f"the text has {name} {times}", name if len(runs) == 1 else f"{name}:1")
@@ -50,11 +49,14 @@ class Words:
         raise WordError(f"{name} is not a {kind} of the text, whose words are {known}", close[0])
 
     def _runs(self, text: str) -> list[range]:
-        """The indices of the words of a phrase, each time that it occurs."""
-        split = Split(Regex(WORD), "isolated").pre_tokenize_str(text)
-        phrase = (text,) if text in self.names else tuple(word for word, _ in split if word.strip())
-        starts = range(len(self.names) - len(phrase) + 1) if phrase else ()
-        return [range(at, at + len(phrase)) for at in starts if self.names[at : at + len(phrase)] == phrase]
+        """The indices of the words of a phrase, each time that it occurs; white space of it is between words."""
+        if text in self.names:
+            return [range(at, at + 1) for at, name in enumerate(self.names) if name == text]
+        names, parts = ["".join(name.split()) for name in self.names], text.split()
+        whole, phrase = "".join(names), "".join(parts)
+        ends, inner = ([*accumulate(map(len, each), initial=0)] for each in (names, parts))
+        starts = [at for at in {*ends} if whole.startswith(phrase, at) and {at + end for end in inner} <= {*ends}]
+        return [range(bisect_right(ends, at) - 1, ends.index(at + len(phrase))) for at in sorted(starts) if phrase]
 
     def joined(self, phrase: range) -> "Words":
         """The same words with those of a phrase as one, whose index is that of its first word."""
@@ -82,12 +84,12 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
     each special token, such as `<eos>`, is a word of its own. White space belongs to the word that follows it, as in
     GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
 
-    Where tokens do not keep white space, words are those of the pre-tokenizer, if one of the `texts` has these tokens.
+    Where tokens do not keep white space, words are the pre-tokenizer's of a text with these tokens, given or decoded.
     """
-    for text in () if tokenizer.shows_words else texts:
+    special = tokenizer.special_ids
+    for text in () if tokenizer.shows_words else (*texts, tokenizer.decode(i for i in ids if i not in special)):
         if (found := _words_of_text(ids, tokenizer, text)) is not None:
             return found
-    special = tokenizer.special_ids
     names: list[str] = []
     of_tokens: list[int] = []
     for is_special, run in groupby(ids, special.__contains__):
@@ -105,9 +107,8 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
 def _words_of_text(ids: Sequence[int], tokenizer: TextTokenizer, text: str | Sequence[str]) -> Words | None:
     """The words of the pre-tokenizer; None if the tokens, but for the special ones, are not those of the text."""
     row, special = text if isinstance(text, str) else tuple(text), tokenizer.special_ids
-    (encoding,) = tokenizer.reader.encode_batch([row])
-    keys = [*zip(encoding.ids, encoding.sequence_ids, encoding.word_ids, strict=True)]
-    keys = [key for key in keys if key[0] not in special]
+    (read,) = tokenizer.reader.encode_batch([row])
+    keys = [key for key in zip(read.ids, read.sequence_ids, read.word_ids, strict=True) if key[0] not in special]
     if [token for token, *_ in keys] != [token for token in ids if token not in special]:
         return None
     words = (word for _, *word in keys)

@@ -14,8 +14,8 @@ from hydra.errors import HydraException, OverrideParseException
 MAX_LENGTH = 120  # maximum number of characters of a value that an error shows
 
 TEXTS = re.compile(
-    r"(.+\.)?(checkpoint|resume|init_from|files|path|prompt_file|prompt|dir|cache_dir|name|project|entity|revision"
-    r"|document_start|separator|eos_token|(\w+_)?(text|columns?)|clean|corrupted|answer|against|target|labels|pairs|stop)"
+    r"data\.columns|(.+\.)?(checkpoint|resume|init_from|files|path|prompt(_file)?|name|project|entity|revision|stop"
+    r"|document_start|separator|eos_token|(\w+_)?(text|column|dir)|clean|corrupted|answer|against|target|labels|pairs)"
 )
 """Keys whose value is a text, whatever it looks like; of `LISTS`, one in brackets is a list of texts."""
 LISTS = ("files", "prompt", "column", "columns", "analysis.text", "clean", "corrupted", "labels", "pairs", "stop")
@@ -167,7 +167,7 @@ def quoted(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Hydra reads a text as itself without quotes."""
+    """Return True if Hydra reads a text as itself without quotes."""
     return bool(re.fullmatch(r"[\w./:@%+*?|$-]+( +[\w./:@%+*?|$-]+)*", text, re.ASCII)) and not re.fullmatch(
         r"(?i)null|true|false|[+-]?(\d[\d_]*\.?|(\d[\d_]*)?\.\d[\d_]*)(e[+-]?[\d_]+)?|[+-]?(inf|nan)", text
     )

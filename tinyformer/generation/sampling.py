@@ -62,13 +62,15 @@ class Sampling:
         return torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in pairs])
 
 
-def require_amount(num_tokens: int, seed: int, num_return_sequences: int = 1) -> None:
-    """Refuse a number of tokens or texts that cannot be sampled, and a seed that generators do not take."""
+def require_amount(num_tokens: int, seed: int, num_return_sequences: int = 1, stops: Collection[str] = ()) -> None:
+    """Refuse what cannot be sampled: a number of tokens or texts, a seed, or an empty string that ends a text."""
     works = {"num_tokens": 200, "seed": 0}
     require_at_least(1, num_return_sequences=num_return_sequences)
     require_at_least(0, works, num_tokens=num_tokens, seed=seed)
     require_at_most(10**6, works, num_tokens=num_tokens)
     require_at_most(MAX_SEED, works, seed=seed)
+    if "" in stops:
+        raise ArgumentError("stop", "", "must not be empty: it would end every text", {"stop": ["A", "B"]})
 
 
 def generate(
@@ -113,7 +115,7 @@ def stream(
         num_tokens: how many tokens to sample for each prompt.
         sampling: how to sample them; `Sampling()` unless given.
         seed: the seed of the first prompt's generator.
-        use_cache: whether to keep keys and values in a cache; the tokens are the same without one.
+        use_cache: if True, keep keys and values in a cache; the tokens are the same without one.
         stop_token: ends a text, and is not part of it; or several tokens, each of which does.
         is_end: a function that returns True if a text, given with its prompt, ends with its last token.
     """
@@ -130,17 +132,16 @@ def stream(
     return _steps(network, rows, int(num_tokens), sampling or Sampling(), int(seed), use_cache, stops, is_end)
 
 
-def ends(tokenizer: TextTokenizer, stop: str | Sequence[str] | None) -> dict[str, Any]:
-    """The arguments of `stream` that end a text: at the tokenizer's end, and where a token completes one of `stop`."""
-    words = [stop] if isinstance(stop, str) else stop
+def ends(tokenizer: TextTokenizer, stops: Sequence[str]) -> dict[str, Any]:
+    """The arguments of `stream` that end a text: at the tokenizer's end, and where a token completes one of `stops`."""
 
     def is_end(ids: Sequence[int]) -> bool:
         text = tokenizer.decode(ids)
         both = zip(text, tokenizer.decode(ids[:-1]), strict=False)
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-        return any(text.find(word, max(0, known + 1 - len(word))) >= 0 for word in words or ())
+        return any(text.find(word, max(0, known + 1 - len(word))) >= 0 for word in stops)
 
-    return {"stop_token": tokenizer.end_ids, "is_end": is_end if words else None}
+    return {"stop_token": tokenizer.end_ids, "is_end": is_end if stops else None}
 
 
 def _steps(

@@ -37,7 +37,7 @@ from tinyformer.run.pipeline import evaluation_in_python
 from tinyformer.run.run import Run
 from tinyformer.tasks import CausalLM, Prediction, SpanExtraction, Task
 from tinyformer.tasks.span import require_one_window
-from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids, texts_of
+from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, is_row, require_token_ids, texts_of
 
 Result = TypeVar("Result")
 
@@ -151,8 +151,9 @@ class Model:
         require_one_window(batch)
         maps = maps_of_batch(self.network, self.task, self._tokenizer, batch, str(self.origin or ""))
         parts = ([part] if isinstance(part, str) else part for part in (texts, *others, *named.values()))
-        rows = [part for part in parts if isinstance(part, list | tuple) and len(part) == len(maps)]
-        maps = [replace(of, texts=[x[i] for x in rows if isinstance(x[i], str | tuple)]) for i, of in enumerate(maps)]
+        rows = zip(*(part for part in parts if isinstance(part, list | tuple) and len(part) == len(maps)), strict=True)
+        read = [[text for text in (*row, row) if is_row(text, None)] for row in rows]  # one by one, or as a pair
+        maps = [replace(of, texts=texts) for of, texts in zip(maps, read, strict=True)] if read else maps
         return maps[0] if isinstance(texts, str) else maps
 
     def run(
@@ -178,7 +179,7 @@ class Model:
             capture: names of `points`, with `*` for any characters.
             replace: for points, named in the same way, a tensor of the activation's shape, dtype and device, or a
                 function of the activation that returns one. Functions may change their argument in place.
-            gradients: whether the logits are computed from the captured tensors themselves, so that
+            gradients: if True, the logits are computed from the captured tensors themselves, so that
                 `torch.autograd.grad(logits[0, -1, 5], activations[point])` is the gradient at a point. They always are
                 where a tensor in `replace` requires a gradient.
             named: the same as `others`, by name.
@@ -192,7 +193,7 @@ class Model:
         return forward_pass(self.network, forward, lengths_of(batch), capture, replace, gradients)
 
     def _is_point(self, name: Any) -> bool:
-        """Whether something names points, in which `*` stands for any characters."""
+        """Return True if something names points, in which `*` stands for any characters."""
         return isinstance(name, str) and any(fnmatchcase(point, name) for point in self.points)
 
     def ablated(
@@ -253,7 +254,8 @@ class Model:
         `length_penalty` and `length_offset`, see `Beam`, and `max_tokens`.
 
         `capture` and `replace` are those of `run`, for each pass of the network: over a prompt, and then, with the
-        cache, over each new token, whose keys and values are those of all tokens. Prompts are then read one at a time.
+        cache, over each new token, with the keys and values of all tokens so far, or of the window of local attention.
+        Prompts are then read one at a time; a pass has a row for each continuation of a prompt.
         """
         texts, is_causal = texts_of("prompts", prompts), isinstance(self.task, CausalLM)
         rows, number = self.task.prompts(self._reader, texts), settings.get("num_return_sequences", 1)
@@ -261,7 +263,7 @@ class Model:
         # Keys and values are captured even where it costs less to read the latents that they are made from.
         with changed([of for of in self.network.attentions() if isinstance(of, LatentAttention)], reads_latents=False):
             for index, row in enumerate(rows if capture or replace else ()):
-                own = settings | ({"seed": settings.get("seed", 0) + index * number} if is_causal else {})
+                own = settings | ({"seed": settings.get("seed", 0) + index * number} if is_causal and index else {})
                 with intervention(self.network, {}, capture, replace) as passes:
                     ids += self._generated([row], *others, **own)
                 generated.activations = [*generated.activations, passes]

@@ -47,6 +47,8 @@ class LatentAttention(BaseAttention):
         options: of `BaseAttention`.
     """
 
+    reads_latents = True  # False: keys and values are always made, so that they can be captured
+
     def __init__(
         self,
         d_model: int,
@@ -85,8 +87,6 @@ class LatentAttention(BaseAttention):
         self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
-    reads_latents = True  # False: keys and values are always made, so that they can be captured
-
     def project(
         self,
         x: Float[Tensor, "batch q_seq d_model"],
@@ -122,7 +122,7 @@ class LatentAttention(BaseAttention):
         return QKV(q, k, v)
 
     def latents_cost_less(self, q_seq: int, k_seq: int) -> bool:
-        """Whether queries can attend to the latents themselves, in fewer multiply-adds than to keys and values."""
+        """Return True if queries attend to the latents themselves in fewer multiply-adds than to keys and values."""
         is_linear = isinstance(self.k_norm, nn.Identity) and self.k_proj.bias is None and self.score.compare is None
         if not (self.reads_latents and is_linear) or self.position.mixed_dim is not None:
             return False

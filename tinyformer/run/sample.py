@@ -40,10 +40,8 @@ class Generation:
     length_offset: float = 0.0
 
     def __post_init__(self) -> None:
-        require_amount(self.num_tokens, self.seed, self.num_return_sequences)
-        assert isinstance(self.prompts, list)
-        self.sampling()
-        assert self.beam
+        require_amount(self.num_tokens, self.seed, self.num_return_sequences, self.stops)
+        _ = self.prompts, self.sampling(), self.beam  # raise where their values cannot be
 
     @functools.cached_property
     def prompts(self) -> list[str]:
@@ -57,6 +55,12 @@ class Generation:
             return [path.read_text(encoding="utf-8")]
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError("prompt_file", path, f"cannot be read as UTF-8 text ({error})") from error
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end a text."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text.replace(r"\n", "\n") for text in given]  # a shell passes on \n as it is typed
 
     @property
     def has_prompt(self) -> bool:
@@ -131,14 +135,16 @@ def print_samples(generation: Generation, network: Transformer, tokenizer: TextT
 
     Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.sampling.generate`.
     """
-    prompts, texts = [prompt for prompt in generation.prompts for _ in range(generation.num_return_sequences)], []
+    prompts, texts = (
+        [prompt for prompt in generation.prompts for _ in range(generation.num_return_sequences)],
+        list[str](),
+    )
     sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
-    for index, prompt in enumerate(prompts):
-        heading = "A sample" if len(prompts) == 1 else f"Sample {index + 1} of {len(prompts)}"
+    for seed, prompt in enumerate(prompts, generation.seed):
+        heading = "A sample" if len(prompts) == 1 else f"Sample {len(texts) + 1} of {len(prompts)}"
         print(f"\n{heading}:")
         (tokens,) = tokenizer.read([prompt])
-        seed = generation.seed + index
-        steps = stream(network, [tokens], generation.num_tokens, sampling, seed, **ends(tokenizer, generation.stop))
+        steps = stream(network, [tokens], generation.num_tokens, sampling, seed, **ends(tokenizer, generation.stops))
         pieces = tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
         texts.append(_print_pieces(itertools.chain([prompt], pieces)))
     return generation.of(texts)
@@ -148,10 +154,9 @@ def print_completion(
     prompt: str, expected: str, generation: Generation, network: Transformer, tokenizer: TextTokenizer
 ) -> str:
     """Print the start of a text, its end, and the end that the model generates in as many tokens; return the latter."""
-    (tokens,) = tokenizer.read([prompt])
-    num_tokens, missing = len(tokenizer.encode(expected)), tokenizer.missing_ids(network.encoder.vocab_size)
-    sampling = generation.sampling(missing)
-    [new] = generate(network, [tokens], num_tokens, sampling, generation.seed, **ends(tokenizer, generation.stop))
+    (tokens,), num_tokens = tokenizer.read([prompt]), len(tokenizer.encode(expected))
+    sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
+    [new] = generate(network, [tokens], num_tokens, sampling, generation.seed, **ends(tokenizer, generation.stops))
     text = tokenizer.continuation(new, after=tokens)
     print("\nA completion:")
     print_named(prompt=prompt, expected=expected, generated=text)

@@ -67,11 +67,12 @@ class CausalLM(TokenTask):
         require_numbers(int, works, **({} if top_k is None else {"top_k": top_k}))
         require_numbers(float, works, temperature=temperature, repetition_penalty=repetition_penalty)
         require_numbers(float, works, **({} if top_p is None else {"top_p": top_p}))
-        require_amount(num_tokens, seed, num_return_sequences)
+        stops = [] if stop is None else texts_of("stop", stop)
+        require_amount(num_tokens, seed, num_return_sequences, stops)
         rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
         missing = tokenizer.missing_ids(network.vocab_size) if tokenizer else []
         sampling = Sampling(temperature, top_k, top_p, missing, repetition_penalty)
-        end = ends(reader.tokenizer, texts_of("stop", stop or [])) if tokenizer or stop else {}
+        end = ends(reader.tokenizer, stops) if tokenizer or stops else {}
         new = generate(network, rows, num_tokens, sampling, seed, **end)
         return [[*row, *ids] for row, ids in zip(rows, new, strict=True)]
 

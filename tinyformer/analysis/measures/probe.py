@@ -83,8 +83,7 @@ def make_probes(
 ) -> Probes:
     """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on `repeated_tokens`.
 
-    Of these, `sizes` are the number and the period, which is less than half of the context length; in a context of
-    three tokens no sequence can repeat.
+    Of these, `sizes` are the number and the largest period; none are made where two tokens do not fit into the context.
     """
     probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
     num_sequences, period = sizes
