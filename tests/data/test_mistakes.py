@@ -66,7 +66,6 @@ def parquet(*columns: list[str] | pa.Array) -> bytes:
 
 WHOLE = parquet([f"line {n}" * 50 for n in range(200)])
 DAMAGED = WHOLE[:40] + bytes(360) + WHOLE[400:]  # pages are cut to pieces; the description at the end is whole
-REPEATED = parquet(["x" * 50_000] * 4000)  # some kilobytes with 200 MB of text
 REFERRED = parquet(pa.array(["x" * 50_000] * 4000).dictionary_encode())
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 FILES = [
@@ -79,9 +78,7 @@ FILES = [
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 .* such column; it has body; text_column='body' w"),
     ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
     ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
-    ("a.parquet", REPEATED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.parquet", REFERRED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
-    ("a.txt.gz", gzip.compress(bytes(2 * 10**8)), {}, "files='.*a.txt.gz': its .* contain more than 100 times as much"),
     ("a.txt.gz", gzip.compress(b"cut off")[:-1], {}, "files='.*a.txt.gz': cannot be read .*[Tt]runcated"),
     ("a.txt.gz", gzip.compress(b""), {}, "files='.*a.txt.gz': the file is empty"),
     *((f"a.{kind}", POINTER, {}, "files=.* is a pointer of Git LFS, .*`git lfs pull`") for kind in ("txt", "parquet")),

@@ -83,8 +83,7 @@ class Seq2Seq(TokenTask):
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         outputs = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
-        metrics = text_metrics(outputs, references, self.bleu_tokenize) if outputs else {}
-        metrics |= {"num_decoded": len(outputs)} if outputs else {}
+        metrics = text_metrics(outputs, references, self.bleu_tokenize) | {"num_decoded": len(outputs)} if outputs else {}
         if (given_back := [*map(tokenizer.decode, tokenizer.encode_batch(references))]) != references:
             ceiling = text_metrics(given_back, references, self.bleu_tokenize)
             metrics |= {f"{name}_ceiling": score for name, score in ceiling.items()}

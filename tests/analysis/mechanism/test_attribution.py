@@ -146,8 +146,7 @@ def test_every_analysis_takes_every_attention_with_a_text_and_without(kind, tmp_
         known, own = yaml.safe_load(path.read_text()), OPTIONS | OWN.get(path.stem, {})
         for values in (own, own | TEXTS):
             try:
-                analysis = pydoc.locate(known["_target_"])
-                analysis(**{key: values[key] for key in known if key in values})(subject, tmp_path)
+                pydoc.locate(known["_target_"])(**{key: values[key] for key in values.keys() & known})(subject, tmp_path)
             except ArgumentError:
                 refused.add(path.stem)
     assert refused == REFUSED[kind] | {"alignment"}

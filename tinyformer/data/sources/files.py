@@ -27,8 +27,7 @@ from tinyformer.errors import ArgumentError
 _ROWS = 1024  # of a parquet file that are decoded at a time
 
 _MANY_BYTES, _MANY_TIMES = 2**27, 100
-"""Decoded text must not exceed both this size and this multiple of the size of its file: a file of a megabyte may hold
-one text a million times. Prose is compressed to a third."""
+"""Text of parquet must not exceed both this size and this multiple of its file, which may hold one text many times."""
 
 DELIMITERS = (",", ";", "\t", "|")
 """What may separate the fields of .csv and .tsv files."""
@@ -123,18 +122,10 @@ def _require_no_pointer(file: Path) -> None:
             raise _error(file, "is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches")
 
 
-def _require_plausible(file: Path, num_bytes: int) -> None:
-    if num_bytes > max(_MANY_BYTES, _MANY_TIMES * (size := file.stat().st_size)):
-        raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
-
-
-def _decompress(file: Path) -> bytes | bytearray:
-    data, compression = bytearray(), COMPRESSIONS.get(file.suffix.lower())
+def _decompress(file: Path) -> bytes:
     try:
-        with file.open("rb") as opened, pa.input_stream(opened, compression) as stream:
-            while part := stream.read(2**20):
-                data += part
-                _require_plausible(file, len(data))
+        with file.open("rb") as opened, pa.input_stream(opened, COMPRESSIONS.get(file.suffix.lower())) as stream:
+            data = bytes(stream.read())
     except OSError as error:
         raise _error(file, f"cannot be read ({error})") from error
     if not data:
@@ -161,7 +152,7 @@ def _decode(file: Path) -> str:
     raise _error(file, f"{problem} with `{command} > {new}`")
 
 
-def _wide_encoding(data: bytes | bytearray) -> str | None:
+def _wide_encoding(data: bytes) -> str | None:
     """UTF-16 or UTF-32, as `iconv` names it, if a file is in one of these, with or without a byte-order mark."""
     for mark, encoding in MARKS.items():
         if data.startswith(mark):
@@ -296,7 +287,8 @@ def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
         labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
         for batch in table.iter_batches(batch_size=_ROWS, columns=layout.selected):
             read += sum(map(_decoded_bytes, batch.columns))
-            _require_plausible(file, read)
+            if read > max(_MANY_BYTES, _MANY_TIMES * (size := file.stat().st_size)):
+                raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
             for row in batch.to_pylist():
                 values = flatten(row, needed)
                 for name in labels.keys() & values.keys():
