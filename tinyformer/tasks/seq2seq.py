@@ -81,9 +81,9 @@ class Seq2Seq(TokenTask):
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """`text_metrics` of decoded targets, `num_decoded`, and, as `bleu_ceiling` …, of decode(encode(reference))."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
-        outputs = [decoded.output for decoded in self.outputs]
+        texts = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
-        metrics = text_metrics(outputs, references, self.bleu_tokenize) | {"num_decoded": len(outputs)} if outputs else {}
+        metrics = text_metrics(texts, references, self.bleu_tokenize) | {"num_decoded": len(texts)} if texts else {}
         if (given_back := [*map(tokenizer.decode, tokenizer.encode_batch(references))]) != references:
             ceiling = text_metrics(given_back, references, self.bleu_tokenize)
             metrics |= {f"{name}_ceiling": score for name, score in ceiling.items()}

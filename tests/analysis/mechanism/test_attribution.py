@@ -146,7 +146,8 @@ def test_every_analysis_takes_every_attention_with_a_text_and_without(kind, tmp_
         known, own = yaml.safe_load(path.read_text()), OPTIONS | OWN.get(path.stem, {})
         for values in (own, own | TEXTS):
             try:
-                pydoc.locate(known["_target_"])(**{key: values[key] for key in values.keys() & known})(subject, tmp_path)
+                analysis = pydoc.locate(known["_target_"])
+                analysis(**{key: values[key] for key in values.keys() & known})(subject, tmp_path)
             except ArgumentError:
                 refused.add(path.stem)
     assert refused == REFUSED[kind] | {"alignment"}
