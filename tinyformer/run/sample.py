@@ -135,10 +135,7 @@ def print_samples(generation: Generation, network: Transformer, tokenizer: TextT
 
     Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.sampling.generate`.
     """
-    prompts, texts = (
-        [prompt for prompt in generation.prompts for _ in range(generation.num_return_sequences)],
-        list[str](),
-    )
+    prompts, texts = [text for text in generation.prompts for _ in range(generation.num_return_sequences)], list[str]()
     sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
     for seed, prompt in enumerate(prompts, generation.seed):
         heading = "A sample" if len(prompts) == 1 else f"Sample {len(texts) + 1} of {len(prompts)}"
