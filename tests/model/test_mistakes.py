@@ -66,8 +66,6 @@ MISTAKES = [
     # Generation.
     (lambda: masked().generate("a"), "task='MaskedLM': cannot generate text; CausalLM can."),
     (partial(model().generate, "q", stop=""), "stop='': must not be empty: it would end every text; stop=['A', 'B']"),
-    (partial(model().generate, "q", 1, capture="logits", seed=None), "seed=None: must be an integer; seed=0 works."),
-    (lambda: model().generate("qr", capture="*", num_return_sequences="2"), "num_return_sequences='2': must be an"),
     (lambda: model().generate("q", beams=2), "task='CausalLM': takes prompts, num_tokens, temperature, top_k"),
     # Points.
     (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': is no point of the model; it has {POINT}"),
