@@ -138,7 +138,8 @@ REFUSED = {"mla+rotary": {"weights"}, "differential+t5": {"weights"}, "gqa+relat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REFUSED)
-def test_every_analysis_takes_every_attention_with_a_text_and_without(kind, tmp_path):
+def test_every_analysis_takes_every_attention_with_a_text_and_without(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     subject, refused = make_subject(network(factory(kind)), 4), set()
     steps = [Snapshot(step, lambda further=0: network(factory(kind))) for step in (0, 5)]
     subject = replace(subject, split=lambda: subject.batches, snapshots=steps, untrained=steps[0].network)
