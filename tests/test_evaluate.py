@@ -117,7 +117,8 @@ def test_text_of_the_training_split_is_never_scored_as_held_out(program: Program
     Path("there/moved.txt").write_text(BOOK)
     moved = evaluate(program, trained.last, f"data.files={Path('there').resolve()}")
     assert (moved["split"], moved["val/loss"]) == ("validation", pytest.approx(trained.results["val/loss"], abs=1e-5))
-    facts = {"files": 0, "documents": 1, "tokens": trained.results["val/num_tokens"], "left_out": {}}
+    facts = {"files": 0, "documents": 1, "tokens": trained.results["val/num_tokens"]}
+    facts |= {"left_out": {}, "classes": {}, "too_long": {}}
     assert trained.results["data"]["validation"] == facts  # held out of the training file
     unseen = BOOK[int(len(BOOK) * 0.8) :]  # beside the training text, 127 characters may belong to it
     new = "The mice do not see this line.\n" * 9

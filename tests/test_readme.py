@@ -77,6 +77,8 @@ EARLIER = {
     "outputs/…": "trainer.max_steps=4 data=text data.files=book.txt tokenizer=byte callbacks.snapshots.every_n_steps=2 "
     "hydra.run.dir=outputs/run",
     "outputs/translate": "task=seq2seq data=text data.files=verses_es_en hydra.run.dir=outputs/translate",
+    "outputs/reviews": "task=classification data=text data.files=reviews.csv data.label_column=stars "
+    "hydra.run.dir=outputs/reviews",
     "outputs/span": "task=span data.num_contexts=40 data.num_held_out=2 hydra.run.dir=outputs/span",
     "multirun/…": "-m attention=mha,gqa data=text data.files=book.txt hydra.sweep.dir=multirun/sweep",
 }
@@ -140,6 +142,7 @@ def place(
     Path("claims/cost.yaml").write_text(cost.replace("256", "64").replace("1024", "128"))
     rows = [(f"film {n} is {('dull', 'fine')[n % 2]}", n % 2) for n in range(200)]
     Path("reviews.csv").write_text("".join(f"{text},{label}\n" for text, label in [("text", "stars"), *rows]))
+    Path("new.csv").write_text("text\nfilm 1 is fine\n")
     pairs = [("es", "en"), *((f"uno {n}", f"one {n}") for n in range(60))]
     Path("pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
     for folder, lines in {"sst2": rows, "verses_es_en": [("source", "target"), *pairs[1:]]}.items():
@@ -183,7 +186,8 @@ def test_command(line: str, program: Program, place: Path) -> None:
     _, script, *arguments = shlex.split(adapted(line))
     if script == "evaluate.py":
         translates = "outputs/translate" in line
-        data = ["data.files=verses_es_en" if translates else "data.files=book.txt"] * ("data=" not in line)
+        is_given = "data=" in line or "new.csv" in line
+        data = ["data.files=verses_es_en" if translates else "data.files=book.txt"] * (not is_given)
         words = [*arguments, *data, "generate.num_tokens=3", "hydra.run.dir=evaluation"]
         ran(program, script, *words, split=False)  # what it scores, writes and prints: test_evaluate.py
         assert "mine.WorstWindow" not in line or results_of("evaluation")["worst_window"] > 0
