@@ -158,7 +158,6 @@ class Labelled:
 
 @pytest.fixture
 def make(tmp_path):
-    """Data of these splits."""
 
     def module(whole=False, seq_len=32, **changes):
         splits = {name: changes.pop(name) for name in ("train", "validation", "test") if name in changes}
@@ -172,7 +171,6 @@ def make(tmp_path):
 
 
 def examples(split):
-    """Text and label of each example."""
     return [(split.text(row), split.classes[split.labels[row]]) for row in range(split.num_documents)]
 
 

@@ -108,7 +108,6 @@ CONTEXT = "The Café opened in 1999"
 
 
 def squad(text="1999", start=19, question="When?", context=CONTEXT, **changes) -> bytes:
-    """A file of SQuAD with one question."""
     asked = {"question": question, "answers": [{"text": text, "answer_start": start}]} | changes
     return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [asked]}]}]}).encode()
 

@@ -20,7 +20,6 @@ def write(folder: Path, rows=ROWS, name: str = "pairs.tsv") -> str:
 
 
 def prepared(folder: Path, files: str, seq_len: int = 16, tokenizer=None, **options):
-    """The data of a file."""
     source = TextFiles(files)
     settings = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(folder / "cache")}
     data = SourceDataModule(source, tokenizer or ByteTokenizer(), PairFormat(seq_len, **options), 2, **settings)

@@ -125,7 +125,6 @@ def asked(question="q", context="c", answer=None):
 
 
 def prepared(folder, files, row_format=None, fraction=0, **settings):
-    """The data of files, or of some rows."""
     files = files if isinstance(files, str) else write(folder, "rows.jsonl", files)
     settings |= {"validation_fraction": fraction, "test_fraction": fraction, "cache_dir": str(folder / "cache")}
     data = SourceDataModule(SquadFiles(files), ByteTokenizer(), row_format or QuestionFormat(32), 2, **settings)

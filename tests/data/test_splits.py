@@ -37,7 +37,6 @@ def random_texts(count, words, seed=0):
 
 
 def divide(texts, *arguments, **own):
-    """The texts of each split."""
     divided, _ = hold_out({"train": documents(*texts), **own}, *arguments)
     return {name: list(split["text"]) for name, split in divided.items()}
 

@@ -92,7 +92,6 @@ def transformers() -> Any:
 
 
 def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
-    """A random model of theirs."""
     library = transformers()
     special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
     decoding = {name: fields.pop(name) for name in ("forced_bos_token_id", "bad_words_ids") if name in fields}

@@ -33,7 +33,6 @@ def by_hand(network, ids, mask):
 
 
 def layer_of(*heads, address=(0,), **changes):
-    """A layer with the maps of some heads."""
     weights, numbers = torch.tensor(heads), tuple(range(len(heads)))
     parts = {"weights": weights, "logits": weights.log(), "factor": None, "ablated": frozenset()} | changes
     return LayerMaps(address, heads=numbers, names=tuple(map(str, numbers)), **parts)

@@ -69,7 +69,6 @@ def make_transformer(*, tied: bool = True, **encoder: Any) -> Transformer:
 
 
 def token_ids(batch: int = 2, seq: int = 8, vocab_size: int = 50, seed: int = 0) -> torch.Tensor:
-    """Random tokens."""
     return torch.randint(vocab_size, (batch, seq), generator=torch.Generator().manual_seed(seed))
 
 

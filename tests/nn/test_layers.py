@@ -92,7 +92,6 @@ def case(ignored=(), bias=True):
 
 
 def result(function, x, weight, targets, bias):
-    """The loss and its gradients."""
     loss = function(x, weight, targets, bias)
     return [loss, *torch.autograd.grad(loss, [x, weight] if bias is None else [x, weight, bias])]
 

@@ -90,7 +90,6 @@ ANSWERS = {
 
 
 def test_help_and_mistakes_do_not_wait_for_torch(tmp_path: Path) -> None:
-    """Which takes seconds."""
     answers = spawned(list(ANSWERS), tmp_path, without("torch", "matplotlib", "lightning"))
     for (code, words), ended in zip(ANSWERS.values(), answers, strict=True):
         assert (ended.code, words in ended.out + ended.err) == (code, True), ended

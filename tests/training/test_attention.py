@@ -29,7 +29,6 @@ NAMES = {
 
 
 def logged(logger):
-    """The measures of heads by step."""
     found = {
         step: {name: value for name, value in row.items() if name.startswith("attention/")}
         for step, row in logger.rows.items()
