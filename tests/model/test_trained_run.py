@@ -80,8 +80,8 @@ def process_state(names: Iterable[str]) -> dict[str, Any]:
 
 def test_a_run_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["matmul_precision=high", "deterministic=true", "seed=3"]
-    for module in ("run.pipeline", "analysis.pictures.picture"):  # which set up loggers
-        importlib.import_module(f"tinyformer.{module}")
+    importlib.import_module("tinyformer.run.pipeline")  # which sets up loggers, as matplotlib's import does
+    importlib.import_module("tinyformer.files").import_matplotlib()
     with initialize_config_dir(str(ROOT / "conf"), version_base=None), warnings.catch_warnings():
         warnings.resetwarnings()
         monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)
