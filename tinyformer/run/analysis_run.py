@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from lightning.pytorch.loggers import Logger
 
@@ -14,8 +14,9 @@ from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
 from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.stored import describe_config, recorded_sources
-from tinyformer.data import DataModule
+from tinyformer.data import DataModule, SourceDataModule
 from tinyformer.data.sources.source import in_use
+from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
@@ -62,7 +63,7 @@ def write_predictions(run: Run) -> Findings:
     subject, data, path = make_subject(run, 1), run.data, run.folder / "predictions.csv"
     with subject.precision():
         columns, predicted = run.task.predict(subject.network, subject.split(), data.splits[run.split])
-    source: Any = in_use(data.source)  # type: ignore[attr-defined]
+    source = cast(LocalFiles, in_use(cast(SourceDataModule, data).source))
     with argument_path("datamodule", "source"):
         whole = zip(source.whole_rows(data.row_format.source_rows), predicted, strict=True)
         rows = [row | dict(zip(columns, values, strict=True)) for row, values in whole]

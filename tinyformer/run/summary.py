@@ -90,7 +90,7 @@ def describe_data(data: DataModule, splits: Sequence[str], remark: str = "") -> 
 
 
 def too_long(split: Any) -> list[tuple[int, str, str]]:
-    """How many texts of a split did not fit into the context, of which kind, and what became of them."""
+    """The number of texts of a split that exceed the context, by kind, and their treatment."""
     facts: list[tuple[int, str, str]] = []
     if isinstance(split, LabelledSplit):
         facts = [(split.num_truncated, "document", "truncated")]

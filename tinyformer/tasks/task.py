@@ -91,7 +91,7 @@ class Task(ABC):
         raise NotImplementedError
 
     def predict(self, network: Network, batches: Iterable[Batch], split: Any) -> Table:
-        """What a network in evaluation mode predicts for each row of a split, in order."""
+        """The predictions of a network in evaluation mode for the rows of a split, in order."""
         raise ArgumentError("predict", True, f"{type(self).__name__} predicts nothing of a row", {"predict": False})
 
     @abstractmethod

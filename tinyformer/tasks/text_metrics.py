@@ -25,7 +25,7 @@ BLOCK = 256
 
 
 def bleu_tokenizers() -> list[str]:
-    """How BLEU can divide texts into tokens, by the names of `sacrebleu`, without an installation or a download."""
+    """The tokenizers of `sacrebleu` that BLEU can use without an installation or a download, by name."""
     from sacrebleu.utils import SACREBLEU_DIR  # noqa: PLC0415
 
     has_model = Path(SACREBLEU_DIR, "models", "flores200sacrebleuspm").exists()
