@@ -23,7 +23,7 @@ Heads: TypeAlias = Float[Tensor, "*layers heads"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
-VERSION = 1  # of the measures, raised when the meaning of one changes
+CHANGED = {"duplicate_token": 2, "induction": 2}  # versions of the measures whose meaning has changed since the first
 
 REACH = 8  # the largest distance in tokens between a query and a near key
 
