@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tinyformer.data import (
     ByteTokenizer,
@@ -18,6 +19,7 @@ from tinyformer.data import (
     SimilarLengthLoader,
     SourceDataModule,
     TextFiles,
+    TextTokenizer,
 )
 from tinyformer.data.examples import truncate
 from tinyformer.data.sources.documents import from_columns
@@ -162,8 +164,8 @@ def make(tmp_path):
     def module(whole=False, seq_len=32, **changes):
         splits = {name: changes.pop(name) for name in ("train", "validation", "test") if name in changes}
         options = {name: changes.pop(name) for name in ("labels", "num_texts", "token_dropout") if name in changes}
-        settings = {"batch_size": 8, "cache_dir": str(tmp_path / "cache")} | changes
-        data = SourceDataModule(Labelled(**splits), ByteTokenizer(), ExampleFormat(seq_len, **options), **settings)
+        settings = {"tokenizer": ByteTokenizer(), "batch_size": 8, "cache_dir": str(tmp_path / "cache")} | changes
+        data = SourceDataModule(Labelled(**splits), row_format=ExampleFormat(seq_len, **options), **settings)
         data.prepare(whole)
         return data
 
@@ -267,6 +269,13 @@ def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
         assert [make(train=rows, num_texts=n).num_texts for n in (None, num_texts)] == [num_texts] * 2
         with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
             make(train=rows, num_texts=3 - num_texts)
+
+
+def test_tokens_may_drop_white_space(make):
+    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    data = make(train=list(reviews(40)), tokenizer=TextTokenizer(words))
+    assert set(data.splits["train"].ids.tolist()) == {0, 1} != {data.tokenizer.mask_id}
 
 
 def test_two_epochs_drop_different_tokens(make):

@@ -95,8 +95,7 @@ class Recipe:
             if not facts["splits"].keys() & {"train", "all"}:
                 return None
             tokenizer = _open_tokenizer(folder)
-            counts, masked = facts.pop("splits"), self.row_format.needs_mask
-            splits = {name: open_split(folder, name, tokenizer, counts[name], masked) for name in counts}
+            splits = {name: open_split(folder, name, tokenizer, of) for name, of in facts.pop("splits").items()}
             trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):

@@ -102,13 +102,11 @@ def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
             file.write_table(table)
 
 
-def open_split(
-    folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any], is_masked: bool = False
-) -> TokenSplit:
-    """The split that `write_split` wrote, and where words go on, if tokens are masked and do not show it."""
-    ids, is_stored = np.load(folder / f"{name}.npy", mmap_mode="r"), is_masked and not tokenizer.shows_words
-    continues = np.load(folder / f"{name}.continues.npy", mmap_mode="r") if is_stored else None
-    offsets = np.load(folder / f"{name}.offsets.npy")
+def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
+    """The split that `write_split` wrote, and where words go on, if that was written, too."""
+    ids, offsets = np.load(folder / f"{name}.npy", mmap_mode="r"), np.load(folder / f"{name}.offsets.npy")
+    words = folder / f"{name}.continues.npy"
+    continues = np.load(words, mmap_mode="r") if words.exists() else None
     return TokenSplit(ids, offsets, tokenizer=tokenizer, continues=continues, **counts)
 
 
