@@ -83,13 +83,20 @@ def selected_of(tokenizer, text, **options):
     return ids[0], (masker({"inputs": ids, "targets": ids}, [0], 0)["targets"][0] != IGNORED).tolist()
 
 
-@pytest.mark.parametrize("recipe", [BPETokenizer(300), CharTokenizer(), ByteTokenizer()], ids=lambda r: r.name)
+PIECES = {f"<0x{i:02X}>": i for i in range(256)} | {"</s>": 256}
+FALLBACK = TextTokenizer(Tokenizer(models.BPE(PIECES, [], byte_fallback=True)))
+BARE = Tokenizer.from_str(ByteTokenizer().build([]).to_json())
+BARE.decoder = None
+
+
+@pytest.mark.parametrize("recipe", [BPETokenizer(300), CharTokenizer(), ByteTokenizer(), FALLBACK, TextTokenizer(BARE)])
 def test_whole_words_are_masked_together(recipe):
     tokenizer = recipe.build([TEXT]).with_mask()
     ids, selected = selected_of(tokenizer, TEXT * 8, whole_words=True)
     raw = [tokenizer._raw(i) for i in ids.tolist()]
     owners = [index for index, text in enumerate(raw) for _ in text]  # the token of each byte
     stream = b"".join(raw)
+    assert stream == (TEXT * 8).encode()
     letters = [bytes([byte]).isalnum() or byte >= 0x80 for byte in stream]
     for at, (first, second) in enumerate(pairwise(letters)):
         if first and second:

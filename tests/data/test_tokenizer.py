@@ -141,6 +141,9 @@ def test_a_character_arrives_with_the_last_of_its_bytes():
     arrived = [(len(consumed), piece) for piece in tokenizer.pieces(ids)]
     assert arrived == [(2, "é"), (6, "👋"), (7, "a")]
     assert list(tokenizer.pieces([0x61, 0xF0, 0x9F, 0x62, 0xF0])) == ["a", "\ufffdb", "\ufffd"]
+    library = Tokenizer(models.BPE({"<0x0A>": 0, "<0xF0>": 1, "a": 2, "</s>": 3}, [], byte_fallback=True))
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert list(TextTokenizer(library).pieces([2, 0, 1, 2, 2])) == ["a", "\n", "\ufffda", "a"]
 
 
 # Untrusted ones.

@@ -64,7 +64,7 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("gpt2", {"add_prefix_space": True}, {}),
     ("gpt_neox", FILE | {"add_prefix_space": True, "mask_token": "<mask>"}, {"king": 16}),
     ("llama", FILE | {"added_tokens_decoder": {"2": KING | {"content": "<mask>"}, "15": KING}}, {"an": 16}),
-    ("gpt2", FILE | {"additional_special_tokens": ["king"], "image_token": "see", "pad_token": "an"}, {}),
+    ("gpt2", FILE | {"additional_special_tokens": ["king"], "image_token": "see", "mask_token": "an"}, {}),
     *((kind, LLAMA | {"legacy": kind == "t5"}, {}) for kind in ("llama", "mistral", "t5")),
 ]
 
@@ -81,6 +81,7 @@ def test_settings_next_to_a_tokenizer_act_as_in_transformers(case: Any, tmp_path
     ours, theirs = read(tmp_path, files["config"]), transformers().AutoTokenizer.from_pretrained(tmp_path)
     for text in (TEXT, " The king <mask> sees", "king's an kings king  </s>a</s> see"):
         assert ours.read([text]) == TextTokenizer.from_json(ours.to_json()).read([text]) == [theirs(text)["input_ids"]]
+    assert theirs.mask_token_id in (None, TextTokenizer.from_json(ours.to_json()).for_training().mask_id)
 
 
 def words(*special: str) -> Tokenizer:

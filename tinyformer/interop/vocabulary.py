@@ -53,7 +53,7 @@ CLASSES: dict[str, tuple[type, Callable[[Fields], tuple[Any, Any]]]] = {
     "BertTokenizer": (models.WordPiece, _bert),
     **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer"), (models.BPE, _byte_level)),
     "GPTNeoXTokenizer": (models.BPE, lambda settings: (normalizers.NFC(), _byte_level(settings)[1])),
-    "LlamaTokenizer": (models.BPE, _llama),
+    **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), (models.BPE, _llama)),
 }
 """Classes of `transformers` 5 with the model that they need, and their own normalizer and pre-tokenizer."""
 
@@ -111,9 +111,9 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     with _library_errors(folder, SETTINGS):
         _add_tokens(tokenizer, settings, added)
     ends = _end_ids(tokenizer, fields)
-    first = _first_token(tokenizer, settings, ends)
+    first, mask = _first_token(tokenizer, settings, ends), _content(settings.get("mask_token"))
     try:
-        return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")), ends)
+        return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")), ends, mask)
     except ArgumentError as error:
         reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
         reason = reason if error.path == ("eos_token",) else f"{names[0]} {error.reason}"

@@ -70,6 +70,7 @@ class TextTokenizer:
         post_processed: whether the post-processor determines the tokens around a text that a model reads, as in
             `transformers`; otherwise `eos_token` is before each text.
         ends: the ids of the tokens that end a generated text, if they are not `eos_token` alone.
+        mask_token: the mask token; None: `<mask>` or `[MASK]`, if the vocabulary has one.
     """
 
     name = "given"
@@ -82,7 +83,12 @@ class TextTokenizer:
     mask_id: int | None  # None where there is no mask token, see `with_mask`
 
     def __init__(
-        self, tokenizer: Tokenizer, eos_token: str | None = None, post_processed: bool = False, ends: Iterable[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        eos_token: str | None = None,
+        post_processed: bool = False,
+        ends: Iterable[int] = (),
+        mask_token: str | None = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -92,7 +98,7 @@ class TextTokenizer:
         spec = json.loads(tokenizer.to_str())
         self._tokenizer = tokenizer
         self._eos_token, self.post_processed = _find_eos(tokenizer, eos_token), post_processed
-        self._byte_level = '"ByteLevel"' in json.dumps(spec["decoder"])
+        self._byte_level = '"ByteLevel"' in json.dumps([spec["pre_tokenizer"], spec["decoder"]])
         # Long texts are cut, and their parts encoded in parallel: 1.1 MB in 0.15 s instead of 1.4 s.
         self._context_free = _is_context_free(spec)
         # Not the vocabulary's length: the ids of other libraries' files may have gaps.
@@ -103,7 +109,8 @@ class TextTokenizer:
         self.unk_id = None if has_all_bytes else _find_unknown(tokenizer, spec["model"])
         self.unknown = None if self.unk_id is None else tokenizer.id_to_token(self.unk_id)  # as it is spelled
         self._reported = {self.unknown}
-        self.mask_id = next((i for token in _KNOWN_MASKS if (i := tokenizer.token_to_id(token)) is not None), None)
+        masks, self._mask_token = (_KNOWN_MASKS if mask_token is None else (mask_token,)), mask_token
+        self.mask_id = next((i for token in masks if (i := tokenizer.token_to_id(token)) is not None), None)
         self.around = _around(tokenizer) if post_processed else ([self.eos_id], [])
         for token in (*chain(*self.around), *self.end_ids):
             if type(token) is not int or token not in vocabulary.values():
@@ -116,14 +123,15 @@ class TextTokenizer:
         """The tokenizer of `to_json`, or of a `tokenizer.json`."""
         spec = json.loads(text)
         eos_token, post_processed = spec.pop("eos_token", None), spec.pop("post_processed", False)
-        end_ids = spec.pop("end_ids", ())
-        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed), end_ids)
+        end_ids, mask_token = spec.pop("end_ids", ()), spec.pop("mask_token", None)
+        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed), end_ids, mask_token)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`, with `eos_token`, `post_processed` and `end_ids` if they are not the defaults."""
+        """A `tokenizer.json`, with the other arguments that are not the defaults."""
         spec = json.loads(self._tokenizer.to_str())
         named: dict[str, object] = {"end_ids": self.end_ids} if self.end_ids != (self.eos_id,) else {}
         named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
+        named |= {"mask_token": self._mask_token} if self._mask_token is not None else {}
         return json.dumps(spec | named | ({"post_processed": True} if self.post_processed else {}))
 
     @cached_property
@@ -149,7 +157,8 @@ class TextTokenizer:
         """This tokenizer with `start_id` before each text, as models that are trained here read it."""
         if not self.post_processed:
             return self
-        return TextTokenizer(Tokenizer.from_str(self._tokenizer.to_str()), self._tokenizer.id_to_token(self.start_id))
+        copy, first = Tokenizer.from_str(self._tokenizer.to_str()), self._tokenizer.id_to_token(self.start_id)
+        return TextTokenizer(copy, first, mask_token=self._mask_token)
 
     @cached_property
     def special_ids(self) -> set[int]:
@@ -259,16 +268,16 @@ class TextTokenizer:
         """The text of `continuation`, in pieces, as the ids arrive.
 
         A character whose bytes are spread over several tokens comes with the last of them. The pieces add up to the
-        text, except for vocabularies with byte fallback (SentencePiece's) and bytes that are not UTF-8.
+        text, which with byte fallback (SentencePiece's) has no letters in a run of bytes that is not UTF-8.
         """
-        seen, emitted = list[int](), ""
+        seen, length = list[int](), 0
         for token in chain(ids, [None]):
             seen += [] if token is None else [token]
             # Decoders write the replacement character for the beginning of an incomplete character.
             text = self.continuation(seen, after).rstrip("" if token is None else "\ufffd")
-            if text.startswith(emitted) and text != emitted:
-                yield text[len(emitted) :]
-                emitted = text
+            if len(text) > length:
+                yield text[length:]
+                length = len(text)
 
     def token_strings(self, ids: Iterable[SupportsInt]) -> list[str]:
         r"""A printable, non-empty string for each token: newline is "⏎", space "·", a control character "\xNN"."""
@@ -301,6 +310,8 @@ class TextTokenizer:
         token = self._tokenizer.id_to_token(token_id) or f"[{token_id}]"
         if self._byte_level and all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", token):  # of SentencePiece's byte fallback
+            return bytes.fromhex(byte[1])
         return token.replace("▁", " ").encode()  # SentencePiece's mark for a space
 
 
