@@ -219,6 +219,9 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
             if layout.columns and begin == len(line) == 1 < len(names):
                 reason = f"its first row is one field, {line[0]:.500}, but there are {len(names)} columns "
                 raise _error(file, f"{reason}({', '.join(names)}); write one of , ; | or a tab between fields")
+            if begin == 1 and line == layout.columns:
+                reason = f"{file} has a header row of these names; without `columns`, it is read as one"
+                raise ArgumentError("columns", line, reason, {"columns": None})
             if len(line) > len(names):
                 reason = f"line {begin} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)})"
                 raise _error(file, f"{reason}; put texts that contain the delimiter in quotation marks")
