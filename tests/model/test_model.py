@@ -62,6 +62,7 @@ def test_integers_of_numpy_are_integers(trained: Trained):
         assert module.generate("a", **numbers) == module.generate("a", **settings)
     source = torch.tensor([[3, 4, 5]])
     assert several.generate_ids(source, max_tokens=np.int64(3)) == several.generate_ids(source, max_tokens=3)
+    assert several.generate_ids(source.to(torch.uint8), max_tokens=3) == several.generate_ids(source, max_tokens=3)
     assert tinyformer.load(trained.last, max_seq_len=np.int64(32)).max_seq_len == 32
     attention = Attention(16, 2, ablated_heads=[[np.int64(0), np.int64(1)]], num_layers=2)
     assert attention.ablated() == [False, True]

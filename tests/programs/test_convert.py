@@ -53,11 +53,12 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     assert bert.logits(tokens()).shape == (*tokens().shape, VOCAB)
     with pytest.raises(ValueError, match="has no tokenizer, so it takes a tensor of token ids"):
         bert.logits("a text")
-    assert len(marian.generate_ids(tokens(), beams=1)) == 2
+    assert len(marian.generate_ids(tokens(), [3, 4], beams=1)) == 2
     with pytest.raises(ValueError, match="as generate_ids does"):
         marian.generate("a text")
     for sentence, *arguments in (
         (f"token ids go from 0 to {VOCAB - 1}", tokens() + VOCAB),
+        ("token ids must be integers", tokens() > 0),
         ("must be at most max_seq_len=21 tokens", tokens().repeat(1, 2)),
         ("must hold 2 lengths", tokens()[:, :0]),
         ("must hold 2 lengths from 1 to 19", tokens(), torch.tensor([3])),

@@ -274,7 +274,7 @@ class Model:
         return generated
 
     def generate_ids(
-        self, ids: Int[Tensor, "batch seq"], lengths: Tensor | None = None, *others: Any, **settings: Any
+        self, ids: Int[Tensor, "batch seq"], lengths: Tensor | list[int] | None = None, *others: Any, **settings: Any
     ) -> list[list[int]]:
         """The token ids that `generate` gives: each prompt with its continuation, or the target of each source.
 
@@ -287,7 +287,7 @@ class Model:
         if not isinstance(ids, Tensor):
             raise ArgumentError("ids", ids, "must be a tensor of token ids, such as tokenize gives with lengths")
         require_token_ids("ids", ids, self.network.vocab_size)
-        lengths = torch.full((len(ids),), ids.shape[1]) if lengths is None else lengths
+        lengths = torch.as_tensor([ids.shape[1]] * len(ids) if lengths is None else lengths)
         if lengths.shape != ids.shape[:1] or not bool(((lengths > 0) & (lengths <= ids.shape[1])).all()):
             reason = f"must hold {len(ids)} lengths from 1 to {ids.shape[1]}"
             raise ArgumentError("lengths", lengths.tolist(), reason)

@@ -68,10 +68,10 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
     """Refuse a tensor that does not hold sequences of token ids, all of them in the vocabulary."""
     if ids.ndim != 2 or len(ids) == 0:
         raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
-    if ids.is_floating_point() or ids.is_complex():
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
-    for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
-        raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
+    if unknown := {*ids.flatten().tolist()}.difference(range(vocab_size)):  # a vocabulary may be beyond the dtype
+        raise ArgumentError(argument, min(unknown), f"token ids go from 0 to {vocab_size - 1}")
 
 
 def texts_of(argument: str, value: Any) -> list[str]:
