@@ -225,7 +225,9 @@ def test_the_rows_of_a_file_are_predicted(task: str, program: Program, tmp_path:
         expected = model.generate(*texts) if len(texts) == 1 else [one.text for one in model.answer(*texts)]
         assert [row["prediction"] for row in found] == expected
     ran(program, "evaluate.py", f"{predicted}=known.jsonl")  # where labels are not read
-    assert [row["prediction"] for row in table("out/predictions.csv")] == [row["prediction"] for row in found]
+    again = table("out/predictions.csv")
+    assert [row["prediction"] for row in again] == [row["prediction"] for row in found]
+    assert [json.loads(row["answers"]) for row in again] == answers
 
 
 # Questions about contexts.

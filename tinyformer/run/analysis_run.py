@@ -1,6 +1,7 @@
 """Analyses of a trained model, and the files that they write."""
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -68,7 +69,9 @@ def write_predictions(run: Run) -> Findings:
         whole = zip(source.whole_rows(data.row_format.source_rows), predicted, strict=True)
         rows = [row | dict(zip(columns, values, strict=True)) for row, values in whole]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    write_table(path, names, ([row.get(name) for name in names] for row in rows))
+    as_json = partial(json.dumps, ensure_ascii=False, default=str)
+    cells = ((as_json(cell) if isinstance(cell, dict | list) else cell for cell in map(row.get, names)) for row in rows)
+    write_table(path, names, map(list, cells))
     return Findings(lines={"predictions": relative_path(path)})
 
 
