@@ -5,4 +5,4 @@ import sys
 from tinyformer.programs.train_evaluate import evaluate_program
 
 if __name__ == "__main__":
-    sys.exit(evaluate_program("python evaluate.py"))
+    sys.exit(evaluate_program(sys.argv[1:], "python evaluate.py"))

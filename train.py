@@ -5,4 +5,4 @@ import sys
 from tinyformer.programs.train_evaluate import train_program
 
 if __name__ == "__main__":
-    sys.exit(train_program("python train.py"))
+    sys.exit(train_program(sys.argv[1:], "python train.py"))

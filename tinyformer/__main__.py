@@ -41,7 +41,7 @@ def main() -> int:
     # Imported only now: each program imports what it needs, and torch takes seconds.
     if program in ("train", "evaluate"):
         programs = importlib.import_module("tinyformer.programs.train_evaluate")
-        return getattr(programs, f"{program}_program")(f"tinyformer {program}", num_words=1)
+        return getattr(programs, f"{program}_program")(sys.argv[2:], f"tinyformer {program}")
     return importlib.import_module(f"tinyformer.programs.{program}").main(sys.argv[2:])
 
 

@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from omegaconf.errors import (
 
 from tinyformer.config.conf import STORED, axes_of, choices_of, files, programs, read, values_of_keys
 from tinyformer.config.keys import TEXTS, NoOverrideError, format_value, key_of_argument, text_of
-from tinyformer.config.process import close_output
+from tinyformer.config.process import close_output, escape_output
 from tinyformer.errors import ArgumentError, printable
 
 USER_MISTAKE, BUG = 2, 1
@@ -108,16 +109,19 @@ def option_names(**names: str) -> Iterator[None]:
 
 
 def exit_code_of(job: Callable[[], int | None], program: str) -> int:
-    """The exit code of the job of a program that Hydra does not start: 0, 1 for a bug, 2 for a mistake of the user.
+    """The exit code of the job of a program: 0, 1 for a bug, 2 for a mistake of the user.
 
     Errors are reported as `train` does, and may suggest keys of the primary config `program`; the job may return a code
     for those that it has reported itself.
     """
+    escape_output()
     try:
         code = job() or 0
         sys.stdout.flush()  # while it can still be noticed that nobody reads it
     except BrokenPipeError:
         return close_output()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         return report(error, program, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
     return code

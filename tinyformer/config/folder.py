@@ -1,4 +1,4 @@
-"""The folder of a run: what it may contain before Hydra writes into it, and who writes there."""
+"""The folder of a run: what it may contain before Hydra writes into it, and which process writes there."""
 
 import contextlib
 import errno
@@ -10,45 +10,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
 
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from tinyformer.config.errors import ConfigError, report
+from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, quoted
 from tinyformer.config.run_name import is_named_by_job
 from tinyformer.files import relative_path
-
-
-class FolderGuard(Callback):
-    """Claims the folder that Hydra is about to write into, or ends the program.
-
-    Hydra turns an error in a callback into a warning, so this one reports it and exits.
-    """
-
-    claims: ClassVar[list["Claim"]] = []
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._claim("hydra.run.dir", config)
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._claim("hydra.sweep.dir", config)
-
-    def _claim(self, key: str, config: DictConfig) -> None:
-        try:
-            self.claims.append(claim_folder(config, key))
-        except ConfigError as error:
-            raise SystemExit(report(error, "train")) from error
-
-    @classmethod
-    def release(cls, is_refused: bool) -> None:
-        """Release the folder of a program that has ended, as it was before if the program was refused."""
-        while cls.claims:
-            claim = cls.claims.pop()
-            with claim.lock:
-                if is_refused:
-                    claim.withdraw()
 
 
 @dataclass(frozen=True)

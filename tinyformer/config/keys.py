@@ -26,15 +26,17 @@ COMMA = re.compile(r""",(?=(?:[^'"\[\]{}]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\})*
 WORD = re.compile(r"""(?<=[\[,])\s*(?:('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|([^\[\],]+?))\s*(?=[,\]])""")
 """A word of a list, quoted or not; an apostrophe within it, as in `aren't`, is no quotation mark."""
 
-HYDRA_OPTIONS = (
-    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
-    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
-)
+OPTIONS = ("--help", "--cfg", "--package", "--resolve", "--multirun", "--config-dir", "--shell-completion")
 """The options of a program, which may be abbreviated."""
 
 
 class NoOverrideError(OverrideParseException):
     """A word of a command line is no KEY=VALUE; the message says what it may have been meant to be."""
+
+
+def is_multirun(words: Sequence[str]) -> bool:
+    """Whether a command line describes a sweep."""
+    return any(word in ("-m", "--multirun", "hydra.mode=MULTIRUN") for word in words)
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
@@ -46,7 +48,7 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     found = []
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         key, equals, value = word.partition("=")
-        if key.startswith("--") and not any(option.startswith(key) for option in HYDRA_OPTIONS):
+        if key.startswith("--") and not any(option.startswith(key) for option in OPTIONS):
             raise NoOverrideError(key, "is no option; values are set by KEY=VALUE")
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             cure = "such as attention=gqa"

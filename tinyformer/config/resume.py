@@ -10,16 +10,21 @@ from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.paths import newest_checkpoint
 from tinyformer.config.admission import NotAdmittedError, admit_override, is_swept, leaves
-from tinyformer.config.compose import compose_whole
+from tinyformer.config.compose import compose_whole, inherit_architecture
 from tinyformer.config.conf import NEVER_SET, choices_of, files, values_of_keys
 from tinyformer.config.errors import ConfigError, printable
 from tinyformer.config.folder import has_checkpoint, is_first_process, refuse_foreign_files
-from tinyformer.config.keys import format_value, hydra_value, key_of_word, quoted, text_of
+from tinyformer.config.keys import format_value, hydra_value, is_multirun, key_of_word, quoted, readable, text_of
 from tinyformer.config.run_name import is_in_slurm, is_in_torchrun
 from tinyformer.files import load_plain_yaml
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
+
+
+def training_words(words: Sequence[str]) -> list[str]:
+    """A command line of `train` in Hydra's grammar, with the words of the run or checkpoint that it names."""
+    return inherit_architecture(expand_resume(readable(words, is_multirun(words))))
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
@@ -30,7 +35,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
-    is_sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+    is_sweep = is_multirun(arguments)
     key = "hydra.sweep.dir" if is_sweep else "hydra.run.dir"
     has_folder = any(argument.startswith(f"{key}=") for argument in arguments)
     if folder == "auto" and not has_folder and (is_sweep or not (is_in_slurm() or is_in_torchrun())):

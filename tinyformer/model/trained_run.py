@@ -12,23 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import compose
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import run_job
-from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.admission import SCORE_KEYS, leaves
+from tinyformer.config.admission import SCORE_KEYS, is_swept, leaves
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import Invocation, hydra_parser, inherit_architecture
-from tinyformer.config.conf import register_resolvers
-from tinyformer.config.errors import ConfigError, config_keys, describe, in_sentences
-from tinyformer.config.folder import claim_folder
-from tinyformer.config.keys import readable
-from tinyformer.config.process import keep_hydra, keep_process
-from tinyformer.config.resume import expand_resume
+from tinyformer.config.compose import Invocation
+from tinyformer.config.errors import ConfigError, in_sentences
+from tinyformer.config.keys import is_multirun, readable
+from tinyformer.config.launch import launch
+from tinyformer.config.process import keep_process
+from tinyformer.config.resume import training_words
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, relative_path
 
@@ -103,8 +96,13 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
             in the environment, the error that caused it is shown, too.
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
-    with _alone(), keep_hydra(), in_sentences("train"):
-        return _run(*_compose(inherit_architecture(expand_resume(_words(overrides)))))
+    with _alone(), in_sentences("train"):
+        try:
+            return launch(training_words(_checked(overrides)), "train", _job, PROGRAM, in_python=True)
+        except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
+            if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
 
 
 @contextlib.contextmanager
@@ -121,72 +119,29 @@ def _alone() -> Iterator[None]:
         _TRAINING.release()
 
 
-def _words(overrides: Sequence[str]) -> list[str]:
-    """The overrides, which must be a list of words without options of the command line."""
+def _checked(overrides: Sequence[str]) -> Sequence[str]:
+    """The overrides of one run, which must be a list of words without options of the command line."""
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
     for word in overrides:
-        if word in ("-m", "--multirun"):
-            raise ConfigError(f"{word}: {_ONE_RUN}.")
+        if is_multirun([word]) or is_swept(*readable([word])):
+            one = "makes one run; call it in a loop, or run the sweep with `tinyformer train -m`"
+            raise ConfigError(f"{word}: {PROGRAM} {one}.")
         if word.startswith("-"):
             raise ConfigError(f"{word}: {PROGRAM} takes overrides only, such as attention=gqa.")
-    return readable(overrides)
+    return overrides
 
 
-_ONE_RUN = f"{PROGRAM} makes one run; call it in a loop, or run the sweep with `tinyformer train -m`"
+def _job(config: DictConfig, folder: Path, invocation: Invocation) -> TrainedRun:
+    with warnings.catch_warnings():
+        importlib.invalidate_caches()  # a cell may just have written the file of a class
+        check_early(config, invocation.choices)
+        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
+        import_matplotlib()
+        from tinyformer.run.pipeline import train
 
-
-def _compose(words: Sequence[str]) -> tuple[DictConfig, HydraContext]:
-    """The config of the run, with its `hydra` node, and the context in which Hydra runs it."""
-    register_resolvers(PROGRAM)
-    with hydra_parser() as parser:
-        for override in parser.parse_overrides(list(words)):
-            if override.is_sweep_override():
-                raise ConfigError(f"{override.input_line}: {_ONE_RUN}.")
-        config = compose("train", list(words), return_hydra_config=True)
-        loader = GlobalHydra.instance().config_loader()
-    node = config.hydra
-    if node.mode not in (None, RunMode.RUN):
-        raise ConfigError(f"hydra.mode={node.mode.name}: {_ONE_RUN}.")
-    return config, HydraContext(loader, Callbacks(config))
-
-
-def _run(config: DictConfig, context: HydraContext) -> TrainedRun:
-    errors: list[Exception] = []
-
-    def job(own: DictConfig) -> TrainedRun | None:
-        node = HydraConfig.get()
-        folder = Path(node.runtime.output_dir)
-        invocation = Invocation.of_job(node, PROGRAM, in_python=True)
-        try:
-            with config_keys(own), warnings.catch_warnings():
-                importlib.invalidate_caches()  # a cell may just have written the file of a class
-                check_early(own, invocation.choices)
-                # tqdm's, of a notebook without widgets.
-                warnings.filterwarnings("ignore", message="IProgress not found")
-                import_matplotlib()
-                from tinyformer.run.pipeline import train
-
-                with keep_process():
-                    return TrainedRun(folder, train(own, folder, invocation), tuple(_classes(own)))
-        except Exception as error:  # Hydra would print a line about it
-            errors.append(error)
-            if describe(error, "train") is not None:
-                claim.withdraw()
-            return None
-
-    claim = claim_folder(config, "hydra.run.dir")
-    try:
-        ended = run_job(job, config, "hydra.run.dir", None, context, configure_logging=False)
-    except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
-        if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None
-        raise
-    finally:
-        claim.lock.close()
-    if errors:
-        raise errors[0]
-    return ended.return_value
+        with keep_process():
+            return TrainedRun(folder, train(config, folder, invocation), tuple(_classes(config)))
 
 
 def _classes(config: DictConfig) -> list[str]:

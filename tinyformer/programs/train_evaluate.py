@@ -5,27 +5,25 @@ import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import Invocation, inherit_architecture, offer_stored_run, with_last
-from tinyformer.config.errors import indent
+from tinyformer.config.compose import Invocation, offer_stored_run, with_last
+from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process
+from tinyformer.config.keys import is_multirun, readable
+from tinyformer.config.launch import launch
 from tinyformer.config.process import ending_at_ctrl_c
-from tinyformer.config.resume import expand_resume
-from tinyformer.config.run_program import run_program
+from tinyformer.config.resume import training_words
 from tinyformer.files import import_matplotlib, relative_path
-
-if TYPE_CHECKING:
-    from tinyformer.checkpoint.file import Checkpoint
 
 # Torch and Lightning take seconds to import: the jobs import them once the config is composed.
 
 
-def train_program(command: str, num_words: int = 0) -> int:
-    """Train the model that the command line describes; see `run_program`."""
+def train_program(words: Sequence[str], command: str) -> int:
+    """Train the model that the words of a command line describe; returns the exit code."""
 
     def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
         if config.resume == "auto" and not has_checkpoint(folder):
@@ -41,26 +39,26 @@ def train_program(command: str, num_words: int = 0) -> int:
         if not may_have_ended or continue_job(config, folder):
             run_job(partial(train, config, folder, invocation), folder, invocation)
 
-    return run_program(job, "train", command, lambda words: inherit_architecture(expand_resume(words)), num_words)
+    return exit_code_of(lambda: launch(training_words(words), "train", job, command), "train")
 
 
-def evaluate_program(command: str, num_words: int = 0) -> int:
-    """Evaluate the checkpoint that the command line names; see `run_program`."""
-    checkpoints: list[Checkpoint | None] = []
+def evaluate_program(words: Sequence[str], command: str) -> int:
+    """Evaluate the checkpoint that the words of a command line name; returns the exit code."""
 
-    def keep_checkpoint(arguments: Sequence[str]) -> Sequence[str]:
-        arguments = with_last(arguments)
-        checkpoints.append(offer_stored_run(arguments))
-        return arguments
+    def start() -> int:
+        arguments = with_last(readable(words, is_multirun(words)))
+        checkpoint = offer_stored_run(arguments)
 
-    def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
-        with ending_at_ctrl_c():
-            import_matplotlib()
-            from tinyformer.run.pipeline import evaluate
+        def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+            with ending_at_ctrl_c():
+                import_matplotlib()
+                from tinyformer.run.pipeline import evaluate
 
-        run_job(partial(evaluate, config, folder, invocation, checkpoints[0]), folder, invocation)
+            run_job(partial(evaluate, config, folder, invocation, checkpoint), folder, invocation)
 
-    return run_program(job, "evaluate", command, keep_checkpoint, num_words)
+        return launch(arguments, "evaluate", job, command)
+
+    return exit_code_of(start, "evaluate")
 
 
 def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Invocation) -> None:
