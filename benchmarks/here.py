@@ -17,7 +17,7 @@ from tinyformer.config.compose import Invocation, compose_run
 from tinyformer.config.errors import config_keys, exit_code_of
 from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
-from tinyformer.run.parts import make_network
+from tinyformer.run.network import make_network
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "datasets", "numpy")

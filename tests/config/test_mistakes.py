@@ -19,9 +19,11 @@ from tinyformer.config.errors import BUG, USER_MISTAKE, config_keys, describe, r
 from tinyformer.data import ByteTokenizer
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
-from tinyformer.run.parts import Options, check_config, make_callbacks, make_network, prepare_task, set_labels
+from tinyformer.run.data import make_task
+from tinyformer.run.network import make_network
 from tinyformer.run.sample import make_generation
-from tinyformer.run.trainer import make_settings, training_trainer
+from tinyformer.run.settings import Options, check_config, make_settings
+from tinyformer.run.trainer import make_callbacks, training_trainer
 
 SMALL = ("model.num_layers=2", "model.num_heads=2", "model.d_model=16", "model.max_seq_len=16", "model.vocab_size=10")
 
@@ -67,8 +69,7 @@ def mistake_in(*overrides: str) -> str:
                 network.resolve_backends("cpu", torch.float32, AttentionMask(causal=True), True)
             data = instantiate(config.datamodule, _convert_="all")
             data.tokenizer = ByteTokenizer().build([])
-            set_labels(config.task, data)
-            prepare_task(instantiate(config.task.objective, _convert_="all"), config, data, generation)
+            make_task(config, data, generation)
     except Exception as error:
         return describe(error, "train") or f"a bug: {error!r}"
     return "none"

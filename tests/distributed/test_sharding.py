@@ -17,8 +17,8 @@ from training.step_cases import TASKS, off, trained
 from tinyformer.analysis.memory import count_gpus
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.errors import ArgumentError
-from tinyformer.run.parts import Options
-from tinyformer.run.trainer import make_settings, training_trainer
+from tinyformer.run.settings import make_settings
+from tinyformer.run.trainer import training_trainer
 from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, optimizers
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import FiniteCheck
@@ -197,7 +197,7 @@ def test_all_processes_skip_a_bad_step_of_one_and_name_its_bad_weight(tmp_path):
 
 def settings_of(**changes):
     fixed = {"accelerator": "cpu", "precision": "32-true", "limit_val_batches": None, "enable_progress_bar": False}
-    return make_settings(fixed | {"devices": 2, "max_steps": 1, "strategy": "fsdp"} | changes, Options())
+    return make_settings(fixed | {"devices": 2, "max_steps": 1, "strategy": "fsdp"} | changes)
 
 
 def test_a_strategy_is_given_by_its_name_or_in_full(tmp_path):

@@ -15,9 +15,8 @@ from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask
 from tinyformer.run import compiling
 from tinyformer.run.compiling import compile_arguments, compile_network, decide_compiling
-from tinyformer.run.parts import Options
+from tinyformer.run.settings import Options, Settings
 from tinyformer.run.starting_checkpoint import Start
-from tinyformer.run.trainer import Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 
@@ -75,13 +74,13 @@ def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, e
     module = make_module(data)
     flops = 1000 * 64 * count_costs(module.network).training_flops_per_token
     monkeypatch.setattr(compiling, "FLOPS_OF_A_THREAD", flops / 600 / torch.get_num_threads())
-    settings = Settings(BF16 | changes, device, None)
 
     def decided(can_compile=True, compile="auto", key="resume", earlier=earlier):
         monkeypatch.setattr(compiling, "can_compile", lambda: can_compile)
         facts = {} if earlier is None else {"is_compiled": earlier}
         start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), key)
-        return decide_compiling(settings, Options(compile=compile), module.network, data, start).compile_mode
+        settings = Settings(BF16 | changes, device, None, Options(compile=compile), start=start)
+        return decide_compiling(settings, module.network, data).compile_mode
 
     assert decided() == ("auto" if is_compiled else None)
     assert decided(key="init_from", earlier=not is_compiled) == decided(earlier=None)

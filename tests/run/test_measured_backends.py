@@ -17,8 +17,8 @@ from tinyformer.nn import BACKENDS, AttentionMask, timing
 from tinyformer.run import backends, compiling
 from tinyformer.run.backends import training_kernels
 from tinyformer.run.compiling import planned_seconds
+from tinyformer.run.settings import Settings
 from tinyformer.run.starting_checkpoint import Start
-from tinyformer.run.trainer import Settings
 
 LONG = {"precision": "32-true", "devices": 1, "max_steps": 10**9, "max_epochs": -1}
 
@@ -45,12 +45,12 @@ def kernels_with(tmp_path, monkeypatch):
     def kernels(changes=(), slow=None, device="cpu", earlier=None, key="resume", **network):
         module = make_module(data := make_data(tmp_path / "data"), **network)
         start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, {"backends": earlier}, 9), key)
-        settings = Settings(LONG | dict(changes), device, None)
+        settings = Settings(LONG | dict(changes), device, None, start=start)
         state = torch.get_rng_state()
         with monkeypatch.context() as changed:
             if slow is not None:
                 changed.setitem(BACKENDS, slow, slowed(slow))
-            found = training_kernels(module.network, settings, AttentionMask(causal=True), module.task, data, start)
+            found = training_kernels(module.network, settings, AttentionMask(causal=True), module.task, data)
         assert torch.equal(torch.get_rng_state(), state)
         return found
 

@@ -13,7 +13,8 @@ import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.config.compose import compose_run
 from tinyformer.config.errors import ConfigError
-from tinyformer.run.parts import evaluation_mask, make_callbacks
+from tinyformer.run.data import evaluation_mask
+from tinyformer.run.trainer import make_callbacks
 
 pytestmark = pytest.mark.filterwarnings("ignore:When using the .ThroughputMonitor., you need to define")
 WORDS = f"{SMALL} {TEXT} trainer.max_steps=6 trainer.val_check_interval=2 trainer.log_every_n_steps=2".split()

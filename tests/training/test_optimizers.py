@@ -9,7 +9,7 @@ from nn.model_cases import make_transformer
 from omegaconf import OmegaConf
 from torch import nn
 
-from tinyformer.run.parts import make_callbacks
+from tinyformer.run.trainer import make_callbacks
 from tinyformer.training import AdamW, InverseSquareRoot, MuonWithAdamW, WarmupCosine, WarmupStableDecay
 from tinyformer.training.optimizers import StackedMuon
 from training.runs import QUIET, fit, make_data, make_module, make_trainer

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.checkpoint.snapshots import at_step
 from tinyformer.errors import ArgumentError
-from tinyformer.run.parts import make_callbacks
+from tinyformer.run.trainer import make_callbacks
 from tinyformer.training import RunCSVLogger, Snapshots
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.report import Report

@@ -21,7 +21,7 @@ from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
-from tinyformer.run.parts import make_seeded_network
+from tinyformer.run.network import make_seeded_network
 from tinyformer.run.run import Run
 from tinyformer.training.loggers import log_findings
 

@@ -18,8 +18,7 @@ from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Network, kerne
 from tinyformer.nn.maps import AttentionCall
 from tinyformer.nn.timing import CANDIDATES, faster, heads_pass
 from tinyformer.run.compiling import planned_seconds
-from tinyformer.run.starting_checkpoint import Start
-from tinyformer.run.trainer import Settings
+from tinyformer.run.settings import Settings
 from tinyformer.tasks import Task
 
 MIN_SECONDS = 60.0
@@ -40,11 +39,11 @@ def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, tr
 
 
 def training_kernels(
-    network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule, start: Start | None
+    network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> tuple[list[str], str | None]:
     """The kernels of training, as `choose_kernels` gives them or as measured; also what `measure_backends` returns."""
     kernels = choose_kernels(network, settings, mask, training=True)
-    measured = measure_backends(network, settings, mask, task, data, start)
+    measured = measure_backends(network, settings, mask, task, data)
     return (kernels if measured is None else running_kernels(network, settings, mask, training=True)), measured
 
 
@@ -56,7 +55,7 @@ def running_kernels(network: Network, settings: Settings, mask: AttentionMask, t
 
 
 def measure_backends(
-    network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule, start: Start | None
+    network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> str | None:
     """Give each layer of a long run on a CPU, where its backend is "auto", the one that is the fastest by measurement.
 
@@ -70,8 +69,8 @@ def measure_backends(
     layers = [layer for layer in network.attentions() if layer.backend == "auto"]
     if settings.device != "cpu" or not layers or settings.dtype not in (torch.bfloat16, torch.float32):
         return None
-    if start is not None and start.is_resumed:
-        names = (start.checkpoint.facts.get("backends") or "").split("-")
+    if settings.is_resumed:
+        names = (settings.resumed_facts.get("backends") or "").split("-")
         if not _can_be(names, network, settings, mask):
             return None
     elif (

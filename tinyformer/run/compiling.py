@@ -11,9 +11,7 @@ from tinyformer.analysis.costs import count_costs, uncounted
 from tinyformer.data import DataModule
 from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.run.parts import Options
-from tinyformer.run.starting_checkpoint import Start
-from tinyformer.run.trainer import Settings
+from tinyformer.run.settings import Settings
 
 MIN_SECONDS = 600.0
 """Training time from which compiling on a CPU pays: it takes up to a minute, and saves a tenth or more in bf16."""
@@ -25,25 +23,23 @@ LENGTHS = ("max_steps", "max_epochs")
 """Lightning's arguments for the length of a run; None or -1 for no limit."""
 
 
-def decide_compiling(
-    settings: Settings, options: Options, network: Network, data: DataModule, start: Start | None
-) -> Settings:
+def decide_compiling(settings: Settings, network: Network, data: DataModule) -> Settings:
     """The settings with `compile=auto` decided on a CPU: it compiles long runs of one process in bf16.
 
     In fp32 it gains 5 % at most, and for batches of different lengths it takes minutes. A resumed run goes on as it
     began, since compiled sums round differently.
     """
-    if options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
+    if settings.options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
         return settings
     if not settings.is_one_process or data.row_format.varying_length or uncounted(network):
         return settings
-    earlier = start.checkpoint.facts.get("is_compiled") if start is not None and start.is_resumed else None
+    earlier = settings.resumed_facts.get("is_compiled")
     pays = planned_seconds(network, settings, data) >= MIN_SECONDS if earlier is None else earlier
     if not pays:
         return settings
     print("compile=auto: the network is compiled, which takes up to a minute; compile=false does without.", flush=True)
     if can_compile():
-        return replace(settings, compile_mode=options.compile_mode)
+        return replace(settings, compile_mode=settings.options.compile_mode)
     print("compile=auto: the network is not compiled, since that fails here; a C++ compiler may be missing.")
     return settings
 

@@ -1,32 +1,59 @@
-"""The data of a run: those of its config, in a training run, and in an evaluation of a checkpoint."""
+"""The data of a run and its task: those of its config, in a training run, and in an evaluation of a checkpoint."""
 
+import pydoc
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
+from hydra.utils import instantiate
 from jaxtyping import UInt64
+from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint
+from tinyformer.config.compose import Invocation
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value
-from tinyformer.data import DataModule, GeneratedDataModule, SourceDataModule
+from tinyformer.data import DataModule, GeneratedDataModule, QuestionFormat, SourceDataModule, TextTokenizer
 from tinyformer.data.sources.source import in_use
 from tinyformer.data.sources.text_files import LocalFiles
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import relative_path
+from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.run.sample import Generation
+from tinyformer.run.settings import Settings
 from tinyformer.run.starting_checkpoint import Start
+from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
+from tinyformer.tasks.text_metrics import bleu_tokenizers
+
+LACKS = {
+    "classification": "no labels for classification; data=docstrings works",
+    "seq2seq": "no pairs of a source and a target for task=seq2seq; data=summaries works",
+    "span": "no questions about contexts for task=span; data=docstring_questions works",
+}
+"""What generated data lack for a task, and data that work, by task."""
 
 MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
 
 
-def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool, device: str) -> DataModule:
+def run_data(config: DictConfig, invocation: Invocation, settings: Settings) -> tuple[DataModule, str]:
+    """The data of a run, and the split that it scores."""
+    make, options = partial(make_data, config, invocation), settings.options
+    if options.checkpoint:
+        return evaluation_data(make, settings, config.data)
+    inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
+    return training_data(make, settings, inherits_tokenizer), "validation"
+
+
+def training_data(make: MakeData, settings: Settings, inherits_tokenizer: bool) -> DataModule:
     """The data of a training run; a `ConfigError` if they do not fit the checkpoint that it starts from.
 
     With `inherits_tokenizer`, the checkpoint's tokenizer replaces the config's.
     """
+    start = settings.start
     data = make(start.tokenizer.for_training() if start is not None and inherits_tokenizer else None)
     with argument_path("datamodule"):
-        data.require_device(device)
+        data.require_device(settings.device)
         if start is not None:
             is_own = start.is_resumed or reads_own_data(data, start.checkpoint)
             data.without = known_text(start.checkpoint, is_own)
@@ -46,15 +73,14 @@ def training_data(make: MakeData, start: Start | None, inherits_tokenizer: bool,
     return data
 
 
-def evaluation_data(
-    make: MakeData, start: Start, split: str | None, settings: Mapping[str, Any], predict: bool
-) -> tuple[DataModule, str]:
+def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]) -> tuple[DataModule, str]:
     """The data of an evaluation, tokenised by the checkpoint's tokenizer, and the split to score.
 
     Unless they are the run's own, and in the run's splits, the text that its weights were trained on is left out of
-    every split but "train". `settings` are the values of the `data` group. To `predict`, all rows of files are read,
+    every split but "train". `group` are the values of the `data` group. To predict, all rows of files are read,
     without their labels.
     """
+    start, split, predict = cast(Start, settings.start), settings.options.split, settings.options.predict
     data = make(start.tokenizer if predict else None)
     if predict:
         source = in_use(data.source) if isinstance(data, SourceDataModule) else None
@@ -69,7 +95,7 @@ def evaluation_data(
         split = split or ("validation" if is_own or not data.scored_whole else "all")
         whole = split == "all"
         if isinstance(data, GeneratedDataModule):
-            require_own_draw(settings, data, start.stored["data"])
+            require_own_draw(group, data, start.stored["data"])
         without = None if split == "train" and not is_own else known_text(start.checkpoint, is_own and not whole)
         data.without = without
         # The run's own data may already be in the cache, tokenised by its tokenizer.
@@ -108,3 +134,74 @@ def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.n
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:
     """Whether data are those of the checkpoint's run, divided in the same way; their paths do not matter."""
     return data.content == checkpoint.facts.get("content")
+
+
+def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokenizer | None = None) -> DataModule:
+    """The data of a run, not yet read, if they have what its task needs; a tokenizer may replace the config's."""
+    choices, chosen = invocation.choices, invocation.overridden("tokenizer")
+    node = OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False)
+    if node is None:
+        lacks = LACKS.get(choices.get("task", ""), LACKS["classification"])
+        raise ConfigError(f"data={choices.get('data', 'null')}: has {lacks}.")
+    if chosen and "tokenizer" not in node and not config.get("resume"):  # which holds the default of that time
+        raise ConfigError(f"{chosen[0]}: data={choices.get('data')} has a tokenizer of its own; leave tokenizer= out.")
+    return instantiate(node, _convert_="all", **({} if tokenizer is None else {"tokenizer": tokenizer}))
+
+
+def make_task(config: DictConfig, data: DataModule, generation: Generation) -> Task:
+    """The task of a run, if it fits the data, the network and a prompt.
+
+    The classes, and the number of texts of an example, are set in the config as the data have them.
+    """
+    for key in ("labels", "num_texts"):
+        if key in config.task and getattr(data, key) is not None:
+            config.task[key] = getattr(data, key)
+    task = instantiate(config.task.objective, _convert_="all")
+    name = type(task).__name__
+    if not isinstance(task, Task):
+        raise ConfigError(f"task.objective: {name} is no subclass of tinyformer.tasks.Task.")
+    network = pydoc.locate(str(config.network._target_))
+    if isinstance(network, type):  # otherwise it is a function of the user's
+        if not issubclass(network, task.network_class):
+            needed = f"{name} needs {task.network_class.__name__}, and this is {network.__name__}"
+            raise ConfigError(f"network: {needed}; leave network= out.")
+        if config.get("cross_attention") is not None and not issubclass(network, EncoderDecoder):
+            raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
+    if not task.generates:
+        with argument_path("generate"):
+            reason = f"{name} cannot generate text; a model trained with task=causal_lm can"
+            generation.refuse_prompt(reason, can_be_left_out=True)
+    elif generation.has_prompt:
+        with argument_path(passed={"text": "generate.prompt"}):
+            data.tokenizer.read(generation.prompts)  # or fails after the training
+    if isinstance(task, Seq2Seq):
+        task.beam = generation.beam
+        task.bleu_tokenize = config.task.get("bleu_tokenize", task.bleu_tokenize)
+        with argument_path("task"):
+            require_choice("bleu_tokenize", task.bleu_tokenize, bleu_tokenizers())
+    if isinstance(task, SpanExtraction) and isinstance(data.row_format, QuestionFormat) and not config.get("predict"):
+        with argument_path("task", "objective"):
+            task.require_answers(data.splits)
+    if task.needs_masking and config.task.masking is None:
+        raise ConfigError(
+            f"task.masking=null: {name} predicts masked tokens; choose task=masked_lm, leave task.masking=null out."
+        )
+    return task
+
+
+def require_known_tokens(task: Task, network: Network) -> None:
+    """Refuse special tokens that the vocabulary of a network does not have."""
+    if isinstance(task, Seq2Seq):
+        with argument_path("model", "special_tokens"):
+            task.special_tokens.require_known(network.vocab_size)
+
+
+def evaluation_mask(task: Task, data: DataModule, split: str, limit: float | None) -> AttentionMask:
+    """The task's mask of the first batch of a split; an empty split is refused, and a limit to less than one batch."""
+    with argument_path("datamodule"):
+        batches = data.evaluation_dataloader(split)
+        mask = task.mask(next(iter(batches)))
+    if isinstance(limit, float) and limit * len(batches) < 1:
+        found = f"{limit:g} of the {len(batches)} batches of the {split} split is less than one"
+        raise ConfigError(f"trainer: {found}; a number of them works, such as trainer.limit_val_batches=1.")
+    return mask

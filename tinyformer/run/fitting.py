@@ -48,7 +48,7 @@ def fit(run: Run) -> None:
     """Run the training loop."""
     if is_first_process() and run.warning:
         print(run.warning, file=sys.stderr)
-    resumed = str(run.checkpoint.path) if run.start and run.start.is_resumed else None
+    resumed = str(run.checkpoint.path) if run.settings.is_resumed else None
     try:
         passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
         with argument_path(passed=passed):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.analysis import caption
 from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with
-from tinyformer.checkpoint.snapshots import load_step
 from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
@@ -26,36 +25,25 @@ from tinyformer.config.keys import format_value, hydra_value, key_of_argument
 from tinyformer.config.process import keep_hydra, keep_process
 from tinyformer.config.stored import describe_config, require_readable
 from tinyformer.data import DataModule, QuestionSplit
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, write_whole
 from tinyformer.hardware import describe_device, free_memory
-from tinyformer.nn import AttentionMask, Network
+from tinyformer.nn import Network
 from tinyformer.run.analysis_run import analyse, describe_subject, write_predictions
 from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.compiling import compile_network, decide_compiling
-from tinyformer.run.data import evaluation_data, training_data
+from tinyformer.run.data import evaluation_mask, make_task, require_known_tokens, run_data
 from tinyformer.run.fitting import ending_in_a_queue, fit, leaving_no_group
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
-from tinyformer.run.parts import (
-    Options,
-    check_config,
-    evaluation_mask,
-    make_callbacks,
-    make_data,
-    make_network,
-    prepare_task,
-    require_known_tokens,
-    require_monitored,
-    set_labels,
-)
+from tinyformer.run.network import starting_network
 from tinyformer.run.results import has_test, score_evaluation, score_training, summarise_evaluation, summarise_training
 from tinyformer.run.run import Run
-from tinyformer.run.sample import Generation, make_generation
-from tinyformer.run.starting_checkpoint import Start, load_start, refuse_finished, starting_network
+from tinyformer.run.settings import Settings, read_settings
+from tinyformer.run.starting_checkpoint import Start
 from tinyformer.run.trainer import (
-    Settings,
-    make_settings,
+    make_callbacks,
+    require_monitored,
     require_one_process,
     scoring_trainer,
     set_up_process,
@@ -112,140 +100,89 @@ def evaluate(
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = write_predictions(run) if run.config.predict else analyse(run)
         (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
-        return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.is_scored else None)
+        return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.settings.is_scored else None)
+
+
+def begin(
+    config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
+) -> tuple[Run, dict[str, Any]]:
+    """The settings, data, task and network of a run, each checked as it is made; also what its other groups make."""
+    config = copy.deepcopy(config)
+    set_up_process()
+    settings = read_settings(config, folder, invocation, checkpoint)
+    # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
+    stored: Any = OmegaConf.to_container(config, resolve=False)
+    made: dict[str, Any] = {"callbacks": make_callbacks(config.callbacks)}
+    for group in ("optimizer", "schedule", "analysis"):
+        made[group] = instantiate(config[group], _convert_="all") if config.get(group) is not None else None
+    data, split = run_data(config, invocation, settings)
+    if not settings.options.checkpoint:
+        stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
+    task = make_task(config, data, settings.generation)
+    set_size(stored, matched := match_size(config, invocation, data.tokenizer.vocab_size))
+    network = starting_network(config, data.tokenizer, settings, stored["task"])
+    require_known_tokens(task, network)
+    mask = evaluation_mask(task, data, split, settings.limit)
+    return Run(config, folder, invocation, stored, settings, data, split, task, network, mask, matched), made
 
 
 def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
-    """Make the parts of a training run, each checked as it is made."""
-    written, config = config, copy.deepcopy(config)
-    set_up_process()
-    check_config(config, invocation.choices)
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    options, generation = Options.of(values), make_generation(values["generate"])
-    settings = make_settings(values["trainer"], options)
-    config.trainer.precision = settings.precision
-    start = load_start(options.resume, options.init_from, folder)
-    if start is not None:
-        if start.is_resumed:
-            refuse_finished(start, folder, settings.arguments["max_steps"])
-        else:
-            start.require_class(config.network._target_)
-        if config.model.vocab_size is None:
-            config.model.vocab_size = start.larger_vocabulary
-    # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
-    stored: Any = OmegaConf.to_container(config, resolve=False)
-    optimizer, schedule = instantiate(config.optimizer, _convert_="all"), instantiate(config.schedule)
-    chosen = make_callbacks(config.callbacks)
-    inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
-    data = training_data(partial(make_data, config, invocation), start, inherits_tokenizer, settings.device)
-    stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
-    set_labels(config.task, data)
-    task = instantiate(config.task.objective, _convert_="all")
-    prepare_task(task, config, data, generation)
-    matched = match_size(config, invocation, data.tokenizer.vocab_size)
-    set_size(stored, matched)
-    network = starting_network(partial(make_network, config, data.tokenizer), options, start, stored["task"])
-    require_known_tokens(task, network)
-    mask = evaluation_mask(task, data, "validation", settings.limit)
+    """Make the parts of a training run: those of `begin`, the kernels of its network, its trainer and its loggers."""
+    run, made = begin(config, folder, invocation)
+    settings, data, task, network, mask = run.settings, run.data, run.task, run.network, run.mask
     if has_test(task, data):
         evaluation_mask(task, data, "test", settings.limit)  # refuses what would end the run after its training
-    require_monitored(chosen, task, network, data)
-    kernels, measured = training_kernels(network, settings, mask, task, data, start)
-    settings = decide_compiling(settings, options, network, data, start)
-    module = TrainingModule(network, task, data, optimizer, schedule)
-    first_step = start.checkpoint.step if start is not None and start.is_resumed else 0
-    contents = checkpoint_contents(stored, invocation.choices, settings, data, measured)
-    loggers = make_loggers(config.logger, folder, invocation.is_sweep, first_step)
+    require_monitored(made["callbacks"], task, network, data)
+    run.kernels, run.backends = training_kernels(network, settings, mask, task, data)
+    run.settings = settings = decide_compiling(settings, network, data)
+    run.module = TrainingModule(network, task, data, made["optimizer"], made["schedule"])
+    first_step = run.checkpoint.step if settings.is_resumed else 0
+    run.loggers = make_loggers(run.config.logger, folder, invocation.is_sweep, first_step)
+    contents = checkpoint_contents(run.stored, invocation.choices, settings, data, run.backends)
     saver = Checkpoints(
         *(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better),
-        accept=partial(keep_overrides, config, written, folder, invocation),
+        accept=partial(keep_overrides, run.config, config, folder, invocation),
     )
-    callbacks = [report := Report(), *chosen.values(), saver]
+    callbacks = [report := Report(), *made["callbacks"].values(), saver]
     if settings.arguments["enable_progress_bar"] and not any(isinstance(each, ProgressBar) for each in callbacks):
         callbacks.append(StepProgress(report))
-    trainer = training_trainer(settings, folder, loggers, callbacks)
-    compile_network(network, settings, data.row_format.varying_length, mask, trainer.world_size)
+    run.trainer = training_trainer(settings, folder, run.loggers, callbacks)
+    compile_network(network, settings, data.row_format.varying_length, mask, run.trainer.world_size)
     if invocation.in_python:
-        require_one_process(trainer)
-    parts = (settings, data, "validation", task, generation, network, kernels, module, loggers, trainer)
-    run = Run(
-        *(config, folder, invocation, start, stored, *parts),
-        matched=matched,
-        warning=memory_warning(stored, network, kernels, settings, mask, data),
-        backends=measured,
-        is_compiled=settings.compile_mode is not None,
-    )
-    log_hyperparameters(run.loggers, stored, run.network)
+        require_one_process(run.trainer)
+    run.warning = memory_warning(run)
+    log_hyperparameters(run.loggers, run.stored, network)
     return run
 
 
 def set_up_evaluation(
     config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
 ) -> Run:
-    """Make the parts of an evaluation, each checked as it is made; see `evaluate`."""
-    config = copy.deepcopy(config)
-    set_up_process()
-    check_config(config, invocation.choices)
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    options, generation = Options.of(values), make_generation(values["generate"])
-    with argument_path(passed={"path": "checkpoint"}):
-        path = checkpoint.path if checkpoint else options.checkpoint
-        start = Start(load_step(path, options.step, checkpoint), "checkpoint")
-    if values["trainer"].get("precision") == "auto":
-        config.trainer.precision = values["trainer"]["precision"] = start.checkpoint.facts.get("precision", "32-true")
-    settings = make_settings(values["trainer"], options)
-    is_scored = check_score(options, config.get("analysis") is not None, generation)
-    own: Any = OmegaConf.to_container(config, resolve=False)
+    """Make the parts of an evaluation, as `set_up` does; the checkpoint is loaded unless it is given."""
+    run, made = begin(config, folder, invocation, checkpoint)
+    settings, start, own = run.settings, cast(Start, run.settings.start), run.stored
     # What the network is may be changed, its data and tokenizer are those of the run.
-    stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
-    make = partial(make_data, config, invocation)
-    data, split = evaluation_data(make, start, options.split, values["data"], options.predict)
-    set_labels(config.task, data)
-    task = instantiate(config.task.objective, _convert_="all")
-    prepare_task(task, config, data, generation)
-    network = starting_network(partial(make_network, config, data.tokenizer), options, start, stored["task"])
-    require_known_tokens(task, network)
-    mask = evaluation_mask(task, data, split, settings.limit)
-    analysis = instantiate(config.analysis, _convert_="all") if config.get("analysis") else None
-    kernels = choose_kernels(network, settings, mask, training=analysis is not None and analysis.needs_gradient)
+    run.stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
+    run.analysis = made["analysis"]
+    needs_gradient = run.analysis is not None and run.analysis.needs_gradient
+    run.kernels = choose_kernels(run.network, settings, run.mask, training=needs_gradient)
     step, path = start.checkpoint.step, start.checkpoint.path
-    module = TrainingModule(network, task, data, evaluated=split, first_step=step, checkpoint=path)
-    loggers = make_loggers(config.logger, folder, invocation.is_sweep)
-    callbacks = [*make_callbacks(config.callbacks).values()]
-    trainer = scoring_trainer(settings, folder, loggers, callbacks, settings.arguments.get("profiler"))
-    parts = (settings, data, split, task, generation, network, kernels, module, loggers, trainer)
-    run = Run(config, folder, invocation, start, stored, *parts, analysis=analysis, is_scored=is_scored)
+    run.module = TrainingModule(run.network, run.task, run.data, evaluated=run.split, first_step=step, checkpoint=path)
+    run.loggers = make_loggers(run.config.logger, folder, invocation.is_sweep)
+    callbacks, profiler = list(made["callbacks"].values()), settings.arguments.get("profiler")
+    run.trainer = scoring_trainer(settings, folder, run.loggers, callbacks, profiler)
     log_hyperparameters(run.loggers, own, run.network)
     return run
 
 
-def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
-    """Whether the split of an evaluation is scored: `score`; where that is null, whether there is no analysis.
-
-    Nothing to do is refused, and a prompt that would be ignored.
-    """
-    if options.predict and (is_analysed or options.score or options.split or generation.has_prompt):
-        reason = "predicts all rows of the files, without a score, a split, an analysis or a prompt"
-        raise ArgumentError("predict", True, reason, {"predict": False})
-    if options.score is False and not is_analysed:
-        raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
-    is_scored = not (is_analysed or options.predict) if options.score is None else options.score
-    if not is_scored:
-        with argument_path("generate"):
-            generation.refuse_prompt("is not read by an analysis alone; add score=true")
-    return is_scored
-
-
-def memory_warning(
-    stored: Plain, network: Network, kernels: list[str], settings: Settings, mask: AttentionMask, data: DataModule
-) -> str | None:
+def memory_warning(run: Run) -> str | None:
     """A sentence if the attention weights of a training step will not fit into memory."""
-    free, split = free_memory(settings.device), data.splits["train"]
+    settings, data, split = run.settings, run.data, run.data.splits["train"]
     lengths = split.sizes if isinstance(split, QuestionSplit) else getattr(split, "lengths", None)
     longest = None if lengths is None else int(lengths.max(initial=1))
-    facts = (settings.device, settings.dtype, mask, data.batch_size, free, longest)
-    shortage = find_memory_shortage(network, kernels, *facts)
-    return shortage.describe(partial(key_of_argument, stored), format_value) if shortage else None
+    facts = (settings.device, settings.dtype, run.mask, data.batch_size, free_memory(settings.device), longest)
+    shortage = find_memory_shortage(run.network, run.kernels, *facts)
+    return shortage.describe(partial(key_of_argument, run.stored), format_value) if shortage else None
 
 
 def checkpoint_contents(

@@ -191,7 +191,7 @@ def summarise(
         "num_parameters": network.num_parameters(),
         "device": describe_device(run.settings.device),
         "precision": run.settings.precision,
-        "is_compiled": run.is_compiled,
+        "is_compiled": run.settings.compile_mode is not None,
         "attention_backend": run.config.attention.get("backend"),
         "attention_kernel": kernel,
         "steps": steps,
@@ -212,11 +212,11 @@ def summarise(
     results = scored | shared | results
     # Without the sample, whose absence tells a resumed run that it was killed before.
     summary.write_results(path, results)
-    prompt = describe_prompts(run.generation, data.tokenizer, network.max_seq_len, run.task)
+    prompt = describe_prompts(run.settings.generation, data.tokenizer, network.max_seq_len, run.task)
     summary.print_summary(rows | last | {"prompt": prompt, "wandb": wandb_location(run.loggers)})
     results["sample"] = None
     if run.task.generates and scores is not None:
         with forward_context(run.trainer, network):
-            results["sample"] = print_generated(run.generation, run.task, network, data)
+            results["sample"] = print_generated(run.settings.generation, run.task, network, data)
     summary.write_results(path, results)
     return results

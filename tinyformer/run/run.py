@@ -1,6 +1,6 @@
 """`Run`: all objects of a training run or an evaluation, which `pipeline` makes and `results` scores and summarises."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,11 +13,9 @@ from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.admission import Plain
 from tinyformer.config.compose import Invocation
 from tinyformer.data import DataModule
-from tinyformer.nn import Network
+from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.match import Matched
-from tinyformer.run.sample import Generation
-from tinyformer.run.starting_checkpoint import Start
-from tinyformer.run.trainer import Settings
+from tinyformer.run.settings import Settings
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints
@@ -33,29 +31,26 @@ class Run:
     config: DictConfig  # the resolved config, with what has been set in it since it was composed
     folder: Path  # the folder of its files
     invocation: Invocation  # what the command line says in addition to the config
-    start: Start | None  # the checkpoint that it begins with, if any
     stored: Plain  # the config as a checkpoint stores it, unresolved, with the data of the training run
-    settings: Settings  # device, precision and the trainer's arguments
+    settings: Settings
     data: DataModule
     split: str  # the split that is scored
     task: Task
-    generation: Generation  # what is generated at the end
     network: Network
-    kernels: list[str]  # the attention kernels of its layers
-    module: TrainingModule
-    loggers: list[Logger]
-    trainer: L.Trainer  # Lightning's trainer, with all callbacks
-    matched: Matched | None = None  # the size that was solved for, if any
+    mask: AttentionMask  # of the split's first batch
+    matched: Matched | None  # the size that was solved for, if any
+    kernels: list[str] = field(init=False)  # the attention kernels of its layers
+    module: TrainingModule = field(init=False)
+    loggers: list[Logger] = field(init=False)
+    trainer: L.Trainer = field(init=False)  # Lightning's trainer, with all callbacks
     warning: str | None = None  # a sentence if the attention weights of a training step will not fit into memory
     backends: str | None = None  # the backends of its layers, where they were chosen by measurement
-    is_compiled: bool = False  # whether the network is; that of an evaluation is not
     analysis: Analysis | None = None  # the analysis of an evaluation, if one is chosen
-    is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 
     @property
     def checkpoint(self) -> Checkpoint:
-        assert self.start is not None
-        return self.start.checkpoint
+        assert self.settings.start is not None
+        return self.settings.start.checkpoint
 
     def callbacks(self, kind: type[C]) -> list[C]:
         return [callback for callback in self.trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]

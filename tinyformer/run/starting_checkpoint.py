@@ -2,23 +2,19 @@
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 from omegaconf import DictConfig
 
 from tinyformer.checkpoint.file import (
     EMBEDDING,
     LAST,
-    OWN_PREFIXES,
     Checkpoint,
     load_checkpoint,
     load_newest,
-    require_fitting,
-    start_from,
 )
 from tinyformer.config.admission import Plain, never_instantiated
 from tinyformer.config.errors import ConfigError
@@ -29,8 +25,6 @@ from tinyformer.data import TextTokenizer
 from tinyformer.data.tokenizer.untrusted_tokenizer import untrusted_tokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
-from tinyformer.nn import LearnedPosition, Network, Transformer
-from tinyformer.run.parts import Options
 
 
 @dataclass(frozen=True)
@@ -133,48 +127,6 @@ def _scored_steps(folder: Path) -> int | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return steps if isinstance(steps, int) else None
-
-
-def starting_network(
-    make: Callable[[str], Network], options: Options, start: Start | None, task: Mapping[str, Any]
-) -> Network:
-    """The network of a run, with the weights of the checkpoint it begins with; Lightning loads a resumed run's."""
-    if start is not None:
-        unmade = make("meta")  # before memory is allocated
-        _require_same_positions(unmade, start.checkpoint)
-        with argument_path(passed={"checkpoint": start.key}):
-            require_fitting(unmade, start.checkpoint, OWN_PREFIXES if start.key == "init_from" else "")
-    L.seed_everything(options.seed, verbose=False)
-    network = make("cpu")
-    if start is not None and not start.is_resumed:
-        with argument_path(passed={"checkpoint": start.key}):
-            start_from(network, start.checkpoint, start.key == "checkpoint" or start.has_same_readout(task))
-    if options.freeze_encoder:
-        _freeze_encoder(network)
-    return network
-
-
-def _require_same_positions(network: Network, checkpoint: Checkpoint) -> None:
-    """Refuse a context that a checkpoint has no learned position vectors for.
-
-    All other positional encodings are computed for any position, or from clipped distances.
-    """
-    for name, module in network.named_modules():
-        weight = checkpoint.weights.get(f"{name}.embedding.weight")
-        if isinstance(module, LearnedPosition) and weight is not None and len(weight) != module.max_seq_len:
-            reason = f"the run has learned vectors for {len(weight)} positions, and for no others"
-            raise ArgumentError("model.max_seq_len", module.max_seq_len, reason, {"model.max_seq_len": len(weight)})
-
-
-def _freeze_encoder(network: Network) -> None:
-    """Train the readout alone, which has to have parameters of its own."""
-    if not isinstance(network, Transformer):
-        reason = "trains the readout alone, but the readout of an encoder–decoder is trained with its decoder"
-        raise ArgumentError("freeze_encoder", True, reason, {"freeze_encoder": False})
-    network.encoder.requires_grad_(False)
-    if not network.num_parameters():
-        reason = "no parameter would be trained, since the readout is the token embedding"
-        raise ArgumentError("freeze_encoder", True, reason, {"model.tied_readout": False})
 
 
 def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:

@@ -1,129 +1,50 @@
-"""Lightning's trainer of a run, its device, precision and attention kernels."""
+"""Lightning's trainer of a run, and its callbacks."""
 
 import contextlib
 import logging
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer, WeightAveraging
+from lightning.pytorch import callbacks as of_lightning
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.strategies import Strategy
+from omegaconf import DictConfig
 
-from tinyformer.config.checks import check_value
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import process_number
-from tinyformer.data import DataModule, PairSplit, QuestionSplit
-from tinyformer.data.stream import Split
-from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.hardware import compute_dtype, keep_freed_memory, resolve_device, resolve_precision
+from tinyformer.data import DataModule
+from tinyformer.errors import ArgumentError
+from tinyformer.hardware import keep_freed_memory
 from tinyformer.nn import Network
-from tinyformer.run.cluster import is_in_cluster, with_environment
-from tinyformer.run.parts import Options
-from tinyformer.training.sharding import PRECISIONS, FullyShardedStrategy
-from tinyformer.training.trainer_parts import (
-    PROFILERS,
-    FitLoop,
-    ReplicatedStrategy,
-    WholeCheckpointIO,
-    make_profiler,
-)
+from tinyformer.run.cluster import with_environment
+from tinyformer.run.settings import Settings, told_by_trainer
+from tinyformer.tasks import Task
+from tinyformer.training import FiniteCheck, Snapshots
+from tinyformer.training.sharding import FullyShardedStrategy
+from tinyformer.training.trainer_parts import FitLoop, ReplicatedStrategy, WholeCheckpointIO, make_profiler
 
-WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
-
-NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
-"""Arguments of Lightning's trainer that a run reads itself."""
-
-POSITIVE: dict[str, tuple[int, str]] = {
-    "max_steps": (2000, "must be at least 1, or -1 for no limit"),
-    "max_epochs": (1, "must be at least 1, or -1 for no limit"),
-    "accumulate_grad_batches": (1, "must be at least 1"),
-    "log_every_n_steps": (10, "must be at least 1"),
-    "val_check_interval": (100, "must be above 0: batches, or a fraction of an epoch"),
-    "limit_train_batches": (1, "must be above 0, batches or a fraction of them"),
-    "limit_val_batches": (1, "must be above 0, batches or a fraction of them: each validation writes the checkpoints"),
+REFUSED: dict[type[L.Callback], str] = {
+    of_lightning.BaseFinetuning: "changes which weights are optimized; freeze_encoder=true trains the readout alone",
+    of_lightning.BasePredictionWriter: "has no effect, since a run predicts nothing",
+    of_lightning.BatchSizeFinder: "changes batches for which the run has been planned; set data.batch_size",
+    of_lightning.GradientAccumulationScheduler: "changes the length of a run; set trainer.accumulate_grad_batches",
+    of_lightning.LearningRateFinder: "does not find optimizer.lr; -m optimizer.lr=1e-3,3e-3 compares rates",
+    of_lightning.ModelPruning: "renames weights, after which training fails; model.pruned_heads removes heads",
+    of_lightning.OnExceptionCheckpoint: "starts from a file that another run has left; resume=FOLDER continues a run",
+    of_lightning.SpikeDetection: "lists batches that no run leaves out; callbacks.finite checks each step",
+    of_lightning.StochasticWeightAveraging: "averages after the last checkpoint; EMAWeightAveraging does not",
 }
-"""Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
+"""Callbacks of Lightning that would not do in a run what Lightning documents: the reason, and what does."""
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "ddp": ReplicatedStrategy,
     "fsdp": FullyShardedStrategy,
 }
 """What a name stands for, if it is not what Lightning makes of it."""
-
-CHOSEN = (
-    *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
-    *("use_distributed_sampler", "inference_mode", "enable_autolog_hparams"),
-)
-"""Arguments of Lightning's trainer that a run sets itself."""
-
-REFUSED: dict[str, tuple[bool | int | None, str]] = {
-    "fast_dev_run": (False, "writes no checkpoint, with which a run ends; trainer.max_steps=1 is as short"),
-    "barebones": (False, "writes no checkpoint, with which a run ends"),
-    "enable_checkpointing": (True, "a run ends with a checkpoint"),
-    "reload_dataloaders_every_n_epochs": (0, "would repeat the first epoch"),
-    **dict.fromkeys(("limit_test_batches", "limit_predict_batches"), (None, "has no effect: only validation scores")),
-}
-"""Arguments that a run does not support: the only value that is accepted, and the reason."""
-
-
-@contextlib.contextmanager
-def _told_by_trainer() -> Iterator[None]:
-    """Tell what Lightning refuses as a mistake in the `trainer` group."""
-    try:
-        yield
-    except ArgumentError:
-        raise
-    except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Lightning's arguments and the device of a run."""
-
-    arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
-    device: str  # the device type
-    compile_mode: str | None  # of `torch.compile`, or "auto", see `compile_arguments`; None if nothing is compiled
-
-    @property
-    def precision(self) -> Any:
-        return self.arguments["precision"]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return compute_dtype(self.precision)
-
-    @property
-    def is_one_process(self) -> bool:
-        return self.arguments.get("devices") in (1, "1", "auto") and (self.arguments.get("num_nodes") or 1) == 1
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.arguments.get("strategy") == "fsdp"
-
-    @property
-    def limit(self) -> float | None:
-        """The number of validation batches that are scored, or their fraction; None for all."""
-        return self.arguments.get("overfit_batches") or self.arguments["limit_val_batches"]
-
-    def decoded_part(self, data: DataModule, name: str) -> Split:
-        """A split; of pairs or questions, only those in the batches that are scored."""
-        split = data.splits[name]
-        if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
-            return split
-        batches = len(data.evaluation_dataloader(name))
-        scored = int(self.limit * batches) if isinstance(self.limit, float) else self.limit
-        return split.first(scored * data.batch_size)
 
 
 def set_up_process() -> None:
@@ -162,84 +83,13 @@ def set_up_process() -> None:
     keep_freed_memory()
 
 
-def make_settings(arguments: dict[str, Any], options: Options) -> Settings:
-    """The `trainer` group as Lightning's arguments, each checked; the device is chosen."""
-    if missing := [name for name in NEEDED if name not in arguments]:
-        raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
-    with argument_path("trainer"):
-        if isinstance(strategy := arguments.get("strategy"), dict) and "_target_" in strategy:
-            arguments["strategy"] = instantiate(strategy)
-        _check_time(arguments.get("max_time"))
-        for name, value in arguments.items():
-            if not (name == "precision" and value == "auto"):
-                check_value(L.Trainer, name, value, f"trainer.{name}")
-        for name, (example, reason) in POSITIVE.items():
-            value = arguments.get(name)
-            if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
-                raise ArgumentError(name, value, reason, {name: example})
-        _refuse_arguments(arguments)
-        if isinstance(arguments.get("val_check_interval"), float) and arguments.get("check_val_every_n_epoch") is None:
-            arguments["check_val_every_n_epoch"] = 1  # the fraction is one of each epoch
-        _check_strategy(arguments)
-        for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
-            if arguments.get(name) is not None:
-                require_choice(name, arguments[name], choices)
-        device = resolve_device(arguments["accelerator"])
-    torch.set_float32_matmul_precision(options.matmul_precision)
-    if device == "cuda":
-        torch.cuda.set_device(_own_gpu(arguments["devices"]))
-    arguments["precision"] = resolve_precision(arguments["precision"], device)
-    if arguments.get("strategy") == "fsdp":
-        with argument_path("trainer"):
-            require_choice("precision", arguments["precision"], PRECISIONS)
-    mode = options.compile_mode
-    is_compiled = device == "cuda" if options.compile == "auto" else options.compile
-    if is_compiled and mode in WITH_CUDA_GRAPHS and (arguments.get("accumulate_grad_batches") or 1) > 1:
-        # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
-        reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
-        raise ArgumentError("compile_mode", mode, reason, {"compile_mode": "default"})
-    return Settings(arguments, device, mode if is_compiled else None)
-
-
-def _check_time(limit: Any) -> None:
-    """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
-    try:
-        Timer(limit)
-    except (AttributeError, TypeError, MisconfigurationException) as error:
-        reason = "must be days, hours, minutes and seconds as DD:HH:MM:SS, or a mapping of some of these"
-        raise ArgumentError("max_time", limit, reason, {"max_time": "00:00:30:00"}) from error
-
-
-def _check_strategy(arguments: dict[str, Any]) -> None:
-    """Refuse processes that could not be started, or that would train apart."""
-    if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
-        reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
-        raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
-    strategy = arguments.get("strategy")
-    copies = str(strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook"))
-    if copies or getattr(strategy, "_start_method", "popen") != "popen":
-        reason = "starts processes with a copy of the run, which cannot be made"
-        raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
-    if isinstance(strategy, ModelParallelStrategy):
-        raise ArgumentError("strategy", type(strategy).__name__, "shards nothing by itself", {"strategy": "fsdp"})
-
-
-def _refuse_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
-    for name in sorted(arguments.keys() & CHOSEN):
-        raise ArgumentError(name, arguments[name], "is chosen by the run; remove it")
-    for name, (accepted, reason) in REFUSED.items():
-        if arguments.get(name) not in (None, accepted):
-            raise ArgumentError(name, arguments[name], reason, {name: accepted})
-
-
-@_told_by_trainer()
+@told_by_trainer()
 def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
     strategy, own = settings.arguments.get("strategy"), ("profiler", "plugins", "strategy")
-    if settings.is_sharded and any(isinstance(each, WeightAveraging | StochasticWeightAveraging) for each in callbacks):
+    if settings.is_sharded and any(isinstance(each, of_lightning.WeightAveraging) for each in callbacks):
         raise ArgumentError("trainer.strategy", strategy, "cannot average weights", {"strategy": "ddp"})
     trainer = L.Trainer(
         **{name: value for name, value in settings.arguments.items() if name not in own},
@@ -270,7 +120,7 @@ def require_one_process(trainer: L.Trainer) -> None:
         )
 
 
-@_told_by_trainer()
+@told_by_trainer()
 def scoring_trainer(
     settings: Settings,
     folder: Path,
@@ -314,9 +164,32 @@ def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
         network._compiled_call_impl = compiled
 
 
-@_told_by_trainer()
-def _own_gpu(devices: Any) -> int:
-    """The GPU of this process; Lightning makes it the current one only when training starts."""
-    indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
-    rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
-    return indices[rank % len(indices)]
+def make_callbacks(group: DictConfig) -> dict[str, L.Callback]:
+    """The callbacks of the `callbacks` group by their names in it, without entries that are null.
+
+    `FiniteCheck` follows those that may change gradients, since its norm is the one that clips them; `Snapshots`
+    follows all others.
+    """
+    made = {str(name): instantiate(node, _convert_="all") for name, node in group.items() if node is not None}
+    for name, callback in made.items():
+        for reason in (reason for kind, reason in REFUSED.items() if isinstance(callback, kind)):
+            raise ArgumentError(f"callbacks.{name}", type(callback).__name__, reason, {name: None})
+    rank = {name: (isinstance(each, Snapshots), isinstance(each, FiniteCheck)) for name, each in made.items()}
+    return {name: made[name] for name in sorted(made, key=rank.__getitem__)}
+
+
+def require_monitored(callbacks: Mapping[str, L.Callback], task: Task, network: Network, data: DataModule) -> None:
+    """Refuse a callback that needs a metric which validation does not log, as the scores of its first batch show."""
+    kinds = (of_lightning.EarlyStopping, of_lightning.ModelCheckpoint)
+    needs = {name: each.monitor for name, each in callbacks.items() if isinstance(each, kinds) and each.monitor}
+    known: list[str] = []
+    if needs:
+        with torch.no_grad(), contextlib.suppress(ArgumentError):  # a backend that runs on CUDA alone
+            scores = task.score(network.eval(), next(iter(data.evaluation_dataloader("validation"))))
+            metrics = task.metrics(scores, data.splits["validation"])
+            known = [f"val/{name}" for name, value in metrics.items() if value is not None]
+        network.train()
+    for name, monitor in needs.items():
+        if known and monitor not in known and getattr(callbacks[name], "strict", True):
+            reason = f"is no metric of validation, which logs {', '.join(known)}"
+            raise ArgumentError(f"callbacks.{name}.monitor", monitor, reason, {"monitor": f"val/{task.monitor}"})

@@ -31,7 +31,7 @@ from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.records import ENDED, PlannedRun, contents_of, digest_of, read_results
 from tinyformer.programs.findings.statements import in_force, now, versions_of
-from tinyformer.run.parts import make_data
+from tinyformer.run.data import make_data
 from tinyformer.run.pipeline import evaluate
 
 

@@ -1,0 +1,289 @@
+"""The settings of a run: what its config says, each value checked, its device, its precision and its checkpoint."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.checkpoint.file import Checkpoint
+from tinyformer.checkpoint.snapshots import load_step
+from tinyformer.config.checks import check_types, check_value
+from tinyformer.config.compose import Invocation
+from tinyformer.config.errors import ConfigError
+from tinyformer.data import DataModule, PairSplit, QuestionSplit
+from tinyformer.data.stream import Split
+from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
+from tinyformer.run.cluster import is_in_cluster
+from tinyformer.run.own_scores import register_score
+from tinyformer.run.sample import Generation, make_generation
+from tinyformer.run.starting_checkpoint import Start, load_start, refuse_finished
+from tinyformer.training.sharding import PRECISIONS
+from tinyformer.training.trainer_parts import PROFILERS
+
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
+
+NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
+"""Arguments of Lightning's trainer that a run reads itself."""
+
+POSITIVE: dict[str, tuple[int, str]] = {
+    "max_steps": (2000, "must be at least 1, or -1 for no limit"),
+    "max_epochs": (1, "must be at least 1, or -1 for no limit"),
+    "accumulate_grad_batches": (1, "must be at least 1"),
+    "log_every_n_steps": (10, "must be at least 1"),
+    "val_check_interval": (100, "must be above 0: batches, or a fraction of an epoch"),
+    "limit_train_batches": (1, "must be above 0, batches or a fraction of them"),
+    "limit_val_batches": (1, "must be above 0, batches or a fraction of them: each validation writes the checkpoints"),
+}
+"""Arguments of Lightning's trainer that must be above 0, each with a value that works, and the reason."""
+
+CHOSEN = (
+    *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
+    *("use_distributed_sampler", "inference_mode", "enable_autolog_hparams"),
+)
+"""Arguments of Lightning's trainer that a run sets itself."""
+
+REFUSED: dict[str, tuple[bool | int | None, str]] = {
+    "fast_dev_run": (False, "writes no checkpoint, with which a run ends; trainer.max_steps=1 is as short"),
+    "barebones": (False, "writes no checkpoint, with which a run ends"),
+    "enable_checkpointing": (True, "a run ends with a checkpoint"),
+    "reload_dataloaders_every_n_epochs": (0, "would repeat the first epoch"),
+    **dict.fromkeys(("limit_test_batches", "limit_predict_batches"), (None, "has no effect: only validation scores")),
+}
+"""Arguments that a run does not support: the only value that is accepted, and the reason."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The values of `train.yaml` and `evaluate.yaml` that are in no group."""
+
+    seed: int = 0
+    deterministic: bool | Literal["warn"] = False
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    compile: Literal["auto", True, False] = "auto"
+    compile_mode: Literal["auto", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "auto"
+    resume: str | None = None
+    init_from: str | None = None
+    freeze_encoder: bool = False
+    checkpoint: str = ""
+    step: int | Literal["all"] | None = None
+    split: Literal["train", "validation", "test", "all"] | None = None
+    score: bool | None = None
+    predict: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Options":
+        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a config says of a run, checked, and what follows from it on this machine."""
+
+    arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
+    device: str  # the device type
+    compile_mode: str | None  # of `torch.compile`, or "auto", see `compile_arguments`; None if nothing is compiled
+    options: Options = Options()  # the values in no group
+    generation: Generation = field(default_factory=Generation)  # what is generated at the end
+    start: Start | None = None  # the checkpoint that the run begins with, if any
+    is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a run continues, with its optimizer state and step count."""
+        return self.start is not None and self.start.is_resumed
+
+    @property
+    def resumed_facts(self) -> dict[str, Any]:
+        """The facts of the checkpoint from which a run continues, see `checkpoint_contents`."""
+        return self.start.checkpoint.facts if self.start is not None and self.is_resumed else {}
+
+    @property
+    def precision(self) -> Any:
+        return self.arguments["precision"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return compute_dtype(self.precision)
+
+    @property
+    def is_one_process(self) -> bool:
+        return self.arguments.get("devices") in (1, "1", "auto") and (self.arguments.get("num_nodes") or 1) == 1
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.arguments.get("strategy") == "fsdp"
+
+    @property
+    def limit(self) -> float | None:
+        """The number of validation batches that are scored, or their fraction; None for all."""
+        return self.arguments.get("overfit_batches") or self.arguments["limit_val_batches"]
+
+    def decoded_part(self, data: DataModule, name: str) -> Split:
+        """A split; of pairs or questions, only those in the batches that are scored."""
+        split = data.splits[name]
+        if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
+            return split
+        batches = len(data.evaluation_dataloader(name))
+        scored = int(self.limit * batches) if isinstance(self.limit, float) else self.limit
+        return split.first(scored * data.batch_size)
+
+
+def read_settings(
+    config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
+) -> Settings:
+    """The settings of a run, with the checkpoint that it begins with, which an evaluation may have loaded before.
+
+    What follows from them is set in the config: the precision, and a vocabulary that is larger than the tokenizer's.
+    """
+    check_config(config, invocation.choices)
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    options, generation, arguments = Options.of(values), make_generation(values["generate"]), values["trainer"]
+    if options.checkpoint:
+        with argument_path(passed={"path": "checkpoint"}):
+            path = checkpoint.path if checkpoint else options.checkpoint
+            evaluated = Start(load_step(path, options.step, checkpoint), "checkpoint")
+        if arguments.get("precision") == "auto":
+            arguments["precision"] = config.trainer.precision = evaluated.checkpoint.facts.get("precision", "32-true")
+        is_scored = check_score(options, config.get("analysis") is not None, generation)
+        settings = make_settings(arguments, options)
+        return replace(settings, compile_mode=None, generation=generation, start=evaluated, is_scored=is_scored)
+    settings = make_settings(arguments, options)
+    config.trainer.precision = settings.precision
+    start = load_start(options.resume, options.init_from, folder)
+    if start is not None:
+        if start.is_resumed:
+            refuse_finished(start, folder, arguments["max_steps"])
+        else:
+            start.require_class(config.network._target_)
+        if config.model.vocab_size is None:
+            config.model.vocab_size = start.larger_vocabulary
+    return replace(settings, generation=generation, start=start)
+
+
+def check_config(config: DictConfig, choices: Mapping[str, Any]) -> None:
+    """Check the type of every value that a class or function receives."""
+    if "decoder" in config.network and config.get("cross_attention") is None:
+        raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
+    unresolved: Any = OmegaConf.to_container(config, resolve=False)
+    register_score(unresolved)
+    check_types(config, choices=choices, groups={"": Options, "generate": Generation})
+
+
+def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
+    """Whether the split of an evaluation is scored: `score`; where that is null, whether there is no analysis.
+
+    Nothing to do is refused, and a prompt that would be ignored.
+    """
+    if options.predict and (is_analysed or options.score or options.split or generation.has_prompt):
+        reason = "predicts all rows of the files, without a score, a split, an analysis or a prompt"
+        raise ArgumentError("predict", True, reason, {"predict": False})
+    if options.score is False and not is_analysed:
+        raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
+    is_scored = not (is_analysed or options.predict) if options.score is None else options.score
+    if not is_scored:
+        with argument_path("generate"):
+            generation.refuse_prompt("is not read by an analysis alone; add score=true")
+    return is_scored
+
+
+@contextlib.contextmanager
+def told_by_trainer() -> Iterator[None]:
+    """Tell what Lightning refuses as a mistake in the `trainer` group."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except (ValueError, TypeError, ImportError, RuntimeError, MisconfigurationException) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(f"trainer: {reason}; `--cfg job -p trainer` prints values that work.") from error
+
+
+def make_settings(arguments: dict[str, Any], options: Options = Options()) -> Settings:
+    """The `trainer` group as Lightning's arguments, each checked; the device is chosen."""
+    if missing := [name for name in NEEDED if name not in arguments]:
+        raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
+    with argument_path("trainer"):
+        if isinstance(strategy := arguments.get("strategy"), dict) and "_target_" in strategy:
+            arguments["strategy"] = instantiate(strategy)
+        _check_time(arguments.get("max_time"))
+        for name, value in arguments.items():
+            if not (name == "precision" and value == "auto"):
+                check_value(L.Trainer, name, value, f"trainer.{name}")
+        for name, (example, reason) in POSITIVE.items():
+            value = arguments.get(name)
+            if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
+                raise ArgumentError(name, value, reason, {name: example})
+        _refuse_arguments(arguments)
+        if isinstance(arguments.get("val_check_interval"), float) and arguments.get("check_val_every_n_epoch") is None:
+            arguments["check_val_every_n_epoch"] = 1  # the fraction is one of each epoch
+        _check_strategy(arguments)
+        for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
+            if arguments.get(name) is not None:
+                require_choice(name, arguments[name], choices)
+        device = resolve_device(arguments["accelerator"])
+    torch.set_float32_matmul_precision(options.matmul_precision)
+    if device == "cuda":
+        torch.cuda.set_device(_own_gpu(arguments["devices"]))
+    arguments["precision"] = resolve_precision(arguments["precision"], device)
+    if arguments.get("strategy") == "fsdp":
+        with argument_path("trainer"):
+            require_choice("precision", arguments["precision"], PRECISIONS)
+    mode = options.compile_mode
+    is_compiled = device == "cuda" if options.compile == "auto" else options.compile
+    if is_compiled and mode in WITH_CUDA_GRAPHS and (arguments.get("accumulate_grad_batches") or 1) > 1:
+        # A graph overwrites the gradients of the batch before it: github.com/pytorch/pytorch/issues/169545.
+        reason = "accumulates wrong gradients in CUDA graphs, with trainer.accumulate_grad_batches above 1"
+        raise ArgumentError("compile_mode", mode, reason, {"compile_mode": "default"})
+    return Settings(arguments, device, mode if is_compiled else None, options)
+
+
+def _check_time(limit: Any) -> None:
+    """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
+    try:
+        Timer(limit)
+    except (AttributeError, TypeError, MisconfigurationException) as error:
+        reason = "must be days, hours, minutes and seconds as DD:HH:MM:SS, or a mapping of some of these"
+        raise ArgumentError("max_time", limit, reason, {"max_time": "00:00:30:00"}) from error
+
+
+def _check_strategy(arguments: dict[str, Any]) -> None:
+    """Refuse processes that could not be started, or that would train apart."""
+    if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
+        reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
+        raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
+    strategy = arguments.get("strategy")
+    copies = str(strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook"))
+    if copies or getattr(strategy, "_start_method", "popen") != "popen":
+        reason = "starts processes with a copy of the run, which cannot be made"
+        raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
+    if isinstance(strategy, ModelParallelStrategy):
+        raise ArgumentError("strategy", type(strategy).__name__, "shards nothing by itself", {"strategy": "fsdp"})
+
+
+def _refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
+    for name in sorted(arguments.keys() & CHOSEN):
+        raise ArgumentError(name, arguments[name], "is chosen by the run; remove it")
+    for name, (accepted, reason) in REFUSED.items():
+        if arguments.get(name) not in (None, accepted):
+            raise ArgumentError(name, arguments[name], reason, {name: accepted})
+
+
+@told_by_trainer()
+def _own_gpu(devices: Any) -> int:
+    """The GPU of this process; Lightning makes it the current one only when training starts."""
+    indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
+    rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+    return indices[rank % len(indices)]
