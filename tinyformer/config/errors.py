@@ -6,7 +6,6 @@ import errno
 import functools
 import os
 import re
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -120,8 +119,6 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
         sys.stdout.flush()  # while it can still be noticed that nobody reads it
     except BrokenPipeError:
         return close_output()
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
     except Exception as error:
         return report(error, program, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
     return code

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,7 +40,7 @@ def train_program(words: Sequence[str], command: str) -> int:
         if not may_have_ended or continue_job(config, folder):
             run_job(partial(train, config, folder, invocation), folder, invocation)
 
-    return exit_code_of(lambda: launch(training_words(words), "train", job, command), "train")
+    return _exit_code(lambda: launch(training_words(words), "train", job, command), "train")
 
 
 def evaluate_program(words: Sequence[str], command: str) -> int:
@@ -58,7 +59,14 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
 
         return launch(arguments, "evaluate", job, command)
 
-    return exit_code_of(start, "evaluate")
+    return _exit_code(start, "evaluate")
+
+
+def _exit_code(start: Callable[[], int | None], program: str) -> int:
+    try:
+        return exit_code_of(start, program)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Invocation) -> None:
