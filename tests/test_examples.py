@@ -1,5 +1,9 @@
 """Every notebook of `examples` runs from top to bottom, in a kernel of its own, and shows what is stored in it."""
 
+import re
+import subprocess
+import sys
+
 import nbformat
 import pytest
 from notebooks import NOTEBOOKS, as_stored, executed
@@ -11,6 +15,16 @@ def displays(notebook):
     """The kinds of the outputs of each cell, such as "image/png"."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [[sorted(output.data) for output in cell.outputs] for cell in code]
+
+
+@pytest.mark.slow
+def test_the_script_trains_and_draws_a_map(tmp_path):
+    (tmp_path / "book.txt").write_text("The value of a name is bound to the name. " * 99)
+    command = [sys.executable, str(NOTEBOOKS[0].with_name("train.py")), "book.txt"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+) nats", ended.stdout)]
+    assert losses[-1] < 0.1 < losses[0]
+    assert "<html" in (tmp_path / "maps.html").read_text()
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -9,12 +9,15 @@ import lightning as L
 import pytest
 import torch
 from nn.model_cases import make_transformer
+from torch import Tensor
 
+from tinyformer.batch import IGNORED
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.step import train_step
 from tinyformer.training.trainer_parts import WholeCheckpointIO
 from training.runs import CONTENTS, QUIET, TEXT, Do, fit, interrupt, make_data, make_module, make_trainer, snapshots
 from training.step_cases import LAYOUTS, ROWS, SEQ, STEPS, TASKS, Given, off, trained
@@ -36,6 +39,28 @@ def test_the_steps_are_those_of_one_batch(name, tmp_path):
         assert off(after, weights) < 1e-9, layout
         assert reported == pytest.approx(loss, rel=1e-9), layout
     assert total == (tokens, pytest.approx(flops / 2))
+
+
+def test_a_step_without_lightning_is_that_of_the_mean_over_all_targets():
+    torch.manual_seed(3)
+    network, task, ids = make_transformer().double(), CausalLM(), torch.randint(50, (5, 9))
+    targets = ids[:, 1:].clone()
+    targets[:2, 2:], targets[4] = IGNORED, IGNORED
+    rows = {"inputs": ids[:, :-1], "targets": targets}
+    before = [weight.detach().clone() for weight in network.parameters()]
+    expected = task.loss(network, rows)
+    gradients = torch.autograd.grad(expected, [*network.parameters()])
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    batches = [{name: x[part] for name, x in rows.items()} for part in (slice(2), slice(2, 4), slice(4, 5))]
+    loss = train_step(network, task, batches, torch.optim.SGD(network.parameters(), lr=1.0), float(norm) / 2)
+    torch.testing.assert_close(loss, expected.detach())
+    after = [weight - gradient / 2 for weight, gradient in zip(before, gradients, strict=True)]
+    torch.testing.assert_close([*map(Tensor.detach, network.parameters())], after, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():
+        next(network.parameters())[0] = math.nan
+    kept = [weight.detach().clone() for weight in network.parameters()]
+    assert math.isnan(train_step(network, task, batches, torch.optim.SGD(network.parameters(), lr=1.0)))
+    torch.testing.assert_close([*map(Tensor.detach, network.parameters())], kept, equal_nan=True, atol=0, rtol=0)
 
 
 def test_processes_have_the_same_weights_and_dropout_masks_of_their_own(tmp_path):

@@ -17,7 +17,15 @@ from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
 from tinyformer.training.processes import max_over_processes, sum_over_processes
 from tinyformer.training.schedules import Schedule
-from tinyformer.training.sharding import FullyShardedStrategy, shard, whole, whole_copy, without_weights
+from tinyformer.training.sharding import FullyShardedStrategy, shard, whole_copy, without_weights
+from tinyformer.training.step import (
+    clip_gradients,
+    gradient_norm,
+    mean_factor,
+    scale_gradients,
+    target_unit,
+    weighted_loss,
+)
 
 PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "all"}
 """The prefix of the metrics of each split."""
@@ -35,9 +43,7 @@ class TrainingModule(L.LightningModule):
     """
 
     targets: Tensor  # the number of targets of the last training batch
-    # The number of targets of the step's first batch, as a mean over processes. Sums over targets are divided by it
-    # before the backward pass, since their gradients would overflow in fp16.
-    unit: Tensor
+    unit: Tensor  # see `target_unit`
     _gradient_norm: Tensor | None  # of the step, once it has been computed
 
     def __init__(
@@ -98,15 +104,13 @@ class TrainingModule(L.LightningModule):
             for weight in self.weights:
                 weight.grad = None
             self._gradient_norm = None
-            self.unit = self.targets
-            if not self._is_alone:
-                self.unit = sum_over_processes(self.targets).clamp(min=1) / self.trainer.world_size
+            self.unit = self.targets if self._is_alone else target_unit(self.targets)
         self.step_targets.append(self.targets)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """The loss of a batch, weighted by its number of targets if it is not the only one of its step."""
         loss = self.task.loss(self.network, batch)
-        return loss if self._is_alone else loss * (self.targets / self.unit)
+        return loss if self._is_alone else weighted_loss(loss, self.targets, self.unit)
 
     @property
     def _is_alone(self) -> bool:
@@ -123,11 +127,8 @@ class TrainingModule(L.LightningModule):
             loss, accumulated = optimizer_closure(), self.trainer.accumulate_grad_batches
             self.factor = 1.0
             if accumulated > 1:  # the number by which Lightning has divided each loss
-                targets = sum_over_processes(torch.stack(self.step_targets).sum()).clamp(min=1)
-                self.factor = accumulated * self.unit * self.trainer.world_size / targets
-                gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-                # One kernel for all of them on CUDA, if the dtype is theirs.
-                torch._foreach_mul_(gradients, self.factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
+                self.factor = accumulated * mean_factor(self.step_targets, self.unit)
+                scale_gradients(self.weights, self.factor)
             self.step_targets = []
             return loss
 
@@ -151,8 +152,7 @@ class TrainingModule(L.LightningModule):
     def gradient_norm(self) -> Float[Tensor, ""]:
         """The norm of the gradients of all weights that the optimizer updates, computed once a step."""
         if self._gradient_norm is None:
-            gradients = [weight.grad for weight in self.updated if weight.grad is not None]
-            self._gradient_norm = whole(torch.nn.utils.get_total_norm(gradients), True)
+            self._gradient_norm = gradient_norm(self.updated)
         return self._gradient_norm
 
     def configure_gradient_clipping(
@@ -167,7 +167,7 @@ class TrainingModule(L.LightningModule):
         # loss scaling.
         is_ours = isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy | FullyShardedStrategy)
         if max_norm > 0.0 and is_norm and is_ours and not getattr(optimizer, "_step_supports_amp_scaling", False):
-            torch.nn.utils.clip_grads_with_norm_(self.updated, max_norm, self.gradient_norm())
+            clip_gradients(self.updated, max_norm, self.gradient_norm())
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 

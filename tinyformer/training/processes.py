@@ -13,6 +13,11 @@ def has_processes() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def num_processes() -> int:
+    """The number of processes that train a model together."""
+    return torch.distributed.get_world_size() if has_processes() else 1
+
+
 def sum_over_processes(values: Tensor) -> Tensor:
     """The sum of a tensor over all processes, without the barrier of Lightning's `reduce`, at which the host waits."""
     if not has_processes():

@@ -1,0 +1,85 @@
+"""An optimizer step as pure functions: the mean over targets, the check for NaN and infinity, clipping.
+
+Lightning's hooks in `TrainingModule` and `FiniteCheck` call them; `train_step` takes a whole step without Lightning.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from tinyformer.nn import Network
+from tinyformer.tasks import Batch, Task
+from tinyformer.training.processes import max_over_processes, num_processes, sum_over_processes
+from tinyformer.training.sharding import whole
+
+
+def target_unit(targets: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The number of targets of a step's first batch, as a mean over processes.
+
+    Sums over targets are divided by it before the backward pass, since their gradients would overflow in fp16.
+    """
+    return sum_over_processes(targets).clamp(min=1) / num_processes()
+
+
+def weighted_loss(loss: Float[Tensor, ""], targets: Float[Tensor, ""], unit: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The sum of a batch's losses over its targets, in units of `target_unit`, given their mean."""
+    return loss * (targets / unit)
+
+
+def mean_factor(targets: Sequence[Float[Tensor, ""]], unit: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """The factor that turns the sum of the weighted losses of a step into the mean over the targets of all processes.
+
+    `targets` are those of each batch of this process. Gradients that were averaged over processes have the same factor.
+    """
+    return unit * num_processes() / sum_over_processes(torch.stack([*targets]).sum()).clamp(min=1)
+
+
+def scale_gradients(weights: Sequence[nn.Parameter], factor: Float[Tensor, ""]) -> None:
+    """Multiply the gradients of weights by a factor, in place."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    # One kernel for all of them on CUDA, if the dtype is theirs.
+    torch._foreach_mul_(gradients, factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
+
+
+def gradient_norm(weights: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
+    """The norm of the gradients of weights, of which each process may have a part."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    return whole(torch.nn.utils.get_total_norm(gradients), True)
+
+
+def is_not_finite(total: Float[Tensor, ""]) -> Bool[Tensor, ""]:
+    """True if the sum of a step's loss and gradient norm is NaN or infinite in any process; the host does not wait."""
+    is_bad = total - total != 0  # nan where the total is not finite; `isfinite` launches four kernels
+    return max_over_processes(is_bad.float()) > 0 if num_processes() > 1 else is_bad
+
+
+def clip_gradients(weights: Sequence[nn.Parameter], max_norm: float, norm: Float[Tensor, ""]) -> None:
+    """Scale the gradients of weights, in place, so that their norm, which is given, is at most `max_norm`."""
+    torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
+
+
+def train_step(
+    network: Network, task: Task, batches: Sequence[Batch], optimizer: torch.optim.Optimizer, max_norm: float = 1.0
+) -> Float[Tensor, ""]:
+    """Take one optimizer step on some batches, and return their mean loss in nats per target.
+
+    The gradient is that of the mean over all targets of the batches, as if they were one. Where the loss or the norm of
+    the gradient is NaN or infinite, neither weights nor the optimizer's state change.
+    """
+    weights = [*network.parameters()]
+    optimizer.zero_grad()
+    targets = [task.num_targets(batch).sum(dtype=torch.float64) for batch in batches]
+    unit, total = target_unit(targets[0]), torch.tensor(0.0)
+    for batch, number in zip(batches, targets, strict=True):
+        loss = weighted_loss(task.loss(network, batch), number, unit)
+        loss.backward()
+        total = total + loss.detach()
+    factor = mean_factor(targets, unit)
+    scale_gradients(weights, factor)
+    norm = gradient_norm(weights)
+    if not is_not_finite(total + norm):
+        clip_gradients(weights, max_norm, norm)
+        optimizer.step()
+    return total * factor
