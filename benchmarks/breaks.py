@@ -63,7 +63,7 @@ BREAKS = (
     # nn: attention
     Break(
         "clipped_by_the_norm_before_own_callbacks",
-        "run/parts.py",
+        "run/trainer.py",
         "(isinstance(each, Snapshots), isinstance(each, FiniteCheck))",
         "isinstance(each, Snapshots)",
         ("tests/training/test_optimizers.py", "-k", "clipped"),
@@ -376,9 +376,9 @@ BREAKS = (
     ),
     Break(
         "batches_of_a_step_weighted_alike",
-        "training/module.py",
-        "else loss * (self.targets / self.unit)",
-        "else loss",
+        "training/step.py",
+        "return loss * (targets / unit)",
+        "return loss",
         ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
     ),
     Break(

@@ -22,7 +22,7 @@ from tinyformer.config.conf import register_resolvers
 from tinyformer.config.errors import USER_MISTAKE, config_keys, describe, exit_code_of
 from tinyformer.config.folder import claim_folder, is_first_process, locked
 from tinyformer.config.keys import is_multirun, quoted
-from tinyformer.config.process import guard_imports, keep_hydra, named_lines
+from tinyformer.config.process import keep_hydra, named_lines
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
 """What a program does with a config, in a folder."""
@@ -48,7 +48,6 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
         ConfigError: another program uses the folder, or it cannot be made. Errors of Hydra and of the job pass through.
     """
     register_resolvers(command)
-    guard_imports()
     parser = _parser()
     options = parser.parse_args(list(words))
     overrides, is_sweep = options.overrides, is_multirun(words)

@@ -16,7 +16,7 @@ from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.keys import is_multirun, readable
 from tinyformer.config.launch import launch
-from tinyformer.config.process import ending_at_ctrl_c
+from tinyformer.config.process import ending_at_ctrl_c, guard_imports
 from tinyformer.config.resume import training_words
 from tinyformer.files import import_matplotlib, relative_path
 
@@ -63,6 +63,7 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
 
 
 def _exit_code(start: Callable[[], int | None], program: str) -> int:
+    guard_imports()
     try:
         return exit_code_of(start, program)
     except KeyboardInterrupt:
