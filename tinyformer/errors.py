@@ -53,7 +53,7 @@ class ArgumentError(ValueError):
 
 
 def printable(line: str) -> str:
-    """A line with the control characters of an untrusted file, which a terminal would obey, as escapes."""
+    """A line of untrusted text with its control characters as escapes."""
     # "Zs" are spaces.
     return "".join(c if c.isprintable() or c == "\t" or category(c) == "Zs" else repr(c)[1:-1] for c in line)
 

@@ -16,7 +16,7 @@ import yaml
 
 @contextlib.contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside `path` for a file or a folder, which replaces `path` after the block.
+    """Yield a temporary path next to `path` for a file or a folder, which replaces `path` after the block.
 
     If the block fails, what it wrote is removed and `path` is left as it was; what a killed process left is removed
     first. A file is flushed to disk before it takes its name, so that the name never stands for a part of it. A folder

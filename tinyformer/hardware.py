@@ -52,7 +52,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 
 
 def has_native_bf16(device: str) -> bool:
-    """Whether a device type computes bf16 products in hardware: CPUs with AVX512-BF16 or AMX, and newer GPUs."""
+    """Return True if a device type computes bf16 products in hardware: CPUs with AVX512-BF16 or AMX, and newer GPUs."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device == "cpu":
@@ -62,7 +62,7 @@ def has_native_bf16(device: str) -> bool:
 
 @functools.cache
 def can_compile() -> bool:
-    """Whether `torch.compile` works on this CPU, tried out: it needs a C++ compiler and Python's headers."""
+    """Return True if `torch.compile` works on this CPU, tried out: it needs a C++ compiler and Python's headers."""
     new = time.time()  # a graph that is in no cache
     try:
         torch.compile(lambda x: x.sin() + new)(torch.zeros(8))

@@ -75,7 +75,7 @@ def gated(
 
 
 def outputs_by_head(subject: Subject, batch: Batch, reduce: Callable[[Outputs], Result]) -> list[Result]:
-    """What `reduce` makes of the outputs of each layer's heads for a batch, as if no head were ablated."""
+    """The reduction by `reduce` of the outputs of each layer's heads for a batch, as if no head were ablated."""
     is_token, layers, reduced = queries_by_kind(batch), subject.network.attentions(), dict[int, Result]()
 
     def record(index: int, gate: Any, args: tuple[Tensor, ...]) -> None:

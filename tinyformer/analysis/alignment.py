@@ -24,7 +24,7 @@ Copied = list[tuple[int, int]]
 
 @dataclass(eq=False)
 class CrossAlignment:
-    """How often each head of the cross-attention attends most to the token that is copied.
+    """The share of targets for which each head of the cross-attention attends most to the token that is copied.
 
     Bahdanau et al. 2014 (arXiv 1409.0473, figure 3) inspect alignments by eye; here they are counted. A word of the
     target, such as a number or a name, counts as copied if it occurs once in the target and once in the source, in as

@@ -162,7 +162,7 @@ class TrainingFlops:
 
     A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes only the
     one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted. Where
-    an attention is of a class of one's own, its operations are unknown, and all counts are nan.
+    an attention is of a user-defined class, its operations are unknown, and all counts are nan.
     """
 
     per_size: Mapping[str, float]  # FLOPs of the layers for each token or pair, by the names of `batch_sizes`
@@ -230,7 +230,7 @@ def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
 
 
 def uncounted(network: Network) -> list[nn.Module]:
-    """The attention modules of a class of one's own, whose operations are unknown."""
+    """The attention modules of a user-defined class, whose operations are unknown."""
     return [module for module in network.other_attentions() if not mixers_in(module)]
 
 
@@ -263,7 +263,7 @@ def query_multiply_adds(layer: BaseAttention) -> int:
 def head_multiply_adds(part: nn.Module | None) -> int:
     """Multiply-adds in matrix products of a score function or position, for each query of each head.
 
-    A class of one's own has as many as its attribute `multiply_adds` says, or none.
+    A user-defined class has as many as its attribute `multiply_adds` says, or none.
     """
     if isinstance(part, GeneralScore):  # the product of the query and W
         return part.weight.shape[-1] ** 2

@@ -1,4 +1,4 @@
-"""How far a model reaches back: its accuracy by the distance of the earlier occurrence of the token that it reads."""
+"""The reach of a model: its accuracy by the distance of the earlier occurrence of the token that it reads."""
 
 from dataclasses import dataclass
 from pathlib import Path

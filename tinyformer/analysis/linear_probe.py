@@ -18,7 +18,7 @@ def linear_probe(
     By linear discriminant analysis (Fisher 1936), the label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹ μ / 2 + ln π, where μ
     are the means of the labels, π their shares, and Σ the covariance within them: unlike logistic regression, as in
     Alain & Bengio 2016 (arXiv 1610.01644), it has a closed form. Σ includes noise of the size `RESOLUTION`, so that
-    smaller differences count as lost. If all vectors are equal, the most frequent label is told. nan without a test.
+    smaller differences count as lost. Of equal vectors, the most frequent label is predicted. nan without a test.
     """
     x = x.double()
     is_test = ~is_fit & torch.isin(labels, labels[is_fit])

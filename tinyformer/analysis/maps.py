@@ -38,7 +38,7 @@ Measure: TypeAlias = Callable[[Any, int | None], HeadMeasures]
 
 
 class Shown(NamedTuple):
-    """What is shown, and what is measured."""
+    """The maps that are shown, and their measures."""
 
     capture: Callable[[Any], Maps]  # of a network
     axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one

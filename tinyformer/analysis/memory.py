@@ -207,7 +207,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scorin
 
 
 class _FusedAttention(torch.autograd.Function):
-    """What a fused kernel allocates and stores, without its arithmetic."""
+    """The allocations of a fused kernel, without its arithmetic."""
 
     @staticmethod
     def forward(

@@ -102,7 +102,7 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
 
 
 def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
-    """What the token and its absolute position add to the stream: with zeros as token, the position alone is left."""
+    """The token's and its absolute position's part of the stream: with zeros as token, the position alone."""
     position: Any = stack.position
     if position is None:
         yield "token_embedding", Point(stack.embedding_norm, stream, is_input=True)
@@ -277,7 +277,7 @@ def intervention(
 
 
 def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:
-    """What replaces an activation, with zeros at padding.
+    """The replacement of an activation, with zeros at padding.
 
     A function is given the rows of each length without padding, so that a text is as if it were alone.
     """

@@ -38,7 +38,7 @@ def _(task: Classification, network: Network, batches: Iterable[Batch], split: L
 
 @analyse_predictions.register
 def _(task: Seq2Seq, network: Network, batches: Iterable[Batch], split: PairSplit) -> Findings:
-    """Each decoded pair beside its reference, with the chrF of the sentence (0 to 100); see `Seq2Seq.outputs`."""
+    """Each decoded pair next to its reference, with the chrF of the sentence (0 to 100); see `Seq2Seq.outputs`."""
     rows = [[*astuple(pair), text_similarity(pair.output, pair.reference)] for pair in task.outputs]
     return Findings(tables={"translations": (["source", "reference", "output", "chrf"], rows)} if rows else {})
 

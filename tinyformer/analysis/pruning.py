@@ -174,7 +174,7 @@ def _curve(subject: Subject, order: Sequence[Head], counts: Sequence[int], whole
 
 
 def _own_part(layers: Sequence[BaseAttention]) -> tuple[str, nn.Module]:
-    """The first part of a layer, by its argument, that has parameters and is of a class of one's own."""
+    """The first part of a layer, by its argument, that has parameters and is of a user-defined class."""
     for at in layers:
         for name, part in (("attention.score", at.score), ("attention.position", at.position), ("attention", at)):
             if is_own(part) and list(part.parameters()):

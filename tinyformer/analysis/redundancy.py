@@ -51,16 +51,16 @@ ORDERS: dict[str, Callable[[Subject, Without], dict[Head, float]]] = {
 
 @dataclass(eq=False)
 class HeadRedundancy:
-    """Whether heads back each other up: the loss without pairs and growing sets of heads, and the overlap of heads.
+    """The redundancy of heads: the loss without pairs and growing sets of heads, and the overlap of heads.
 
     - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. Above
       0, each supplies what is lost without the other, as backup heads do (Wang et al. 2022, arXiv 2211.00593). Below 0,
       what is lost without one is lost already without the other. A pair counts if its whole `simultaneous` interval
       lies beyond `margin`. The control is the untrained network.
     - Sets grow by the importance of heads on one half of the windows, and at random; they are measured on the other
-      half, beside the sum of Δ of each head alone.
-    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`, beside
-      that of the untrained network and of chance. Heads that share a K/V head are not compared by it.
+      half, next to the sum of Δ of each head alone.
+    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`, with
+      those of the untrained network and of chance. Heads that share a K/V head are not compared by it.
 
     Args:
         mode: what replaces the outputs of ablated heads, see `HeadAblation`.

@@ -1,4 +1,4 @@
-"""Relations on many lines: how often a head attends from a word to the one that it belongs to, beside controls."""
+"""Relations on many lines: how often a head attends from a word to the one that it belongs to, next to controls."""
 
 import math
 import re
@@ -48,7 +48,7 @@ Group = tuple[Float[Tensor, "lines heads seq seq"], list[int]]
 
 
 class HeadRoles:
-    """What is known of each head besides a relation: its label and its importance."""
+    """The label and the importance of each head."""
 
     columns = ("label", "importance")
 
@@ -100,7 +100,7 @@ def prefers(key: Tensor, distractor: Tensor) -> Tensor:
 
 
 class RelationLines:
-    """How often each head prefers the key of a line to its distractor, and the controls.
+    """The share of lines in which each head prefers the key to its distractor, and the controls.
 
     A head prefers the key if the mean weight from the query's tokens to the key's is above that to the distractor's;
     the mean over tokens, not the sum, so that longer words have no advantage.
@@ -151,7 +151,7 @@ class RelationLines:
         return groups, sorted(seen)
 
     def preferred(self, groups: Sequence[Group]) -> Float[Tensor, "lines heads"]:
-        """What each head prefers in each line, see `prefers`."""
+        """The preference of each head in each line, see `prefers`."""
         found = {}
         for maps, indices in groups:
             for weights, index in zip(maps, indices, strict=True):
@@ -161,7 +161,7 @@ class RelationLines:
         return torch.stack([found[index] for index in range(len(found))])
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
-        """What each head prefers on average from other words at the same distances in all lines; nan if none are.
+        """The mean preference of each head from other words at the same distances in all lines; nan if there are none.
 
         They have as many tokens, so that a preference for a distance, or for longer words, is the same here.
         """
@@ -190,7 +190,7 @@ class RelationLines:
         return offsets[best], by_rule[best, self.halves[1]]
 
     def untrained(self) -> Float[Tensor, " tested"]:
-        """What the best head of the untrained network prefers in the tested half; of several seeds, the best one."""
+        """The preference of the untrained network's best head in the tested half; of several seeds, the largest."""
         assert self.subject.untrained is not None
         found = []
         for seed in range(NUM_UNTRAINED):
@@ -222,7 +222,7 @@ def compare(values: Float[Tensor, " lines"], control: Float[Tensor, " lines"] | 
 
 
 def verdict(head: str, number: int, share: Change, controls: Mapping[str, Change], unbeaten: Sequence[str]) -> str:
-    """What the lines show, in one sentence; `unbeaten` are controls that the head does not exceed beyond doubt."""
+    """The result of the lines in one sentence; `unbeaten` are controls that the head does not exceed beyond doubt."""
     beside = ", ".join(f"{name} {100 * of.mean:.0f}" for name, of in controls.items())
     figures = f"{100 * share.mean:.0f} % of {number} lines ({100 * share.low:.0f} to {100 * share.high:.0f}; {beside})"
     if not unbeaten:
@@ -231,7 +231,7 @@ def verdict(head: str, number: int, share: Change, controls: Mapping[str, Change
 
 
 def analyse_lines(relation: RelationLines, lines: Sequence[Line], roles: HeadRoles) -> Findings:
-    """How often heads prefer the keys of lines; a head is chosen on one half of the lines and tested on the other."""
+    """The preferences of heads for the keys of lines; a head is chosen on one half of them and tested on the other."""
     subject, name = relation.subject, Path(relation.file).stem
     found = relation.preferred(relation.groups)
     choosing, tested = (found[half] for half in relation.halves)

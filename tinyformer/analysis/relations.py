@@ -57,7 +57,7 @@ class HeadRelations:
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
     cross-attention; the query of a target token is the one that predicts it.
 
-    With `file` in place of a text, relations are counted on many lines, beside controls; see `RelationLines`.
+    With `file` in place of a text, relations are counted on many lines, next to controls; see `RelationLines`.
 
     Args:
         pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`, or phrases, such as "jumps
@@ -217,5 +217,5 @@ def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: in
 
 
 def _is_pair(pair: Any) -> bool:
-    """Whether a value is a pair of words, which may be numbers: YAML reads 2024 as one."""
+    """Return True if a value is a pair of words, which may be numbers: YAML reads 2024 as one."""
     return isinstance(pair, list | tuple) and len(pair) == 2 and all(type(word) in (str, int) for word in pair)

@@ -118,7 +118,7 @@ def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, floa
 
 
 def by_depth(subject: Subject, measure: Callable[[Network], Sequence[Sequence[tuple[float, ...]]]]) -> ByDepth:
-    """What `measure` finds in each stack, for the trained and the untrained network, with and without connections."""
+    """The results of `measure` in each stack, trained and untrained, with and without connections."""
     measured: ByDepth = {kind: {} for kind in stacks_of(subject.network)}
     for name, network in subject.networks().items():
         with_skips = measure(network)
@@ -293,7 +293,7 @@ def readings(
 
 
 def _verdict(what: str, last: float, first: float, by_chance: float) -> str:
-    """What is left of a reading: it is kept, or lost, if a tenth of what the embeddings show is missing, or left."""
+    """The verdict on a reading: kept at 90 % or more of the embeddings' accuracy above chance, lost at 10 % or less."""
     shown = first - by_chance
     left = (last - by_chance) / shown if shown > MIN_SHOWN else math.nan
     lost = "kept" if left >= 0.9 else "lost" if left <= 0.1 else "partly lost"

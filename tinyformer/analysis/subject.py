@@ -111,7 +111,7 @@ class Subject:
 
     @property
     def address_columns(self) -> list[str]:
-        """Columns of a table by which layers are told apart: `layer`, after `kind` where attention has several."""
+        """Columns of a table that distinguish layers: `layer`, after `kind` where attention has several."""
         return ["kind", "layer"][-len(self.network.stacks()) :]
 
     @property

@@ -73,7 +73,7 @@ def load_raw(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged file can raise anything
         reason = (
             "cannot be read: the file is cut short, damaged, or not a checkpoint; a run writes "
-            "RUN/checkpoints/last.ckpt, and best.ckpt beside it, which may be intact"
+            "RUN/checkpoints/last.ckpt, and best.ckpt next to it, which may be intact"
         )
         raise ArgumentError("path", str(path), reason) from error
     if problem := _malformation(raw):
@@ -133,7 +133,7 @@ def _not_a_file(path: Path) -> ArgumentError:
 
 
 def _malformation(raw: Any) -> str | None:
-    """Why the contents of a file are not those of a run's checkpoint; None if they are."""
+    """The reason why the contents of a file are not those of a run's checkpoint; None if they are."""
     foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
     if not isinstance(raw, dict) or not isinstance(ours := raw.get(KEY), dict):
         return foreign
@@ -168,7 +168,7 @@ def _shown(value: Any) -> str:
 
 
 def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
-    """What is wrong with the weights of a network, if anything."""
+    """The fault in the weights of a network; None if there is none."""
     for name, weight in weights.items():
         is_tensor = isinstance(weight, Tensor)
         kind = (weight.layout, weight.device.type, weight.dtype) if is_tensor else type(weight).__name__

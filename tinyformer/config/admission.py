@@ -97,7 +97,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_class_of_models(name: str) -> bool:
-    """Whether a dotted name is that of a class that one of the packages of models defines."""
+    """Return True if a dotted name is that of a class that one of the packages of models defines."""
     module_name, _, attribute = name.rpartition(".")
     if not name.startswith("tinyformer."):
         return False
@@ -155,7 +155,7 @@ def alternatives(entry: str) -> list[str]:
 
 
 def is_swept(entry: str) -> bool:
-    """Whether an override has several values, each of which makes a job."""
+    """Return True if an override has several values, each of which makes a job."""
     try:
         return parsed(entry).is_sweep_override()
     except ValueError:

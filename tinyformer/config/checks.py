@@ -142,7 +142,7 @@ def _parameters(function: Any) -> dict[str | None, tuple[Any, inspect.Parameter]
 
 
 def _type_problem(hint: Any, value: Any) -> str | None:
-    """Why a value is not of a type, as in "should be a valid integer"; None if it is."""
+    """The reason why a value is not of a type, as in "should be a valid integer"; None if it is."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
@@ -173,7 +173,7 @@ def _locate(target: Any, key: str) -> Any:
     function = pydoc.locate(target) if isinstance(target, str) else None
     if not callable(function):
         raise ConfigError(
-            f"{key}={format_value(target)}: cannot be imported from here; MODULE.CLASS of a module beside train.py, "
+            f"{key}={format_value(target)}: cannot be imported from here; MODULE.CLASS of a module next to train.py, "
             "or in a folder of PYTHONPATH, works."
         )
     return function

@@ -39,7 +39,7 @@ OF_TRAINING = (
 
 @dataclass(frozen=True)
 class Invocation:
-    """What the command line of a run says in addition to its config."""
+    """The command line of a run, as far as its config does not contain it."""
 
     overrides: Sequence[str] = ()  # its arguments, such as "attention=gqa"
     choices: Mapping[str, Any] = field(default_factory=dict)  # the choice of each axis, such as {"attention": "gqa"}
@@ -119,9 +119,9 @@ def offer_stored_run(
 ) -> "Checkpoint | None":
     """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, which overrides change.
 
-    None with options such as `--help` and no checkpoint. `trusted` are classes that the checkpoint may use beside those
-    of this package and of the overrides; the checkpoint that is `known` is not read again. An `ArgumentError` if its
-    config is not admitted, or its run read a path that the command line does not repeat.
+    None with options such as `--help` and no checkpoint. `trusted` are classes that the checkpoint may use in addition
+    to those of this package and of the overrides; the checkpoint that is `known` is not read again. An `ArgumentError`
+    if its config is not admitted, or its run read a path that the command line does not repeat.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):

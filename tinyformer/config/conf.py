@@ -21,7 +21,7 @@ NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")  # entries of our conf
 
 
 def config_dir() -> Path:
-    """The folder of the config files: inside the installed package, or beside it in a checkout."""
+    """The folder of the config files: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).parents[1]
     return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
 

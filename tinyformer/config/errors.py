@@ -181,7 +181,7 @@ def describe(error: BaseException, program: str) -> str | None:
         return "the process of a job was killed, as happens where memory runs out; fewer jobs side by side need less."
     # Where a file cannot be made in /proc, the system says that there is none.
     if isinstance(error, OSError) and (error.errno in OF_THE_MACHINE or str(error.filename).startswith("/proc/")):
-        return f"{error.filename or 'a file'}: {error.strerror}. It was left as it was, or was not written."
+        return f"{error.filename or 'a file'}: {error.strerror}. The file was not modified."
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _describe_composition(error, program)
     module, first = raising_module(error), (str(error).strip().splitlines() or [""])[0]

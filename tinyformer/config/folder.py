@@ -57,7 +57,7 @@ def _files_of_hydra(folder: Path) -> list[Path]:
 
 
 def _changed(folder: Path) -> dict[str, int]:
-    """When what Hydra does not write in a folder was last changed, by name."""
+    """The times at which the entries of a folder that Hydra does not write were last changed, by name."""
     names = {".hydra", "multirun.yaml"}
     return {path.name: path.lstat().st_mtime_ns for path in folder.iterdir() if path.name not in names}
 
@@ -113,7 +113,7 @@ def _make_next(folder: Path) -> Path:
 
 
 def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
-    """Refuse the folder at a key with anything in it that a run does not make, such as links, which lead anywhere."""
+    """Refuse the folder at a key if it has unexpected files, such as symlinks."""
 
     def problem(path: Path, what: str) -> ConfigError:
         return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
@@ -137,7 +137,7 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
 
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:
-    """Whether wandb makes such a link: to its newest run in a folder, or to a log of that run."""
+    """Return True if wandb makes such a link: to its newest run in a folder, or to a log of that run."""
     if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
         return True
     is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)
@@ -159,7 +159,7 @@ SET_WITH |= {"SLURM_PROCID": "SLURM_NTASKS", "WORLD_SIZE": "WORLD_SIZE"}
 
 
 def is_first_process() -> bool:
-    """Whether this process writes files and prints: the first of several."""
+    """Return True if this process writes files and prints: the first of several."""
     return process_number() is None
 
 
@@ -179,7 +179,7 @@ def process_number() -> str | None:
 
 
 def has_checkpoint(run: Path) -> bool:
-    """Whether a folder contains a run that can be resumed."""
+    """Return True if a folder contains a run that can be resumed."""
     return any((run / "checkpoints" / f"{name}.ckpt").is_file() for name in ("last", "previous", "best"))
 
 

@@ -35,14 +35,14 @@ class NoOverrideError(OverrideParseException):
 
 
 def is_multirun(words: Sequence[str]) -> bool:
-    """Whether a command line describes a sweep."""
+    """Return True if a command line describes a sweep."""
     return any(word in ("-m", "--multirun", "hydra.mode=MULTIRUN") for word in words)
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     """A command line in Hydra's grammar: what that has no words for is a text, and a path or a prompt always is one.
 
-    So `data.files=café.txt` and `generate.prompt=a, b` need no quotes beside those of the shell. In a sweep, commas
+    So `data.files=café.txt` and `generate.prompt=a, b` need no other quotes than those of the shell. In a sweep, commas
     separate the values of several runs.
     """
     found = []

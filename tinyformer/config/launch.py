@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class _Task:
-    """What Hydra calls with a config: the job of a run, or of a sweep, perhaps in another process."""
+    """The function that Hydra calls with a config: the job of a run, or of a sweep, perhaps in another process."""
 
     job: Job
     program: str

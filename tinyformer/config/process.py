@@ -1,4 +1,4 @@
-"""What a program changes in its process, and how its output and its end are those of a program of the shell."""
+"""Changes that a program makes in its process, and the output and exit code that a shell expects."""
 
 import contextlib
 import copy

@@ -30,11 +30,11 @@ def _is_named_by_slurm(resume: str | None) -> bool:
 
 
 def is_in_slurm() -> bool:
-    """Whether `srun` has started this process in a job, rather than a shell in which commands are typed."""
+    """Return True if `srun` has started this process in a job, rather than a shell in which commands are typed."""
     # The script of a job, in which several commands may follow one another, has no step.
     return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
 
 
 def is_in_torchrun() -> bool:
-    """Whether torchrun has started this process; its agent keeps a store while processes are started again."""
+    """Return True if torchrun has started this process; its agent keeps a store while processes are started again."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,4 +1,4 @@
-"""What a checkpoint stores of its run's config, and the config that is composed from it again.
+"""The part of a run's config that a checkpoint stores, and the config that is composed from it.
 
 A checkpoint stores overrides by key: a choice for each axis, every value that our YAML states, and a value that it
 computes, such as `${model.d_model}`, only where it was overridden. So a later change of a default leaves an old
@@ -35,7 +35,7 @@ OWN = ("data.cache_dir", "tokenizer.path")
 
 
 def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
-    """What a checkpoint stores of an unresolved config: the overrides from which Hydra composes it, by key.
+    """The overrides from which Hydra composes an unresolved config again, by key, as a checkpoint stores them.
 
     An axis without a choice has its default.
     """
@@ -122,7 +122,7 @@ def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: boo
 
 
 def recorded_sources(overrides: Plain) -> Plain:
-    """What the run of a checkpoint's overrides read, by the keys of `SOURCES`, where that differs from our YAML."""
+    """The sources that a checkpoint's run read, by the keys of `SOURCES`, where they differ from our YAML."""
     ours = dict(leaves(composed(overrides)[0]))
     return {key: overrides[key] for key in SOURCES if overrides.get(key) not in (None, ours.get(key))}
 

@@ -81,7 +81,7 @@ class Recipe:
         return prepared
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
-        """What `prepare` left in the cache folder; None if it is missing, incomplete or damaged."""
+        """The data that `prepare` left in the cache folder; None if they are missing, incomplete or damaged."""
         return open_intact(self._folder(cache_dir), self._open)
 
     def _folder(self, cache_dir: str | Path | None) -> Path:

@@ -79,7 +79,7 @@ class DataModule(lightning.LightningDataModule):
 
     @abstractmethod
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Whether `prepare` would only open files, and give the tokens of this tokenizer."""
+        """Return True if `prepare` would only open files, and give the tokens of this tokenizer."""
 
     def require_device(self, device: str) -> None:
         with argument_path("row_format"):
@@ -102,7 +102,7 @@ class DataModule(lightning.LightningDataModule):
 
     @property
     def scored_whole(self) -> bool:
-        """Whether an evaluation on data other than the run's scores all of them: no split is meant for evaluation."""
+        """Return True if an evaluation on other data than the run's scores all of them: they have no split for it."""
         return False
 
     def setup(self, stage: str) -> None:
@@ -256,7 +256,7 @@ class SourceDataModule(DataModule):
         self.labels, self.num_texts = getattr(split, "classes", None), getattr(split, "num_texts", None)
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Whether the tokens of a given tokenizer (with a mask token if these data need one) are in the cache."""
+        """Return True if the cache has the tokens of a given tokenizer (with a mask token if these data need one)."""
         if self.row_format.needs_mask:
             tokenizer = tokenizer.with_mask()
         prepared = self._recipe(whole).open(self.cache_dir)

@@ -113,7 +113,7 @@ class QuestionSplit(QuestionTexts, Split):
 
     @property
     def holds_answer(self) -> Bool[np.ndarray, " windows"]:
-        """Whether each window holds the whole answer to its question."""
+        """A flag for each window: True if it holds the whole answer to its question."""
         (first, last), part = self.spans[self.window_rows].T, self.window_starts
         return (first >= 0) & (first >= part) & (last < part + self.window_lengths)
 

@@ -1,4 +1,4 @@
-"""What a task reads: which rows of a source, and what rows of a batch their tokens become."""
+"""The rows of a source that a task reads, and the rows of a batch that their tokens become."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -78,7 +78,7 @@ class RowFormat(ABC):
         """Refuse a split that cannot be scored, by an `ArgumentError`."""
 
     def caveats(self, splits: Mapping[str, Any]) -> list[str]:
-        """What the scores of held-out rows do not show, a phrase each."""
+        """The limits of the scores of held-out rows, a phrase each."""
         return []
 
     @abstractmethod

@@ -133,7 +133,7 @@ def _numbered(values: np.ndarray) -> Groups:
 
 
 def _can_fill(asked: Float[np.ndarray, " splits"], groups: Groups, sizes: Groups, share: float = 1) -> bool:
-    """Whether groups of at most this share of each split contain twice what is asked for, or everything."""
+    """Return True if groups of at most this share of each split contain twice what is asked for, or everything."""
     totals = np.bincount(groups, sizes)
     return bool(totals[totals <= asked.min() * share].sum() >= min(2 * asked.sum(), sizes.sum()) > 0)
 

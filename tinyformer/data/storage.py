@@ -75,7 +75,7 @@ def build_once(folder: Path, open_folder: Callable[[Path], Contents | None], bui
 
 
 def open_intact(folder: Path, open_folder: Callable[[Path], Contents | None]) -> Contents | None:
-    """What `build_once` left in a folder; None if it is missing, incomplete or damaged."""
+    """The contents that `build_once` left in a folder; None if they are missing, incomplete or damaged."""
     try:
         stored = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
         is_intact = all(_checksum(folder / name) == checksum for name, checksum in stored.items())

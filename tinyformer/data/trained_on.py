@@ -39,7 +39,7 @@ def num_blocks(lengths: Int64[np.ndarray, " texts"]) -> int:
 
 
 def cut_out(text: str, known: UInt64[np.ndarray, " fingerprints"]) -> list[str]:
-    """What remains of a text without the blocks, at any place, that are among some fingerprints.
+    """The rest of a text without the blocks, at any place, that are among some fingerprints.
 
     The `LENGTH - 1` characters on either side of such a block are cut out, too: they may be the rest of a text whose
     other blocks begin elsewhere. So nothing remains of `2 * LENGTH - 1` or more consecutive characters of a known text.

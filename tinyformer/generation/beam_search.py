@@ -46,7 +46,7 @@ class Beam:
 
 @runtime_checkable
 class Decoding(Protocol):
-    """What the search needs of a network, such as `EncoderDecoder`: a context and next-token logits."""
+    """The interface of a network that can be searched, such as `EncoderDecoder`: a context and next-token logits."""
 
     training: bool
 

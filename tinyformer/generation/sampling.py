@@ -19,7 +19,7 @@ Prompts: TypeAlias = Sequence[Sequence[int]] | Int[Tensor, "batch prompt_seq"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is sampled from the logits.
+    """The rule by which the next token is sampled from the logits.
 
     With `top_k`, from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833); with `top_p`, from the
     smallest set of tokens whose probabilities add up to it (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751).

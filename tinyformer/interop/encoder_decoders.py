@@ -99,7 +99,7 @@ GATED_ACTIVATIONS = {"gated-gelu": "gelu_tanh"} | {
 
 
 def is_gated(fields: Fields) -> bool:
-    """Whether the feed-forward network is gated, as in version 1.1."""
+    """Return True if the feed-forward network is gated, as in version 1.1."""
     return str(fields.get("feed_forward_proj")).startswith(GATED)
 
 

@@ -316,7 +316,7 @@ class Model:
     def analyse(
         self, analysis: str | Analysis = "heads", overrides: Sequence[str] = (), folder: str | Path | None = None
     ) -> Findings:
-        """What `tinyformer evaluate analysis=…` finds on the data of the model's run: tables and figures, by name.
+        """The results of `tinyformer evaluate analysis=…` on the data of the model's run: tables and figures, by name.
 
             findings = model.analyse("heads", ["analysis.mode=mean"])
             columns, rows = findings.tables["ablation"]
@@ -363,7 +363,7 @@ class Model:
         return self._reading(self.task.read, texts, *others, **named)
 
     def _reading(self, method: Callable[..., Result], *texts: Any, **named: Any) -> Result:
-        """What a method of the task makes of texts, if it takes as many, and those that are named."""
+        """The result of a method of the task for texts, if it takes as many, and those that are named."""
         try:
             inspect.signature(method).bind(self._reader, *texts, **named)
         except TypeError as error:

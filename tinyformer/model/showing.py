@@ -1,4 +1,4 @@
-"""What a notebook shows: attention maps as heat maps, tables of heads, and pages."""
+"""Displays in a notebook: attention maps as heat maps, tables of heads, and pages."""
 
 import html
 import math
@@ -26,7 +26,7 @@ from tinyformer.errors import ArgumentError
 CELL, SIDE = 0.34, 9.0
 """Inches: the side of a cell that holds a number, and the longest side of a map; in larger maps, cells are smaller."""
 
-MAX_ACROSS = 5  # maps beside each other; others are below them
+MAX_ACROSS = 5  # maps side by side; others are below them
 MAX_LARGE, SIDE_OF_MANY = 3, 3.0  # number of maps that are drawn at full size; and the longest side of more of them
 LABEL_POINTS, NUMBER_POINTS = 7.5, 6.5
 LABEL_PITCH = 0.13  # smallest distance in inches between labels; if tokens are closer, only some of them are labelled
@@ -68,7 +68,7 @@ def heat_map(
     keys: str | Sequence[str] | None = None,
     titles: Sequence[str] = (),
 ) -> Figure:
-    """A heat map of any weights with their tokens, or several beside each other, as `TextMaps.plot` draws a model's.
+    """A heat map of any weights with their tokens, or several side by side, as `TextMaps.plot` draws a model's.
 
         heat_map(weights, "The cat sat on the mat").savefig("cat.png")
 

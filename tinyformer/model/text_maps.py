@@ -282,7 +282,7 @@ class MapsDifference:
         return self.first[address] - self.second[address]
 
     def distances(self) -> Table:
-        """How far the two maps of each head are apart: half the sum of |difference| over keys, averaged over queries.
+        """The distance of the two maps of each head: half the sum of |difference| over keys, averaged over queries.
 
         This is the total variation distance: 0 for equal maps, 1 for maps that have no key in common.
         """

@@ -122,12 +122,12 @@ class BaseAttention(SoftmaxAttention):
         return self.softmax_maps(qkv.q, qkv.k, mask, is_cross, rows)
 
     def ablated(self) -> list[bool]:
-        """Whether each head is ablated, in every row; analyses leave such heads out, or name them."""
+        """A flag for each head: True if it is ablated in every row; analyses leave such heads out, or name them."""
         factors = self.head_gate.factors
         return [False] * self.num_heads if factors is None else (factors.view(-1, self.num_heads) == 0).all(0).tolist()
 
     def ablated_maps(self) -> list[bool]:
-        """Whether the head of each map is ablated."""
+        """A flag for each map: True if its head is ablated."""
         return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
     def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:

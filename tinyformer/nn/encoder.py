@@ -76,7 +76,7 @@ class Encoder(nn.Module):
 
     @property
     def takes_cache(self) -> bool:
-        """Whether the attention of every layer is of a class that keeps keys and values, or its state, in a cache."""
+        """Return True if the attention of every layer can keep keys and values, or its state, in a cache."""
         parts = [getattr(layer, name, None) for layer in self.layers for name in ("attention", "cross_attention")]
         return all("cache" in inspect.signature(part.forward).parameters for part in parts if part is not None)
 

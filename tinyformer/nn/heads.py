@@ -57,7 +57,7 @@ def layer_title(address: Address) -> str:
 
 
 class HeadMap(nn.Module):
-    """Which heads of the original layer are left, and the K/V head that each of them reads.
+    """The heads of the original layer that are left, and the K/V head that each of them reads.
 
     Attributes:
         ids: the number of each head that is left; heads keep their numbers when others are pruned.

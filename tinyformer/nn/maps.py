@@ -50,7 +50,7 @@ class AttentionCall(NamedTuple):
 
 @runtime_checkable
 class Attends(Protocol):
-    """What the maps of a layer follow from; see `BaseAttention`."""
+    """The inputs from which the maps of a layer follow; see `BaseAttention`."""
 
     training: bool
 
@@ -70,14 +70,14 @@ class NoMapsError(ArgumentError):
 
 
 def is_own(part: object) -> bool:
-    """Whether the class of a layer, or of a part of it, is none of this package, so that it may compute anything."""
+    """Return True if a layer, or a part of it, is of a user-defined class, which may compute anything."""
     return not type(part).__module__.startswith(f"{__package__}.")
 
 
 def exact_maps(layer: Attends, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
     """The maps of a call for all queries or those at `rows`, without dropout: `apply_weights` of them gives `attend`.
 
-    A class of one's own may compute other weights than those of `attention_maps`. What it computes then decides: the
+    A user-defined class may compute other weights than those of `attention_maps`. What it computes then decides: the
     weight of a key is the derivative of `attend` with respect to its value, and its logit is the logarithm of that.
     Keys that the cache has dropped get weight 0.
 

@@ -198,12 +198,12 @@ class AttentionMask:
         return 1 if self.allowed is None else self.allowed.shape[1]
 
     def is_plain(self, q_seq: int, k_seq: int) -> bool:
-        """Whether nothing is masked, or causality alone with as many queries as keys: kernels have a flag for these."""
+        """Return True if kernels have a flag for the mask: none, or causality alone with as many queries as keys."""
         is_special = any(part is not None for part in (self.lengths, self.documents, self.window, self.allowed))
         return not is_special and (not self.causal or q_seq == k_seq)
 
     def may_leave_rows_empty(self, q_seq: int, k_seq: int) -> bool:
-        """Whether all keys of a query may be masked: in a row of length zero, or with more queries than keys."""
+        """Return True if all keys of a query may be masked: in a row of length zero, or with more queries than keys."""
         if self.lengths is not None or self.allowed is not None:  # a whole document or window may be hidden, too
             return True
         return q_seq > k_seq and not self.is_plain(q_seq, k_seq)

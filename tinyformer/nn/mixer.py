@@ -19,7 +19,7 @@ class TokenMixer(nn.Module):
 
     d_model: int
     multiply_adds: int = 0
-    """Multiply-adds for each token, beside those of the matrices of linear and recurrent layers."""
+    """Multiply-adds for each token, in addition to those of the matrices of linear and recurrent layers."""
     cache_elements: int
     """Elements of the cache for each token that it holds."""
     window: int

@@ -160,7 +160,7 @@ def resolve_backend(
 def backend_refusal(
     layer: BaseAttention, backend: str, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
 ) -> str | None:
-    """Why the backend of this name cannot train a layer; None if it can; see `resolve_backend`."""
+    """The reason why the backend of this name cannot train a layer; None if it can; see `resolve_backend`."""
     return BACKENDS[backend].refusal(layer.planned_case(device, dtype, mask, seq))
 
 

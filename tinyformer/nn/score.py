@@ -39,7 +39,7 @@ class ScoreMod:
     by_head: bool = False
 
     def is_as_declared(self, grid: Grid) -> bool:
-        """Whether what it adds to the scores of the grid does not depend on them, if it says that it is additive."""
+        """Return False if the modification is declared additive, but its term depends on the scores of the grid."""
         scores = torch.linspace(-8, 8, grid.kv_idx.shape[3], device=grid.kv_idx.device)
         if not self.additive or scores.is_meta or type(scores) is not Tensor:
             return True
@@ -60,7 +60,7 @@ class ScoreMod:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a kernel computes scores from queries and keys, weights from scores, and outputs from weights.
+    """The rule by which a kernel computes scores from queries and keys, weights from scores, and outputs from weights.
 
     Args:
         scale: factor of the dot product.

@@ -13,7 +13,7 @@ def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: i
 def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
     """The size of each head: `head_dim`, or d_model / num_heads if that is None.
 
-    Of a number of heads that does not divide what it must, the error names the next smaller one that does.
+    The error suggests the largest valid number of heads below an invalid one.
     """
     require_at_least(1, {"head_dim": 32, "d_model": 128}, head_dim=head_dim, d_model=d_model)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):

@@ -1,1 +1,1 @@
-"""The programs beside training and evaluation: `card`, `compare`, `convert`, `doctor` and `findings`."""
+"""The programs other than training and evaluation: `card`, `compare`, `convert`, `doctor` and `findings`."""

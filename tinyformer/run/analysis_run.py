@@ -112,5 +112,5 @@ def make_subject(run: Run, num_windows: int) -> Subject:
 
 
 def describe_subject(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:
-    """What an analysis shows, by name, for the line above its figures; see `caption`."""
+    """The facts about the model and data of an analysis, by name, for the line above its figures; see `caption`."""
     return {"checkpoint": relative_path(path), "step": f"{step:,}", "data": f"{data.title}, {split} split"}

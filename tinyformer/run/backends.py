@@ -90,7 +90,7 @@ def measure_backends(
 
 
 def _can_be(names: Sequence[str], network: Network, settings: Settings, mask: AttentionMask) -> bool:
-    """Whether backends of these names can compute the layers that are "auto": a resumed run may have other scores."""
+    """Return True if these backends can compute the layers that are "auto": a resumed run may have other scores."""
     masked = zip(network.attentions(), network.attention_masks(mask), strict=True)
     layers = [(layer, own) for layer, own in masked if layer.backend == "auto"]
     if len(names) != len(layers) or not set(names) <= set(CANDIDATES):
@@ -102,7 +102,7 @@ def _can_be(names: Sequence[str], network: Network, settings: Settings, mask: At
 
 @torch.no_grad()
 def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAttention, AttentionCall]:
-    """What attention is given in each layer as the network reads a batch."""
+    """The inputs of attention in each layer as the network reads a batch."""
     calls: dict[BaseAttention, AttentionCall] = {}
     hooks = [
         layer.call_point.register_forward_hook(lambda _, args, call, layer=layer: calls.update({layer: call}))

@@ -1,4 +1,4 @@
-"""What starts the processes of a run outside of it: torchrun, Slurm and others."""
+"""Launchers of the processes of a run: torchrun, Slurm and others."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ CLUSTERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnviro
 
 
 def is_in_cluster() -> bool:
-    """Whether a launcher outside this run starts its processes; otherwise it would wait for the other nodes forever."""
+    """Return True if torchrun, Slurm or another launcher started this process."""
     return "NODE_RANK" in os.environ or any(cluster.detect() for cluster in CLUSTERS)
 
 
@@ -40,7 +40,7 @@ def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
 
 
 def is_requeued(signal_number: int, invocation: Invocation) -> bool:
-    """Whether Slurm is to start the job again, since SIGUSR1 has stopped it and its command has `resume=auto`."""
+    """Return True if Slurm is to requeue the job: SIGUSR1 has stopped it, and its command has `resume=auto`."""
     return "SLURM_JOB_ID" in os.environ and signal_number == signal.SIGUSR1 and "resume=auto" in invocation.overrides
 
 

@@ -1,4 +1,4 @@
-"""Whether the network of a run is compiled, and how."""
+"""The decision to compile the network of a run, and the arguments of `torch.compile`."""
 
 import math
 from dataclasses import replace

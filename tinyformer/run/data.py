@@ -132,7 +132,7 @@ def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.n
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:
-    """Whether data are those of the checkpoint's run, divided in the same way; their paths do not matter."""
+    """Return True if data are those of the checkpoint's run, divided in the same way; their paths do not matter."""
     return data.content == checkpoint.facts.get("content")
 
 

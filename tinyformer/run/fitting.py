@@ -97,7 +97,7 @@ def _problem(run: Run, stop: NonFiniteStep | LostWorker, resume: Callable[..., s
 
 
 def _amid_a_step(run: Run) -> str:
-    """Where a run has ended that could not save, and what to do."""
+    """The place where a run has ended that could not save, and a remedy."""
     how = "Nothing was saved."
     if run.checkpoints.last.exists():
         command = run.invocation.call(f"resume={relative_path(run.folder)}")

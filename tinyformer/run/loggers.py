@@ -77,7 +77,7 @@ def closing(loggers: list[Logger]) -> Iterator[None]:
 
 
 def wandb_location(loggers: list[Logger]) -> str | None:
-    """Where to find the run in Weights & Biases; None if it is not logged there."""
+    """The place of the run in Weights & Biases; None if it is not logged there."""
     return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
 
 

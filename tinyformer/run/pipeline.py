@@ -188,7 +188,7 @@ def memory_warning(run: Run) -> str | None:
 def checkpoint_contents(
     stored: Plain, choices: Mapping[str, Any], settings: Settings, data: DataModule, backends: str | None
 ) -> dict[str, Any]:
-    """What a checkpoint has for an evaluation in addition to the weights."""
+    """The contents of a checkpoint that an evaluation needs in addition to the weights."""
     require_readable(overrides := describe_config(stored, choices))
     return {
         "format": FORMAT,

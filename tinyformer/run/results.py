@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 
 def has_test(task: Task, data: DataModule) -> bool:
-    """Whether a training run ends by scoring its best weights on the test split."""
+    """Return True if a training run ends by scoring its best weights on the test split."""
     return task.tests_best and "test" in data.splits
 
 

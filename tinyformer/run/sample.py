@@ -1,4 +1,4 @@
-"""What a model generates at the end of a run, from the `generate` group."""
+"""The texts that a model generates at the end of a run, from the `generate` group."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ NUM_OUTPUTS = 3  # outputs of a split that are printed
 
 @dataclass(frozen=True)
 class Generation:
-    """What is generated, and how: the `generate` group, whose comments describe its values."""
+    """The `generate` group, whose comments describe its values."""
 
     prompt: str | list[str] | None = None
     prompt_file: str | None = None
@@ -67,7 +67,7 @@ class Generation:
         return self.prompt is not None or self.prompt_file is not None
 
     def sampling(self, suppressed: Sequence[int] = ()) -> Sampling:
-        """How tokens are sampled, without those that are suppressed."""
+        """The rule of sampling, without the tokens that are suppressed."""
         return Sampling(self.temperature, self.top_k, self.top_p, suppressed, self.repetition_penalty)
 
     @functools.cached_property
@@ -85,7 +85,7 @@ class Generation:
 
 
 def make_generation(group: Mapping[str, Any]) -> Generation:
-    """What the `generate` group says."""
+    """The settings of the `generate` group."""
     with argument_path("generate"):
         return Generation(**group)
 

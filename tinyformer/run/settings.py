@@ -89,7 +89,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a config says of a run, checked, and what follows from it on this machine."""
+    """The checked values of a run's config, and what follows from them on this machine."""
 
     arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
     device: str  # the device type
@@ -101,7 +101,7 @@ class Settings:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether a run continues, with its optimizer state and step count."""
+        """Return True if a run continues, with its optimizer state and step count."""
         return self.start is not None and self.start.is_resumed
 
     @property
@@ -182,7 +182,7 @@ def check_config(config: DictConfig, choices: Mapping[str, Any]) -> None:
 
 
 def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
-    """Whether the split of an evaluation is scored: `score`; where that is null, whether there is no analysis.
+    """Return True if the split of an evaluation is scored: `score`; where that is null, whether there is no analysis.
 
     Nothing to do is refused, and a prompt that would be ignored.
     """

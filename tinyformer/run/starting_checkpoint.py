@@ -36,7 +36,7 @@ class Start:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the checkpoint's own run continues, with its optimizer state and step count."""
+        """Return True if the checkpoint's own run continues, with its optimizer state and step count."""
         return self.key == "resume"
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class Start:
             raise ArgumentError(self.key, str(self.checkpoint.path), reason)
 
     def has_same_readout(self, task: Mapping[str, Any]) -> bool:
-        """Whether the checkpoint's network has the readout of a `task` group, for the same class labels."""
+        """Return True if the checkpoint's network has the readout of a `task` group, for the same class labels."""
         own = self.stored["task"]
         return (own["readout"]["_target_"], own["labels"]) == (task["readout"]["_target_"], task["labels"])
 

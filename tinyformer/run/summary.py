@@ -49,7 +49,7 @@ def describe_split(task: Task, metrics: Metrics, split: Any, name: str, limit: f
         scored = f"over a part of the text (trainer.limit_val_batches={limit})"
     return {
         f"{PREFIXES[name]} loss": f"{metrics['loss']:.4f} nats per {task.unit}, {scored}",
-        # Lines about a validation split carry no prefix, even beside those of a test split.
+        # Lines about a validation split carry no prefix, even next to those of a test split.
         **{f"test {key}" if name == "test" else key: line for key, line in lines.items()},
     }
 
@@ -102,7 +102,7 @@ def too_long(split: Any) -> list[tuple[int, str, str]]:
 
 
 def is_partial(limit: float | None) -> bool:
-    """Whether Lightning scores only a part of the batches: their number, or a fraction of all."""
+    """Return True if Lightning scores only a part of the batches: their number, or a fraction of all."""
     return limit is not None and not (isinstance(limit, float) and limit == 1.0)
 
 

@@ -303,7 +303,7 @@ def require_one_window(batch: Batch) -> None:
         if number > 1:
             first = batch["rows"].tolist().index(row)
             room = int(batch["lengths"][first] - batch["contexts"][first])
-            reason = f"must be 1: at most {room:,} tokens of a context fit into the model beside this question"
+            reason = f"must be 1: at most {room:,} tokens of a context fit into the model next to this question"
             raise ArgumentError(f"num_windows(contexts[{row}])", number, reason)
 
 
@@ -319,5 +319,5 @@ def _texts(argument: str, value: Any) -> list[str]:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a positive integer that fits into 64 bits."""
+    """Return True if a value is a positive integer that fits into 64 bits."""
     return type(value) is int and 0 < value < 2**63

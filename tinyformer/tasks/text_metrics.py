@@ -1,4 +1,4 @@
-"""How texts agree with references: BLEU, chrF and ROUGE of texts, exact match and F1 of answers as in SQuAD."""
+"""Agreement of texts with references: BLEU, chrF and ROUGE of texts, exact match and F1 of answers as in SQuAD."""
 
 import math
 import sys

@@ -83,6 +83,6 @@ def texts_of(argument: str, value: Any) -> list[str]:
 
 
 def is_row(text: object, num_texts: int | None) -> bool:
-    """Whether something is a text, or a pair of texts as a tuple, and has as many texts as a row; see `Task`."""
+    """Return True if something is a text, or a pair of texts as a tuple, and has as many texts as a row; see `Task`."""
     texts = (text,) if isinstance(text, str) else text if isinstance(text, tuple) and len(text) == 2 else ()
     return bool(texts) and num_texts in (None, len(texts)) and all(isinstance(part, str) for part in texts)

@@ -125,7 +125,7 @@ def public(text: str) -> str:
 
 
 def has_wandb_key() -> bool:
-    """Whether there is an API key for Weights & Biases, in the environment or in ~/.netrc."""
+    """Return True if there is an API key for Weights & Biases, in the environment or in ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     hosts = [urlparse(wandb_url()).hostname or ""]
@@ -146,7 +146,7 @@ def wandb_url() -> str:
 
 
 def unreachable(url: str, seconds: float) -> str | None:
-    """Why a server does not answer within some seconds; None if it does, be it with an error."""
+    """The reason why a server does not respond within some seconds; None if it responds, with any status."""
     try:
         urllib.request.urlopen(url, timeout=seconds).close()
     except urllib.error.HTTPError:

@@ -76,7 +76,7 @@ class TrainingModule(L.LightningModule):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each process has a part of the weights."""
+        """Return True if each process has a part of the weights."""
         return bool(self._unsharded)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ class TrainingModule(L.LightningModule):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether a batch is the only one of its step, whose mean needs no weights and so no kernels."""
+        """Return True if a batch is the only one of its step, whose mean needs no weights and so no kernels."""
         return self.trainer.accumulate_grad_batches == self.trainer.world_size == 1
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:

@@ -196,7 +196,7 @@ class StackedMuon(torch.optim.Muon):
 
 
 def _own(weight: Any) -> Tensor:
-    """What this process has of a weight: all of it, or some of its rows."""
+    """The part of a weight that this process has: all of it, or some of its rows."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a run tell one another, without barriers: on a GPU the host waits for nothing."""
+"""Collectives between the processes of a run, without host synchronisation."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 def has_processes() -> bool:
-    """Whether there is a process group, even if of one process."""
+    """Return True if there is a process group, even if of one process."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -46,7 +46,7 @@ def own_part(x: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "own ro
 
 
 def of_all_processes(own: Float[Tensor, "own rows columns"], number: int) -> Float[Tensor, "matrices rows columns"]:
-    """What all processes have computed, each of its `own_part`."""
+    """The results of all processes, each of its `own_part`."""
     if not has_processes():
         return own
     parts = [

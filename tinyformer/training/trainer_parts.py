@@ -1,4 +1,4 @@
-"""What a run replaces of Lightning's trainer: its loops, a strategy, the writing of checkpoints, and the profilers."""
+"""The parts of Lightning's trainer that a run replaces: loops, a strategy, the writing of checkpoints, profilers."""
 
 import math
 import os
@@ -39,7 +39,7 @@ class FitLoop(_FitLoop):
 
     @property
     def skip(self) -> bool:
-        """Whether there is nothing to do; a run that is resumed after its last step is validated again."""
+        """Return True if there is nothing to do; a run that is resumed after its last step is validated again."""
         return self.done and not self.is_resuming
 
     def on_run_start(self) -> None:

@@ -59,7 +59,7 @@ def watched(
 
 
 class LayerEvents:
-    """What is kept of the maps of one layer over a split: events, the number in each bin of strengths, and a `Tally`.
+    """The record of one layer's maps over a split: events, the number in each bin of strengths, and a `Tally`.
 
     An event is a query with its strongest key: the one with the largest α ‖f W_O v‖, where α is the weight, v the key's
     value, and W_O the head's part of the output projection (Kobayashi et al. 2020, arXiv 2004.10102). f is what else
@@ -157,7 +157,7 @@ class LayerEvents:
             return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()
 
     def _factors(self, call: AttentionCall, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
-        """What the output of each head is a multiple of, beside its weighted values; an error if it is none of them."""
+        """The factor of each head's output in addition to its weighted values; an error if there is none."""
         self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), cast(Tensor, call.weights)
         mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values
         factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(maps.dtype).tiny)

@@ -117,7 +117,7 @@ class HeadAtlas(HeadMaps):
 
     In one pass over the evaluated split, each query with its strongest key is an event, see `LayerEvents`. For each
     head, the page (`atlas.html`) shows its strongest events, and some of each decile of strengths, drawn at random; the
-    distribution of measures over all queries; attention by class of token beside that of fixed offsets, see `Tally`;
+    distribution of measures over all queries; attention by class of token next to that of fixed offsets, see `Tally`;
     which tokens its output promotes; and its vectors on a sample of queries, projected to a plane. It also holds what
     `HeadMaps` shows, whose arguments it takes.
 

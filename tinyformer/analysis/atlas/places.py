@@ -1,4 +1,4 @@
-"""Where queries and keys stand: their tokens, rows and documents, the classes of keys, and the stretches shown."""
+"""The places of queries and keys: their tokens, rows and documents, the classes of keys, and the stretches shown."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ STRETCH = 33  # tokens of a snippet, at most
 
 
 class Vocabulary(NamedTuple):
-    """What the classes of keys depend on, for each token of a vocabulary."""
+    """The properties of each token of a vocabulary that determine the classes of keys."""
 
     is_punctuation: Bool[Tensor, " vocab_size"]  # it consists of punctuation and symbols
     ends_line: Bool[Tensor, " vocab_size"]  # it ends with a newline, or with spaces after one
@@ -72,7 +72,7 @@ class Places:
 
     @cached_property
     def is_padded(self) -> bool:
-        """Whether some queries are padding."""
+        """Return True if some queries are padding."""
         return not bool(self.is_query.all())
 
     @cached_property
@@ -90,7 +90,7 @@ class Places:
         return same if self.is_cross else same - torch.eye(same.shape[1], device=same.device)
 
     def entries(self, rows: Tensor, queries: Tensor, keys: Tensor) -> Entries:
-        """What is shown of some queries and a key of each: at most `STRETCH` tokens of the document.
+        """The text around some queries and a key of each: at most `STRETCH` tokens of the document.
 
         Within one sequence it is the text around both, or around the query where the key is too far.
         """

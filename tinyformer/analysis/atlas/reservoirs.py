@@ -44,7 +44,7 @@ class Smallest:
             self.kept()
 
     def kept(self) -> Entries:
-        """What is kept of all that was offered, in the order of groups and scores."""
+        """The kept items, in the order of groups and scores."""
         entries = {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
         order = entries["score"].argsort(stable=True)
         order = order[entries["group"][order].argsort(stable=True)]

@@ -1,4 +1,4 @@
-"""What is counted over all queries of a split: distributions of measures, and attention by class of token."""
+"""Counts over all queries of a split: distributions of measures, and attention by class of token."""
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +55,7 @@ def visible_by_offset(visible: Tensor, places: Places) -> Float[Tensor, "5 #maps
 
 
 class Tally:
-    """What is counted of the maps of one layer: histograms of measures, and shares of attention by class.
+    """The counts of one layer's maps: histograms of measures, and shares of attention by class.
 
     The share of a class is Σ_qk w_qk [k in class] / number of queries. Beside it stands the share that fixed offsets
     would give: Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the mean attention by offset, and

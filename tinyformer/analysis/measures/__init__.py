@@ -1,1 +1,1 @@
-"""What is measured of attention."""
+"""Measures of attention."""

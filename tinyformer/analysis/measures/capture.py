@@ -89,7 +89,7 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
         raise ArgumentError("rows", rows, reason, {"rows": None})
     places = {layer: place for place, layer in enumerate(network.require_heads())}
     maps = CapturedMaps()
-    calls: list[LayerCall] = []  # a class of one's own may run a layer several times
+    calls: list[LayerCall] = []  # a user-defined class may run a layer several times
 
     def begin(*_: Any) -> None:
         calls.clear()  # left by a forward pass that failed

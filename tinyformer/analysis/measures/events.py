@@ -19,10 +19,10 @@ class Trait:
     ends: str | None  # the event when a head loses the trait; None if that is no event
     below: bool = False  # whether the trait means values at most, instead of at least, the threshold
     offset: str = ""  # a measure in tokens that names the label: "next token" for 1, "offset -3" for -3
-    part_of: str = ""  # the trait beside which the label would say nothing new, and is left out
+    part_of: str = ""  # the trait whose presence makes the label redundant, so that it is left out
 
     def is_met(self, value: float, slack: float = 0.0) -> bool:
-        """Whether a value is at or beyond the threshold, or at most a share `slack` of it short of it; nan is not."""
+        """Return True if a value reaches the threshold, or lacks at most a share `slack` of it; nan does not."""
         sign = -1 if self.below else 1
         return sign * value >= sign * self.threshold * (1 - sign * slack)
 

@@ -1,4 +1,4 @@
-"""What is measured: rows of batches without their padding, and pairs of a source and a target."""
+"""The inputs of measures: rows of batches without their padding, and pairs of a source and a target."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -269,11 +269,11 @@ def segment_vertical(weights: Weights) -> Heads:
 
 
 def horizontal(weights: Weights, logits: Weights) -> Heads:
-    """How much more evenly a few queries gather from their keys than those around them: horizontal stripes.
+    """The excess evenness with which a few queries gather from their keys over those around them: horizontal stripes.
 
     e_q = Σ_k min(w_qk, 1/n) is the overlap of a row with even attention on its n visible keys: 1 for an even row, 1/n
     for attention on one key. The measure is the 95 % quantile of e_q minus the median of e in the `STRIPE` rows around
-    q: near 1 if at least a twentieth of the queries gather evenly, each beside rows that attend to single keys; 0 if
+    q: near 1 if at least a twentieth of the queries gather evenly, each next to rows that attend to single keys; 0 if
     all rows are alike, as in a uniform head. Only queries with at least `FEWEST` visible keys count.
     """
     visible = (logits > -torch.inf).sum(dim=-1)

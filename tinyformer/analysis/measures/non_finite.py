@@ -1,4 +1,4 @@
-"""Where the values of a forward or backward pass stop being finite."""
+"""The place where the values of a forward or backward pass stop being finite."""
 
 from collections.abc import Callable
 from typing import Any

@@ -66,7 +66,7 @@ class _Direction:
 
 
 class Effects(NamedTuple):
-    """What each part adds to the score of each row, in logits, which is their sum."""
+    """The part of each row's score, in logits, that each component adds; the score is their sum."""
 
     scores: Float[Tensor, " rows"]
     parts: dict[Part, Float[Tensor, " rows"]]
@@ -78,7 +78,7 @@ def direct_effects(subject: Subject, batch: Batch, score: Callable[[Tensor], Ten
     """The direct effect of each part on the score of each row, which is linear in the logits.
 
     Raises:
-        ArgumentError: the readout is not linear, or a block or a norm is of a class of one's own.
+        ArgumentError: the readout is not linear, or a block or a norm is of a user-defined class.
     """
     network = subject.network
     stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
@@ -134,7 +134,7 @@ def direct_effects(subject: Subject, batch: Batch, score: Callable[[Tensor], Ten
 def _by_key(
     layer: BaseAttention, u: Stream, weights: Tensor, values: Tensor, output_by_head: Tensor
 ) -> Float[Tensor, "rows heads k_seq"]:
-    """What each key adds through each head, summed over the queries: its weight times u · W_O v.
+    """The contribution of each key through each head, summed over the queries: its weight times u · W_O v.
 
     There are no heads where their output is not one softmax times the values.
     """
@@ -159,7 +159,7 @@ def target_score(row: Batch, logits: Float[Tensor, "rows *seq scores"]) -> Float
 
 @dataclass(eq=False)
 class LogitAttribution:
-    """What each head, each feed-forward network and the embeddings add to a logit: direct logit attribution.
+    """Direct logit attribution: the parts of a logit that heads, feed-forward networks and the embeddings add.
 
     The output matrix reads the residual stream, to which all of them add; so the logit of a token is a sum with a
     term for each (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv 2211.00593).

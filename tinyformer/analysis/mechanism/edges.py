@@ -33,7 +33,7 @@ Case: TypeAlias = tuple[Prompts, Stream, Mapping[str, Tensor]]
 
 
 class Receiver(NamedTuple):
-    """What reads the residual stream: queries, keys or values of heads, or a part that has one input."""
+    """A reader of the residual stream: queries, keys or values of heads, or a part that has one input."""
 
     name: str
     input: str
@@ -94,7 +94,7 @@ class EdgeGraph:
         self.readings[point] = slice(first, len(self.receivers)), stream, compute
 
     def case(self, pairs: Pairs) -> Case:
-        """What `run` needs of pairs."""
+        """The data of pairs that `run` needs."""
         streams = {stream for _, stream, _ in self.readings.values()}
         _, clean = pairs.clean.run(self.subject, capture=["embedding"])
         _, corrupted = pairs.corrupted.run(self.subject, capture=[*streams, *self.factors])
@@ -141,7 +141,7 @@ class EdgeGraph:
 
     @torch.no_grad()
     def left(self, parts: Sequence[Pairs], sets: Sequence[Kept]) -> list[Losses]:
-        """What each set of edges leaves of the difference between clean and corrupted scores, and that difference."""
+        """The share of the difference of scores, clean and corrupted, that each set of edges keeps; the difference."""
         distinct, places = torch.stack([self.all & False, *sets, self.all]).unique(dim=0, return_inverse=True)
         runs = [torch.stack([self.run(case, kept)[0] for kept in distinct]) for case in map(self.case, parts)]
         corrupted, *scores, clean = torch.cat(runs, dim=1).double().cpu()[places]
@@ -167,7 +167,7 @@ def _require_readable(block: Any) -> None:
         if type(residual := getattr(block, name)) is not Residual or residual.skip != 1:
             raise ArgumentError(name, residual, "must be a Residual with skip=1, which changes no earlier summand")
     if block.attention.output_gate is not None:
-        reason = "must be False: a gate reads the stream beside queries, keys and values"
+        reason = "must be False: a gate reads the stream next to queries, keys and values"
         raise ArgumentError("gate", True, reason, {"gate": False})
 
 

@@ -79,7 +79,7 @@ def learned_gates(
 
 @dataclass(eq=False)
 class HeadGating:
-    """Which heads facilitate what the model does, which interfere, and which are irrelevant: causal head gating.
+    """Causal head gating: heads that facilitate the model's output, that interfere, and that are irrelevant.
 
     With frozen weights, gates g in (0, 1) on all heads at once minimise L(g) ∓ λ Σ_h σ⁻¹(g_h) (Nam et al. 2025, arXiv
     2505.13737). g⁺, with -λ, keeps every head that does no harm; g⁻, with +λ, keeps only what the model needs.

@@ -39,7 +39,7 @@ Lens: TypeAlias = Sequence[Callable[[Stream], Stream]]
 
 @dataclass(eq=False)
 class LogitLens:
-    """What the residual stream predicts at each depth, through the final norm and the readout: the logit lens.
+    """The logit lens: predictions of the residual stream at each depth, through the final norm and the readout.
 
     It is that of nostalgebraist 2020, "interpreting GPT: the logit lens"; of an encoder–decoder, of the decoder. The
     last depth is the model's output. A stream is not made to be read so early: what cannot be read from it may be there
@@ -101,7 +101,7 @@ class LogitLens:
         return cast(Batch, batch | ignored if isinstance(subject.task, Classification) else batch)
 
     def _by_depth(self, subject: Subject, rows: Sequence[Batch], lenses: Mapping[str, Lens]) -> Findings:
-        """What each lens tells of the targets of some rows, beside the logit lens of the untrained network."""
+        """The scores of each lens on the targets of some rows, with those of the untrained network's logit lens."""
         untrained = replace(subject, network=subject.networks()["untrained"])
         found = {name: measure(subject, rows, lens, self.num_resamples) for name, lens in lenses.items()}
         found["untrained"] = measure(untrained, rows, lenses["logit lens"], self.num_resamples)
@@ -153,7 +153,7 @@ def streams_of(subject: Subject, row: Batch) -> list[Stream]:
 def log_probs(
     network: Network, x: Float[Tensor, "seq d_model"], mask: AttentionMask | None = None
 ) -> Float[Tensor, "places scores"]:
-    """What the residual stream of a row predicts through the final norm and the readout: for each token, or once."""
+    """The predictions of a row's residual stream through the final norm and the readout: for each token, or one."""
     x = network.stacks()[-1].final_norm(x.unsqueeze(0).to(next(network.parameters()).dtype))
     return network.readout(x, mask).flatten(0, -2).float().log_softmax(dim=-1)
 
@@ -200,7 +200,7 @@ def fit_lens(subject: Subject, rows: Sequence[Batch]) -> Lens:
 
 
 def cells_of(subject: Subject, row: Batch, lens: Lens) -> list[dict[str, Sequence[Any]]]:
-    """What is predicted after each token of one row, or after the text of a classifier: a table for each depth.
+    """The predictions after each token of one row, or after the text of a classifier: a table for each depth.
 
     In place of a target that is not given stands what the output predicts.
     """
@@ -247,7 +247,7 @@ def _table_of(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, what: str
 
 
 def _at_place(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, place: int) -> dict[str, str]:
-    """What is predicted at one token, by depth, as lines of the summary."""
+    """The predictions at one token, by depth, as lines of the summary."""
     token, target = (cells[-1][column][place] for column in ("token", "target"))
     lines = {name: f'prediction at "{token}", its probability, and the rank of "{target}":'}
     for depth, of in enumerate(cells):

@@ -33,7 +33,7 @@ COLUMNS = [f"{way}{end}" for way in ("denoising", "noising") for end in ("", "_l
 
 
 class Place(NamedTuple):
-    """What is patched alone."""
+    """A place that is patched alone."""
 
     point: str
     what: str  # of a head: "output", or what of it is due to its "pattern" or "values"; "" for the vector of a token
@@ -58,7 +58,7 @@ def patch(subject: Subject, own: Prompts, other: Prompts, points: Sequence[str])
     scores, effects, num_rows = scores.detach(), Effects(), max(1, MAX_TOKENS // own.batch["inputs"].shape[1])
 
     def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
-        """What each place alone adds to the scores; only those that differ need a pass."""
+        """The effect of each place alone on the scores; only those that differ need a pass."""
         patched = scores.unsqueeze(1).repeat(1, new.shape[1])
         differing = (at_own != new).flatten(2).any(dim=2).nonzero()
         for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
@@ -100,7 +100,7 @@ def patch_pairs(
 
 
 class Share(NamedTuple):
-    """What a place restores and destroys, with intervals unless there is one pair, and the estimates by gradients."""
+    """The effects of a place, with intervals unless there is one pair, and their estimates by gradients."""
 
     restores: Change
     destroys: Change
@@ -136,7 +136,7 @@ def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int)
 
 @dataclass(eq=False)
 class ActivationPatching(PairAnalysis):
-    """What restores or destroys an answer, when it is moved between a clean and a corrupted prompt.
+    """Activation patching: places that restore or destroy an answer when moved between a clean and a corrupted prompt.
 
     Denoising runs the corrupted prompt with one activation of the clean one; noising, the other way round. The score of
     a prompt is the logit of the clean answer minus that of the corrupted one, and

@@ -1,4 +1,4 @@
-"""What heads do by their weights alone: which tokens they match and promote, and which earlier heads they read from."""
+"""Heads by their weights alone: the tokens that they match and promote, and the earlier heads that they read from."""
 
 import itertools
 import math
@@ -279,7 +279,7 @@ def circuits(stacks: Iterable[Stack], distances: Sequence[int]) -> Iterator[Circ
 
 
 def composition(earlier: Layer, later: Layer) -> dict[str, Float[Tensor, "heads later_heads"]]:
-    """How much each later head reads from each earlier one, by the names of `SIDES`; see `HeadWeights`."""
+    """The composition of each later head with each earlier one, by the names of `SIDES`; see `HeadWeights`."""
     # R a with bᵀ = Q R has the norm of bᵀ a, also before a product from the right, since QᵀQ = 1.
     writes, found = torch.linalg.qr(earlier.v.mT).R @ earlier.o, {}
     for name, a, b in (("Q", later.q, later.k), ("K", later.k, later.q), ("V", later.v, later.o)):
@@ -290,7 +290,7 @@ def composition(earlier: Layer, later: Layer) -> dict[str, Float[Tensor, "heads 
 
 
 def rotates(layer: BaseAttention) -> bool:
-    """Whether positions rotate queries and keys."""
+    """Return True if positions rotate queries and keys."""
     return type(layer.position).rotate is not RelativePosition.rotate
 
 

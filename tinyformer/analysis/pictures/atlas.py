@@ -1,7 +1,7 @@
 """The atlas: an interactive page with the attention maps of all heads of a model on one text, or on a pair of texts.
 
 The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
-send anything, so that it can be mailed, stored beside a run, or logged to Weights & Biases. The folder `atlas_page`
+send anything, so that it can be mailed, stored next to a run, or logged to Weights & Biases. The folder `atlas_page`
 holds its parts: a template, a style sheet, and JavaScript that needs no build step.
 """
 
@@ -62,7 +62,7 @@ def atlas_html(
 
     The page opens on a scatter of all heads by any two measures, and on their thumbnails, ordered by layer or by a
     measure; for an encoder–decoder, of one kind of attention at a time. A head opens as a map with its tokens, as lines
-    between tokens, or as both, of at most 256 tokens at a time; a second head can stand beside it. Selecting a token
+    between tokens, or as both, of at most 256 tokens at a time; a second head can stand next to it. Selecting a token
     shows which tokens it attends to, or which attend to it. The colour, and the opacity of a line, is the square root
     of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in a frame, too: `<iframe srcdoc="…">`
     with the page escaped as HTML.
@@ -151,7 +151,7 @@ def _hash(text: str) -> str:
 
 
 def as_bytes(weights: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
-    """Weights in 8 bits, round(255 √w), in which small ones can be told apart; w is at most √w / 255 away."""
+    """Weights in 8 bits, round(255 √w), which distinguishes small ones; w is at most √w / 255 away."""
     return (weights.float().clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
 
 

@@ -24,7 +24,7 @@ from tinyformer.analysis.pictures.picture import readable, set_fonts
 from tinyformer.analysis.pictures.plots import columns_of
 
 FONT_POINTS = 8
-MAX_TOLD = 8  # events that are told below a chart
+MAX_TOLD = 8  # events that are listed below a chart
 MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
 
 MAX_FINE_DECADES = 3
@@ -147,7 +147,7 @@ def head_graph(
     kinds = sorted({kind for kind, *_ in edges})
     for number, kind in enumerate(kinds):
         axes.plot([], [], color=f"C{number}", linewidth=3, label=kind)
-        bend = 0.12 * (number - (len(kinds) - 1) / 2)  # so that the edges of two kinds are seen beside each other
+        bend = 0.12 * (number - (len(kinds) - 1) / 2)  # so that the edges of two kinds are seen side by side
         for _, source, target, weight in (edge for edge in edges if edge[0] == kind):
             width = 0.5 + 3.5 * weight / max(weight for *_, weight in edges)
             style: dict[str, Any] = {"arrowstyle": "-|>", "color": f"C{number}", "linewidth": width, "alpha": 0.7}

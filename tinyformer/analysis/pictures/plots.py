@@ -40,7 +40,7 @@ def head_maps(
     """A picture of all attention maps: a row per layer, a column per head; queries down and keys across.
 
     The colour is the square root of the weight, on the same scale from 0 to 1 in every map, so that heads can be
-    compared and a weight of 0.05 is visible beside a weight of 1. `tokens` label rows and columns, unless the columns
+    compared and a weight of 0.05 is visible next to a weight of 1. `tokens` label rows and columns, unless the columns
     have `keys` of another sequence; `sides` are the titles of both axes. Maps with the same name, by default their
     index, share a column; those of ablated heads are hatched.
     """

@@ -54,7 +54,7 @@ Factors: TypeAlias = Callable[[Gradients], tuple[Tensor, ...]]
 
 @dataclass(eq=False)
 class TrainingDynamics:
-    """How the parts of a network come to be what they are, over the snapshots of its training.
+    """Training dynamics: measures of the parts of a network over the snapshots of its training.
 
     Activations of the sample's tokens are compared with those of the last snapshot, and of the one before. A part has
     settled once linear CKA with the last stays at 0.9 or more; early layers tend to settle first (Raghu et al. 2017,
@@ -148,7 +148,7 @@ class TrainingDynamics:
         return {key: torch.cat(of_batches) for key, of_batches in parts.items()}
 
     def _of_matrices(self, subject: Subject, network: Network) -> Iterator[tuple[str, tuple[str, str], float]]:
-        """What is measured of each matrix and of its gradient: the measure, the matrix, and the value."""
+        """The measures of each matrix and of its gradient: the measure, the matrix, and the value."""
         measures, known = [name for name in self.measures if name not in OF_ACTIVATIONS], matrices_of(network)
         names = chosen(known, self.weights, WEIGHTS, "weights") if measures else []
         gradients = gradients_of(subject, network) if self.gradients and names else {}

@@ -31,7 +31,7 @@ ACQUIRED = {trait.begins for trait in TRAITS.values() if trait.ends}  # not unif
 
 @dataclass(eq=False)
 class TrainingFilm:
-    """How attention came to be: the maps of a text at every snapshot of a run (`film.html`, `film.png`, `film.csv`).
+    """The film of a run: the maps of a text at every snapshot (`film.html`, `film.png`, `film.csv`).
 
     The page is that of `HeadMaps` for the last snapshot, with a slider to the others, whose maps are `quantised`. If it
     would pass 15 MB, it has fewer snapshots, evenly chosen. Measures and losses are those of the sample, whatever text

@@ -1,4 +1,4 @@
-"""How similar two sets of activations are; the effective rank and the sparsity of matrices."""
+"""Similarity of two sets of activations; effective rank and sparsity of matrices."""
 
 import math
 from typing import TypeAlias

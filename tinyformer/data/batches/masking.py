@@ -14,7 +14,7 @@ from tinyformer.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are masked, and what replaces them (Devlin et al. 2018, arXiv 1810.04805).
+    """The choice of masked tokens and of their replacements (Devlin et al. 2018, arXiv 1810.04805).
 
     Each token, except `eos`, is selected with the same probability; at least one of each window is. Of the selected
     tokens, `mask_share` become `<mask>`, `random_share` become a random token, and the others stay as they are. BERT's

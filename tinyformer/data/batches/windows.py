@@ -101,7 +101,7 @@ class Windows(Rows):
 
 
 def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int32[np.ndarray, " starts"]:
-    """Where the documents of rows that are laid end to end begin, and the number of tokens, see `AttentionMask`.
+    """The starts of the documents of rows that are laid end to end, and the number of tokens, see `AttentionMask`.
 
     Each row has `most` starts, the last one repeated in rows with fewer documents, so that batches of one size have one
     shape.

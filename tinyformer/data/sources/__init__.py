@@ -1,1 +1,1 @@
-"""Where rows of text come from."""
+"""Sources of rows of text."""

@@ -88,7 +88,7 @@ class Dates:
         return splits
 
     def caveat(self, splits: Mapping[str, datasets.Dataset]) -> str:
-        """How many of the held-out sources differ from some in training by their numbers alone."""
+        """The number of held-out sources that differ from some in training by their numbers alone."""
         forms = {split: [re.sub(r"\d+", "0", text) for text in rows["text"]] for split, rows in splits.items()}
         trained = set(forms["train"])
         held_out = [form in trained for split in ("validation", "test") for form in forms[split]]

@@ -26,7 +26,7 @@ _FORMAT = 2  # increase it when the same arguments would give other questions
 
 
 class DocstringQuestions:
-    """What does a function do? The context lists several functions with the first lines of their docstrings.
+    """Questions about functions. The context lists several functions with the first lines of their docstrings.
 
     A context has a line for each of its functions, as in "def shorten: Collapse and truncate the given text to fit in
     the given width."; the question "What does shorten do?" names one of them, and its summary is the answer. Each

@@ -139,7 +139,7 @@ def _refused(path: str, problem: str) -> ArgumentError:
 
 
 def _options(file: Path) -> Any:
-    """What a card says; a README says it between two lines of dashes, at its beginning."""
+    """The contents of a card; a README has them between two lines of dashes, at its beginning."""
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES:,} bytes")
     # As the libraries read it: with its line ends unchanged, and by the loader that they use.
@@ -153,7 +153,7 @@ def _options(file: Path) -> Any:
 
 
 def _problem(card: Any) -> str | None:
-    """Why a card is refused, as in "has the option engine=python"; None if it is not."""
+    """The reason why a card is refused, as in "has the option engine=python"; None if it is not."""
     configs = card.get("configs") if isinstance(card, dict) else None
     if not isinstance(configs, list | None) or not all(isinstance(config, dict) for config in configs or ()):
         return "has no list of configurations"
@@ -175,6 +175,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_own_file(pattern: str) -> bool:
-    """Whether a pattern stays in the repository: no absolute path, other server, chain of file systems, or parent."""
+    """Return True if a pattern stays in the repository: it has no root, server, chain of file systems or parent."""
     is_elsewhere = pattern.startswith(("/", "~")) or ":" in pattern or "\\" in pattern
     return not is_elsewhere and ".." not in pattern.split("/")

@@ -46,7 +46,7 @@ class Docstring(NamedTuple):
 
     @property
     def body(self) -> str:
-        """What follows the first two lines."""
+        """The text after the first two lines."""
         return "\n".join(self.text.split("\n")[2:]).strip()
 
 

@@ -69,7 +69,7 @@ class LocalFiles:
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether the files include a validation split."""
+        """Return True if the files include a validation split."""
         return "validation" in self.of_splits
 
     def hash(self, settings: bytes) -> str:

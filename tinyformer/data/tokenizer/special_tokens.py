@@ -24,7 +24,7 @@ class PairTokens:
 
     @property
     def num_added(self) -> int:
-        """Number of tokens that a source has beside its text."""
+        """Number of tokens that a source has in addition to its text."""
         return len(self.before) + len(self.end)
 
     def source(self, text: Sequence[int], max_tokens: int) -> list[int]:
@@ -32,7 +32,7 @@ class PairTokens:
         return self.wrapped(text[: max(0, max_tokens - self.num_added)])
 
     def inputs(self, text: Sequence[int]) -> list[int]:
-        """What the decoder reads to predict a text: `start`, and the target without its last token."""
+        """The decoder's input for predicting a text: `start`, and the target without its last token."""
         return [self.start, *self.wrapped(text)[:-1]]
 
     def wrapped(self, text: Sequence[int]) -> list[int]:

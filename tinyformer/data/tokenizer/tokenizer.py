@@ -169,7 +169,7 @@ class TextTokenizer:
 
     @cached_property
     def has_segments(self) -> bool:
-        """Whether the tokens of the second text of a pair have a type of their own, as in BERT."""
+        """Return True if the tokens of the second text of a pair have a type of their own, as in BERT."""
         is_bert = isinstance(self._tokenizer.model, models.WordPiece) and self._tokenizer.post_processor is not None
         return is_bert and 1 in self._tokenizer.encode("a", "a").type_ids
 

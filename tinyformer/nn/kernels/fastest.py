@@ -1,4 +1,4 @@
-"""Which of the backends that can compute a case is the fastest: what `backend="auto"` chooses."""
+"""The fastest of the backends that can compute a case, which `backend="auto"` chooses."""
 
 import sys
 from collections.abc import Collection

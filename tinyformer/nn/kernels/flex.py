@@ -60,7 +60,7 @@ def flex(
 
 
 def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
-    """What determines the code of the kernel: the kinds of mask and of score modifications."""
+    """The kinds of mask and of score modifications, which determine the code of the kernel."""
     functions = tuple(getattr(mod.function, "__qualname__", type(mod.function)) for mod in scoring.mods)
     pattern = None if mask.allowed is None else tuple(size > 1 for size in mask.allowed.shape[:2])
     return mask.span, mask.lengths is None, mask.documents is None, pattern, functions, scoring.sink is None

@@ -214,7 +214,7 @@ def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
 
 
 def _splits(settings: Sequence[tuple[str, ...]], values: Sequence[str]) -> bool:
-    """Whether two runs of one setting have different values."""
+    """Return True if two runs of one setting have different values."""
     return len(set(zip(settings, values, strict=True))) > len(set(settings))
 
 

@@ -1,4 +1,4 @@
-"""What the demonstration says of a model: its previous-token and induction heads, and what is lost without them."""
+"""Sentences of the demonstration: a model's previous-token and induction heads, and its loss without them."""
 
 from collections.abc import Collection, Mapping, Sequence
 

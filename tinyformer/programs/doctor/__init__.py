@@ -1,4 +1,4 @@
-"""What this machine computes, how exactly and how fast: every attention variant by every backend.
+"""Exactness and speed of every attention variant by every backend on this machine.
 
 `variants` is the table of what is tested, `cases` makes modules and masks from it, `exactness` and `speed` measure one
 cell, `verdict` compares it with the documented table, and `machine` describes the machine. `growth`, which benchmarks

@@ -119,7 +119,7 @@ class Problem:
         return Errors(output, max(gradients, default=None), max(counted, default=None))
 
     def _well_conditioned(self, dtype: torch.dtype) -> list[bool]:
-        """Which gradients count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
+        """The gradients that count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
         errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
         return [index < len(self.inputs) or error <= ILL_CONDITIONED[dtype] for index, error in enumerate(errors)]
 
@@ -168,7 +168,7 @@ class Problem:
         return torch.cat(is_zero, dim=-1)
 
     def invalid_values(self, solution: Solution) -> str | None:
-        """Why a solution is invalid at any precision: not finite, or not zero in a row of length zero."""
+        """The reason why a solution is invalid at any precision: not finite, or not zero in a row of length zero."""
         values = (solution.output, *solution.gradients)
         if not all(value.isfinite().all() for value in values):
             return "gives values that are not finite"

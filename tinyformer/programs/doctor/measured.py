@@ -1,4 +1,4 @@
-"""What a finding measures without training: the costs of a network, and the kernels by length."""
+"""Measurements of a finding without training: the costs of a network, and the kernels by length."""
 
 import statistics
 from collections.abc import Sequence

@@ -122,7 +122,7 @@ def _called(problem: Problem, cell: Cell, dtype: torch.dtype, gradient: bool) ->
 
 
 def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
-    """Which error is too large; None if both are within bounds."""
+    """The error that is too large; None if both are within bounds."""
     pairs = {"output": (errors.output, eager.output), "gradient": (errors.counted_gradient, eager.counted_gradient)}
     for name, (error, yardstick) in pairs.items():
         allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))
@@ -138,7 +138,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
     passes = {cell.backend: problem_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
     compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
     candidates = {name: compared[name] for name in CANDIDATES if name in compared}
-    for patience in (1, PATIENCE):  # in haste, and as at the start of a long run if that is not the fastest
+    for patience in (1, PATIENCE):  # briefly first, with the full budget if auto is not the fastest
         if device == "cpu" and chosen in candidates:
             chosen = faster(chosen, candidates, device, patience)
         seconds, slowdown = compare(compared, chosen, device)

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("name", nargs="?", help="a finding, or all; without it, the list of findings")
     trust = "an override in the file of the finding that calls a class which is not tinyformer's, and is trusted"
     parser.add_argument("trusted", nargs="*", metavar="KEY=CLASS", help=trust)
-    results = "the folder of tables and figures, beside which the page of all findings is written"
+    results = "the folder of tables and figures, next to which the page of all findings is written"
     runs = Path("outputs/findings")
     parser.add_argument("--results", type=Path, metavar="FOLDER", default=runs / "results", help=results)
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=runs, help="the folder of the runs")
@@ -112,5 +112,5 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
             print(f"{finding.name}: not measured; runs that have not ended: {num_lacking}.", file=sys.stderr)
         else:
             _tell(finding, finding.title, conclude(finding, planned[finding.name], options.results))
-            print(f"Figure: {options.results / finding.name}.png; all measurements: {finding.name}.json beside it")
+            print(f"Figure: {options.results / finding.name}.png; all measurements: {finding.name}.json next to it")
     return code

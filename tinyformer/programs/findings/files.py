@@ -40,7 +40,7 @@ class _Checked(pydantic.BaseModel):
 
 
 class Paper(_Checked):
-    """Where the claim was made: authors and year, such as "Olsson et al. 2022", and the id, such as "2209.11895"."""
+    """The source of a claim: authors and year, such as "Olsson et al. 2022", and the id, such as "2209.11895"."""
 
     name: str
     arxiv: str = pydantic.Field(pattern=r"^\d{4}\.\d{4,5}$")
@@ -66,7 +66,7 @@ class Check(_Checked):
         return self.at_least is not None or self.at_most is not None
 
     def contains(self, value: float) -> bool:
-        """Whether a value lies in the band; neither nan nor infinity does."""
+        """Return True if a value lies in the band; neither nan nor infinity does."""
         low = -float("inf") if self.at_least is None else self.at_least
         high = float("inf") if self.at_most is None else self.at_most
         return math.isfinite(value) and low <= value <= high
@@ -125,7 +125,7 @@ class Finding(_Checked):
     paper: Paper
     clauses: dict[str, str] = pydantic.Field(min_length=1)  # the sentences of the claim, each with its own verdict
     baseline: list[str]  # overrides of every run, which state each choice that matters
-    runs: dict[str, list[str]] = pydantic.Field(min_length=1)  # the overrides of each run beside the baseline, by name
+    runs: dict[str, list[str]] = pydantic.Field(min_length=1)  # the overrides of each run on top of the baseline
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
     program: Literal["train", "costs", "kernels"] = "train"  # what makes a run
     evaluate: list[str] = []  # overrides of the evaluation that analyses every trained run
@@ -142,7 +142,7 @@ class Finding(_Checked):
 
     @property
     def is_exact(self) -> bool:
-        """Whether one seed suffices, since the same holds for every seed."""
+        """Return True if one seed suffices, since the same holds for every seed."""
         return self.question == "identities" and len(self.seeds) == 1
 
     @property

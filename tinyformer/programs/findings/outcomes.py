@@ -1,4 +1,4 @@
-"""What was measured of a finding: every measurement, what was stated before it, and what its runs wrote."""
+"""The measurements of a finding, with the statement before each, and the files of its runs."""
 
 import json
 import math
@@ -105,7 +105,7 @@ def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurem
 
 
 def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:
-    """What the runs of a measurement wrote, as far as it was measured: for each seed, by the name of the run."""
+    """The records of a measurement's runs, as far as they were measured: for each seed, by the name of the run."""
     packed_runs, by_seed = _all_records(folder, name)[_key(measurement)], dict[int, dict[str, Record]]()
     for run, plain in zip(measurement["runs"], packed_runs, strict=True):
         by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(plain)

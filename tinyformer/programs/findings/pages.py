@@ -9,7 +9,7 @@ from tinyformer.programs.findings.outcomes import Measurement
 from tinyformer.programs.findings.statements import difference, statement_of
 from tinyformer.programs.findings.verdicts import HOLDS, summary
 
-PAGE = "findings.md"  # the page of all findings, beside the folder of figures
+PAGE = "findings.md"  # the page of all findings, next to the folder of figures
 
 HEAD = """\
 # Findings
@@ -69,7 +69,7 @@ def takeaway_of(finding: Finding, last: Measurement) -> str:
 
 
 def is_current(finding: Finding, last: Measurement) -> bool:
-    """Whether a measurement is that of the claim, bands, protocol and versions of now."""
+    """Return True if a measurement is that of the claim, bands, protocol and versions of now."""
     return bool(statement_of(finding) == last["statement"])
 
 
@@ -123,7 +123,7 @@ def _told(check: Mapping[str, Any]) -> str:
 
 
 def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[str]:
-    """When it was measured, whether it was stated before, as the records say, and what was measured before."""
+    """The time of a measurement, the statement before it, as the records say, and earlier measurements."""
     *earlier, last = measurements
     stated, seeds = [run["statement"] for run in last["runs"]], len({run["seed"] for run in last["runs"]})
     order = ", stated before" if {*stated} == {last["digest"]} else ""

@@ -1,4 +1,4 @@
-"""What a finding's file can name: numbers and series of a run, quantities of several runs, and lines of the figure.
+"""The names in a finding's file: numbers and series of a run, quantities of several runs, and lines of the figure.
 
 All are functions of the files that the runs wrote, and of plain values in the finding's file. A `source`, a key of
 `SOURCES` with its arguments, names a number of a run, or a series by step.

@@ -64,7 +64,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Record:
-    """What a run wrote: the numbers at its end and of its evaluation, the rows of `metrics.csv` and of other tables."""
+    """The record of a run: its final and evaluated numbers, the rows of `metrics.csv` and of other tables."""
 
     results: Mapping[str, Any] = field(default_factory=dict)
     evaluated: Mapping[str, Any] = field(default_factory=dict)
@@ -147,7 +147,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
-    """What runs that have ended left behind: for each seed, by name."""
+    """The records of runs that have ended: for each seed, by name."""
     by_seed: dict[int, dict[str, Record]] = {}
     for run in planned:
         by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
@@ -155,7 +155,7 @@ def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
 
 
 def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """When, where and by which code each run was made, how long it took, and the hash of what was stated before it."""
+    """The time, machine, code and duration of each run, and the hash of the statement before it."""
     facts = []
     for run in planned:
         made = json.loads((run.folder / ENDED).read_text(encoding="utf-8"))
@@ -197,7 +197,7 @@ def _part(row: Mapping[str, str], columns: Collection[str]) -> dict[str, str]:
 
 
 def _is_named(column: str, source: Source) -> bool:
-    """Whether a column of `metrics.csv` belongs to a source."""
+    """Return True if a column of `metrics.csv` belongs to a source."""
     if "metric" in source:
         return column == source["metric"]
     found = HEAD.fullmatch(column)

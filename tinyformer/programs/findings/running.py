@@ -118,7 +118,7 @@ def _make(run: PlannedRun) -> None:
 
 
 def _recorded_start(run: PlannedRun) -> dict[str, Any]:
-    """When a run first started, and the hashes of what was stated then; a run that is continued or repeated keeps both.
+    """The first start of a run, and the hashes of the statements of that time; a run that is continued keeps both.
 
     Of a run that an earlier version started, neither is known.
     """
@@ -132,7 +132,7 @@ def _recorded_start(run: PlannedRun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _recorded(folder: Path, words: list[str], begun: dict[str, Any]) -> Iterator[None]:
-    """Send what is printed in the block to a file beside the folder that it makes, and write `ENDED` there after it."""
+    """Send the output of the block to a file next to the folder that it makes, and write `ENDED` there after it."""
     start = time.perf_counter()
     with folder.with_suffix(".txt").open("a", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):
         yield

@@ -1,4 +1,4 @@
-"""What a finding states before its first run, and whether it was changed after it.
+"""The statement of a finding before its first run, and its later changes.
 
 A statement has the claim, the bands, the protocol, the evaluation, and the versions of what computes its quantities. It
 is kept when the program first sees it, and each run records the statements that were in force when it started.
@@ -22,11 +22,11 @@ from tinyformer.programs.findings.records import digest_of, sources
 
 Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
 
-MANY_CHANGES = 3  # more are not told one by one
+MANY_CHANGES = 3  # more are not listed one by one
 
 
 def statement_of(finding: Finding) -> Statement:
-    """What must not change after the first run. Names of checks, reasons and notes may."""
+    """The part of a finding that must not change after the first run. Names of checks, reasons and notes may."""
     stated: Statement = {f"clauses.{key}": text.strip() for key, text in finding.clauses.items()}
     for key, check in finding.checks.items():
         values = check.model_dump(exclude={"name"}, exclude_defaults=True)
@@ -51,7 +51,7 @@ def versions_of(finding: Finding) -> dict[str, int]:
 
 
 def difference(old: Statement, new: Statement) -> str:
-    """What differs: "checks.one_head.at_least: 0.01, now 0.02"; of many changes the parts: "other baseline, checks"."""
+    """The differences: "checks.one_head.at_least: 0.01, now 0.02"; of many the parts: "other baseline, checks"."""
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
     if len(names) > MANY_CHANGES:
         parts = dict.fromkeys("versions" if " " in name else name.partition(".")[0] for name in names)

@@ -101,7 +101,7 @@ class Checkpoints(Checkpoint):
         states = [checkpoint[KEY]["random_state"], *checkpoint[KEY].get("other_random_states", [])]
         if len(states) != trainer.world_size and trainer.is_global_zero:
             number = f"{trainer.world_size} instead of {len(states)}"
-            print(f"processes: {number}; dropout, if any, has other masks than in an unbroken run")
+            print(f"processes: {number}; dropout masks will differ from those of an unbroken run")
         if trainer.global_rank < len(states):  # a process that the saved run did not have starts from its seed
             self.random_state = states[trainer.global_rank]
 
@@ -183,7 +183,7 @@ class Checkpoints(Checkpoint):
         return int(max_over_processes(torch.tensor(number, device=trainer.strategy.root_device)))
 
     def _is_best(self, value: float) -> bool:
-        """Whether a value is better than all previous ones; an equal value is not."""
+        """Return True if a value is better than all previous ones; an equal value is not."""
         if self.best_value is None or math.isnan(value):
             return not math.isnan(value)
         return value > self.best_value if self.higher_is_better else value < self.best_value

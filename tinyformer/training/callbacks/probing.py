@@ -16,7 +16,7 @@ from tinyformer.training.module import TrainingModule
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured and plotted; see `AttentionTelemetry`."""
+    """The amounts that are measured and plotted; see `AttentionTelemetry`."""
 
     num_windows: int
     num_rows: int

@@ -1,4 +1,4 @@
-"""What a run logs: loss and speed of training, and scores of training rows."""
+"""The logged values of a run: loss and speed of training, and scores of training rows."""
 
 import math
 import time

@@ -128,7 +128,7 @@ class Snapshots(L.Callback):
 
 
 def is_scheduled(step: int, every_n_steps: int) -> bool:
-    """Whether a step has a snapshot: 0, a power of two below `every_n_steps`, or a multiple of it, unless that is 0."""
+    """Return True for 0, for powers of two below `every_n_steps`, and for its multiples unless it is 0."""
     return every_n_steps > 0 and (step % every_n_steps == 0 or (step < every_n_steps and step & (step - 1) == 0))
 
 
