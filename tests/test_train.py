@@ -284,7 +284,6 @@ TOLD = {
     "train --help": (0, "multi-query: all query heads share"),
     "evaluate --help": (0, "how text is generated"),
     "train modle.d_model=8": (2, "Error: modle.d_model: there is no such key."),
-    "train model.num_heads=3": (2, "Error: model.num_heads=3: must divide model.d_model=128; "),
     "train data=text data.files=book.txt": (2, "Error: data.files=book.txt: the file does not exist; "),
 }
 

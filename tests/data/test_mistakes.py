@@ -94,12 +94,7 @@ LABELS = [
     ("a.csv", b"text,mood\nx,1\n", {}, "label_column='label': .* it has text, mood; label_column='mood' works"),
     ("a.csv", b"text,id,mood\nx,1,1\n", {}, "label_column='label': .* it has text, id, mood.$"),
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*line 3 has 3 fields, but .* 2 columns \(text, label\)"),
-    (
-        "a.csv",
-        b"text,label\nx,1\n",
-        {"columns": ["text", "label"]},
-        "columns=.* has a header row .*; columns=None works",
-    ),
+    ("a.csv", b"text,label\nx,1\n", {"columns": ["text", "label"]}, "columns=.* header row .*; columns=None works"),
     ("a.csv", b"Good,1\n", L, r"text_column='text': .* is Good, 1; .* header row; columns=\['text', 'label'\] works"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
     ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
