@@ -1,4 +1,4 @@
-"""Train a transformer without Hydra and Lightning, from a text to a map: `python examples/train.py [TEXT_FILE]`."""
+"""Train a transformer without Hydra or Lightning's trainer, from a text to a map: `python train.py [TEXT_FILE]`."""
 
 import sys
 from functools import partial
@@ -33,6 +33,6 @@ for step in range(1, STEPS + 1):
     if step % 50 == 0:
         print(f"step {step}  loss {loss:.3f} nats per character", flush=True)
 
-maps = Model(network.eval(), tokenizer, task).attention("The value of the name is bound to the name of the value.")
+maps = Model(network.eval(), tokenizer, task).attention(text[: SEQ - 1])
 maps.save("maps.html")
 print("Open maps.html in a browser.")

@@ -111,7 +111,7 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
     """The exit code of the job of a program: 0, 1 for a bug, 2 for a mistake of the user.
 
     Errors are reported as `train` does, and may suggest keys of the primary config `program`; the job may return a code
-    for those that it has reported itself.
+    for those that it has reported itself. The output escapes what the terminal cannot encode.
     """
     escape_output()
     try:

@@ -27,7 +27,7 @@ WORD = re.compile(r"""(?<=[\[,])\s*(?:('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|([^\
 """A word of a list, quoted or not; an apostrophe within it, as in `aren't`, is no quotation mark."""
 
 OPTIONS = ("--help", "--cfg", "--package", "--resolve", "--multirun", "--config-dir", "--shell-completion")
-"""The options of a program, which may be abbreviated."""
+"""The options of a program."""
 
 
 class NoOverrideError(OverrideParseException):
@@ -36,7 +36,7 @@ class NoOverrideError(OverrideParseException):
 
 def is_multirun(words: Sequence[str]) -> bool:
     """Return True if a command line describes a sweep."""
-    return any(word in ("-m", "--multirun", "hydra.mode=MULTIRUN") for word in words)
+    return any(word in ("-m", "--multirun") for word in words)
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
@@ -48,7 +48,7 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     found = []
     for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
         key, equals, value = word.partition("=")
-        if key.startswith("--") and not any(option.startswith(key) for option in OPTIONS):
+        if key.startswith("--") and key not in OPTIONS:
             raise NoOverrideError(key, "is no option; values are set by KEY=VALUE")
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             cure = "such as attention=gqa"

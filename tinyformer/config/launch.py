@@ -9,23 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from hydra import version
 from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.compose import Invocation, hydra_parser
-from tinyformer.config.conf import register_resolvers
-from tinyformer.config.errors import USER_MISTAKE, config_keys, describe, exit_code_of
+from tinyformer.config.compose import Invocation
+from tinyformer.config.conf import config_dir, register_resolvers
+from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, config_keys, describe, exit_code_of
 from tinyformer.config.folder import claim_folder, is_first_process, locked
-from tinyformer.config.keys import is_multirun, quoted
 from tinyformer.config.process import keep_hydra, named_lines
 
 Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
-"""What a program does with a config, in a folder."""
+"""The work of a program, given a config, its folder and its `Invocation`."""
 
 
 def launch(words: Sequence[str], program: str, job: Job, command: str, in_python: bool = False) -> Any:
@@ -48,58 +50,72 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
         ConfigError: another program uses the folder, or it cannot be made. Errors of Hydra and of the job pass through.
     """
     register_resolvers(command)
-    parser = _parser()
-    options = parser.parse_args(list(words))
-    overrides, is_sweep = options.overrides, is_multirun(words)
-    if options.config_dir:
-        overrides.append(f"hydra.searchpath=[{quoted(f'file://{Path(options.config_dir).absolute()}')}]")
-    if options.multirun:
-        overrides.append("hydra.mode=MULTIRUN")
-    with keep_hydra(), hydra_parser():
-        hydra: Any = GlobalHydra.instance().hydra
+    parser = _parser(command)
+    options = parser.parse_intermixed_args(list(words))
+    overrides, is_sweep = options.overrides, options.multirun
+    if options.resolve and not options.cfg:
+        parser.error("--resolve needs --cfg")
+    with keep_hydra():
+        hydra = _hydra(options.config_dir, parser)
         if options.help:
             return hydra.app_help(program, parser, options)
         if options.cfg:
             return hydra.show_cfg(program, overrides, options.cfg, options.package, options.resolve)
         if options.shell_completion:
             return hydra.shell_completion(program, overrides)
+        overrides += ["hydra.mode=MULTIRUN"] * is_sweep
         config = hydra.compose_config(program, overrides, RunMode.MULTIRUN if is_sweep else RunMode.RUN)
+        if config.hydra.mode == RunMode.MULTIRUN and not is_sweep:
+            raise ConfigError("hydra.mode=MULTIRUN: starts no sweep; -m does.")
         context, task = HydraContext(hydra.config_loader, Callbacks(config)), _Task(job, program, command, in_python)
         claim = claim_folder(config, "hydra.sweep.dir" if is_sweep else "hydra.run.dir")
         with claim.lock:
             try:
-                value = (_sweep if is_sweep else _run)(config, context, task)
+                return (_sweep if is_sweep else _run)(config, context, task)
             except Exception as error:
-                if describe(error, program) is not None:
-                    claim.withdraw()
+                task.codes.append(BUG if describe(error, program) is None else USER_MISTAKE)
                 raise
-            if is_sweep and value == USER_MISTAKE:
-                claim.withdraw()
-            return value
+            finally:
+                if USER_MISTAKE in task.codes:
+                    claim.withdraw()
 
 
-def _parser() -> argparse.ArgumentParser:
-    """The options of Hydra that a program has; the names of Hydra's own functions for them."""
-    parser = argparse.ArgumentParser(add_help=False)
+def _parser(command: str) -> argparse.ArgumentParser:
+    """The options of a program; their names are those that Hydra's functions read."""
+    parser = argparse.ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE")
     parser.add_argument("--help", "-h", action="store_true", help="print the axes and their choices")
-    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="print the config, and run nothing")
     parser.add_argument("--package", "-p", help="the part of the config that --cfg prints")
     parser.add_argument("--resolve", action="store_true", help="resolve the interpolations that --cfg prints")
-    parser.add_argument("--multirun", "-m", action="store_true", help="make a run of each combination of values")
     parser.add_argument("--config-dir", "-cd", help="a further folder of config files")
-    parser.add_argument("--shell-completion", "-sc", action="store_true", help="install=bash, or uninstall=bash")
+    only_one = parser.add_mutually_exclusive_group()
+    only_one.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="print the config, and run nothing")
+    only_one.add_argument("--multirun", "-m", action="store_true", help="make a run of each combination of values")
+    only_one.add_argument("--shell-completion", "-sc", action="store_true", help="install=bash, or uninstall=bash")
     return parser
+
+
+def _hydra(folder: str | None, parser: argparse.ArgumentParser) -> Any:
+    """Hydra with our config files, and those of a further folder, which take precedence."""
+    version.setbase(None)
+    search_path = create_config_search_path(str(config_dir()))
+    if folder is not None:
+        if not Path(folder).is_dir():
+            parser.error(f"--config-dir {folder}: there is no such folder")
+        url = f"file://{Path(folder).absolute()}"
+        search_path.prepend("command-line", url, SearchPathQuery(provider="schema"))
+    return Hydra.create_main_hydra2(parser.prog, search_path)
 
 
 @dataclass(frozen=True)
 class _Task:
-    """The function that Hydra calls with a config: the job of a run, or of a sweep, perhaps in another process."""
+    """The task of a run, or of a job of a sweep, which Hydra may call in another process."""
 
     job: Job
     program: str
     command: str
     in_python: bool
+    codes: list[int] = field(default_factory=list)  # the exit codes of the jobs in this process
     process: int = field(default_factory=os.getpid)
 
     def __call__(self, config: DictConfig) -> Any:
@@ -112,11 +128,12 @@ class _Task:
         with named_lines(f"[{node.job.num}]") if os.getpid() != self.process else contextlib.nullcontext():
             if is_first_process():
                 print(" ".join(invocation.overrides), end="  ", flush=True)  # the line ends with the result
-            return exit_code_of(lambda: self._in_sweep(config, folder, invocation), self.program)
+            self.codes.append(exit_code_of(lambda: self._in_sweep(config, folder, invocation), self.program))
+        return self.codes[-1]
 
     def _in_sweep(self, config: DictConfig, folder: Path, invocation: Invocation) -> None:
         try:
-            with config_keys(config), locked(folder):
+            with config_keys(config), locked(folder):  # the folder of the sweep alone is claimed
                 self.job(config, folder, invocation)
         except Exception:
             print(flush=True)
@@ -137,5 +154,6 @@ def _sweep(config: DictConfig, context: HydraContext, task: _Task) -> int:
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     codes = [ended.return_value for batch in sweeper.sweep(words) for ended in batch]
+    task.codes.extend(codes)  # of other processes, too
     context.callbacks.on_multirun_end(config=config, config_name=task.program)
-    return max(codes)
+    return max(codes, default=0)

@@ -103,6 +103,16 @@ def ending_at_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextlib.contextmanager
+def argv(words: list[str]) -> Iterator[None]:
+    """Set `sys.argv` inside the block."""
+    before, sys.argv = sys.argv, words
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
 def close_output() -> int:
     """The exit code of a program whose output is no longer read, as in `| head -1`; it prints nothing further."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end

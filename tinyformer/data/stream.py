@@ -103,7 +103,7 @@ def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
 
 
 def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
-    """The split that `write_split` wrote, and where words go on, if that was written, too."""
+    """The split that `write_split` wrote, with the continuations of words if they were written."""
     ids, offsets = np.load(folder / f"{name}.npy", mmap_mode="r"), np.load(folder / f"{name}.offsets.npy")
     words = folder / f"{name}.continues.npy"
     continues = np.load(words, mmap_mode="r") if words.exists() else None

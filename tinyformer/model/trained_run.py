@@ -124,11 +124,12 @@ def _checked(overrides: Sequence[str]) -> Sequence[str]:
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
         raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
     for word in overrides:
-        if is_multirun([word]) or is_swept(*readable([word])):
+        if word.startswith("-") and not is_multirun([word]):
+            raise ConfigError(f"{word}: {PROGRAM} takes overrides only, such as attention=gqa.")
+    for word, read in zip(overrides, readable(overrides), strict=True):
+        if is_multirun([word]) or is_swept(read) or read.lstrip("+").startswith("hydra.mode="):
             one = "makes one run; call it in a loop, or run the sweep with `tinyformer train -m`"
             raise ConfigError(f"{word}: {PROGRAM} {one}.")
-        if word.startswith("-"):
-            raise ConfigError(f"{word}: {PROGRAM} takes overrides only, such as attention=gqa.")
     return overrides
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.keys import is_multirun, readable
 from tinyformer.config.launch import launch
-from tinyformer.config.process import ending_at_ctrl_c, guard_imports
+from tinyformer.config.process import argv, ending_at_ctrl_c, guard_imports
 from tinyformer.config.resume import training_words
 from tinyformer.files import import_matplotlib, relative_path
 
@@ -40,7 +41,12 @@ def train_program(words: Sequence[str], command: str) -> int:
         if not may_have_ended or continue_job(config, folder):
             run_job(partial(train, config, folder, invocation), folder, invocation)
 
-    return _exit_code(lambda: launch(training_words(words), "train", job, command), "train")
+    def start() -> int:
+        expanded = training_words(words)
+        with argv([*sys.argv[: len(sys.argv) - len(words)], *expanded]):  # of the other processes, see Lightning
+            return launch(expanded, "train", job, command)
+
+    return _run_program(start, "train")
 
 
 def evaluate_program(words: Sequence[str], command: str) -> int:
@@ -59,10 +65,11 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
 
         return launch(arguments, "evaluate", job, command)
 
-    return _exit_code(start, "evaluate")
+    return _run_program(start, "evaluate")
 
 
-def _exit_code(start: Callable[[], int | None], program: str) -> int:
+def _run_program(start: Callable[[], int | None], program: str) -> int:
+    """The exit code of a program of Hydra, whose Ctrl-C is not reported: a run that has saved its state says so."""
     guard_imports()
     try:
         return exit_code_of(start, program)

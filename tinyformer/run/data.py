@@ -31,7 +31,7 @@ LACKS = {
     "seq2seq": "no pairs of a source and a target for task=seq2seq; data=summaries works",
     "span": "no questions about contexts for task=span; data=docstring_questions works",
 }
-"""What generated data lack for a task, and data that work, by task."""
+"""The part that generated data lack, and data that have it, by task."""
 
 MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
 
@@ -39,7 +39,7 @@ MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is
 def run_data(config: DictConfig, invocation: Invocation, settings: Settings) -> tuple[DataModule, str]:
     """The data of a run, and the split that it scores."""
     make, options = partial(make_data, config, invocation), settings.options
-    if options.checkpoint:
+    if not settings.is_training:
         return evaluation_data(make, settings, config.data)
     inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
     return training_data(make, settings, inherits_tokenizer), "validation"

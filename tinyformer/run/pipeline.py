@@ -103,23 +103,27 @@ def evaluate(
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.settings.is_scored else None)
 
 
-def begin(
-    config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
+def make_common_parts(
+    config: DictConfig, folder: Path, invocation: Invocation, is_training: bool, checkpoint: Checkpoint | None = None
 ) -> tuple[Run, dict[str, Any]]:
-    """The settings, data, task and network of a run, each checked as it is made; also what its other groups make."""
+    """Make the settings, data, task and network of a run, each checked as it is made.
+
+    Returns the run, and the objects of the groups callbacks, optimizer, schedule and analysis.
+    """
     config = copy.deepcopy(config)
     set_up_process()
-    settings = read_settings(config, folder, invocation, checkpoint)
+    settings = read_settings(config, folder, invocation, is_training, checkpoint)
     # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
     stored: Any = OmegaConf.to_container(config, resolve=False)
     made: dict[str, Any] = {"callbacks": make_callbacks(config.callbacks)}
-    for group in ("optimizer", "schedule", "analysis"):
+    for group in ("optimizer", "schedule") if is_training else ("analysis",):
         made[group] = instantiate(config[group], _convert_="all") if config.get(group) is not None else None
     data, split = run_data(config, invocation, settings)
-    if not settings.options.checkpoint:
+    if is_training:
         stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
     task = make_task(config, data, settings.generation)
-    set_size(stored, matched := match_size(config, invocation, data.tokenizer.vocab_size))
+    matched = match_size(config, invocation, data.tokenizer.vocab_size) if is_training else None
+    set_size(stored, matched)
     network = starting_network(config, data.tokenizer, settings, stored["task"])
     require_known_tokens(task, network)
     mask = evaluation_mask(task, data, split, settings.limit)
@@ -127,8 +131,8 @@ def begin(
 
 
 def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
-    """Make the parts of a training run: those of `begin`, the kernels of its network, its trainer and its loggers."""
-    run, made = begin(config, folder, invocation)
+    """Make the parts of a training run: the common ones, the kernels of its network, its loggers and its trainer."""
+    run, made = make_common_parts(config, folder, invocation, is_training=True)
     settings, data, task, network, mask = run.settings, run.data, run.task, run.network, run.mask
     if has_test(task, data):
         evaluation_mask(task, data, "test", settings.limit)  # refuses what would end the run after its training
@@ -136,9 +140,9 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
     run.kernels, run.backends = training_kernels(network, settings, mask, task, data)
     run.settings = settings = decide_compiling(settings, network, data)
     run.module = TrainingModule(network, task, data, made["optimizer"], made["schedule"])
+    contents = checkpoint_contents(run.stored, invocation.choices, settings, data, run.backends)
     first_step = run.checkpoint.step if settings.is_resumed else 0
     run.loggers = make_loggers(run.config.logger, folder, invocation.is_sweep, first_step)
-    contents = checkpoint_contents(run.stored, invocation.choices, settings, data, run.backends)
     saver = Checkpoints(
         *(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better),
         accept=partial(keep_overrides, run.config, config, folder, invocation),
@@ -159,7 +163,7 @@ def set_up_evaluation(
     config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
 ) -> Run:
     """Make the parts of an evaluation, as `set_up` does; the checkpoint is loaded unless it is given."""
-    run, made = begin(config, folder, invocation, checkpoint)
+    run, made = make_common_parts(config, folder, invocation, False, checkpoint)
     settings, start, own = run.settings, cast(Start, run.settings.start), run.stored
     # What the network is may be changed, its data and tokenizer are those of the run.
     run.stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}

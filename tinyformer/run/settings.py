@@ -89,7 +89,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Settings:
-    """The checked values of a run's config, and what follows from them on this machine."""
+    """The checked settings of a run, with its device and precision."""
 
     arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
     device: str  # the device type
@@ -97,6 +97,7 @@ class Settings:
     options: Options = Options()  # the values in no group
     generation: Generation = field(default_factory=Generation)  # what is generated at the end
     start: Start | None = None  # the checkpoint that the run begins with, if any
+    is_training: bool = True  # rather than an evaluation
     is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 
     @property
@@ -141,16 +142,16 @@ class Settings:
 
 
 def read_settings(
-    config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
+    config: DictConfig, folder: Path, invocation: Invocation, is_training: bool, checkpoint: Checkpoint | None = None
 ) -> Settings:
     """The settings of a run, with the checkpoint that it begins with, which an evaluation may have loaded before.
 
-    What follows from them is set in the config: the precision, and a vocabulary that is larger than the tokenizer's.
+    Sets `trainer.precision`, and `model.vocab_size` where the checkpoint has more rows than its tokenizer has tokens.
     """
     check_config(config, invocation.choices)
     values: Any = OmegaConf.to_container(config, resolve=True)
     options, generation, arguments = Options.of(values), make_generation(values["generate"]), values["trainer"]
-    if options.checkpoint:
+    if not is_training:
         with argument_path(passed={"path": "checkpoint"}):
             path = checkpoint.path if checkpoint else options.checkpoint
             evaluated = Start(load_step(path, options.step, checkpoint), "checkpoint")
@@ -158,7 +159,8 @@ def read_settings(
             arguments["precision"] = config.trainer.precision = evaluated.checkpoint.facts.get("precision", "32-true")
         is_scored = check_score(options, config.get("analysis") is not None, generation)
         settings = make_settings(arguments, options)
-        return replace(settings, compile_mode=None, generation=generation, start=evaluated, is_scored=is_scored)
+        settings = replace(settings, generation=generation, start=evaluated, is_training=False, is_scored=is_scored)
+        return replace(settings, compile_mode=None)  # a few batches do not pay for compiling
     settings = make_settings(arguments, options)
     config.trainer.precision = settings.precision
     start = load_start(options.resume, options.init_from, folder)
@@ -182,7 +184,7 @@ def check_config(config: DictConfig, choices: Mapping[str, Any]) -> None:
 
 
 def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
-    """Return True if the split of an evaluation is scored: `score`; where that is null, whether there is no analysis.
+    """Decide if the split of an evaluation is scored: `score`; where that is null, if there is no analysis.
 
     Nothing to do is refused, and a prompt that would be ignored.
     """
@@ -199,7 +201,7 @@ def check_score(options: Options, is_analysed: bool, generation: Generation) -> 
 
 
 @contextlib.contextmanager
-def told_by_trainer() -> Iterator[None]:
+def trainer_errors() -> Iterator[None]:
     """Tell what Lightning refuses as a mistake in the `trainer` group."""
     try:
         yield
@@ -281,7 +283,7 @@ def _refuse_arguments(arguments: dict[str, Any]) -> None:
             raise ArgumentError(name, arguments[name], reason, {name: accepted})
 
 
-@told_by_trainer()
+@trainer_errors()
 def _own_gpu(devices: Any) -> int:
     """The GPU of this process; Lightning makes it the current one only when training starts."""
     indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]

@@ -21,7 +21,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.hardware import keep_freed_memory
 from tinyformer.nn import Network
 from tinyformer.run.cluster import with_environment
-from tinyformer.run.settings import Settings, told_by_trainer
+from tinyformer.run.settings import Settings, trainer_errors
 from tinyformer.tasks import Task
 from tinyformer.training import FiniteCheck, Snapshots
 from tinyformer.training.sharding import FullyShardedStrategy
@@ -83,7 +83,7 @@ def set_up_process() -> None:
     keep_freed_memory()
 
 
-@told_by_trainer()
+@trainer_errors()
 def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
@@ -120,7 +120,7 @@ def require_one_process(trainer: L.Trainer) -> None:
         )
 
 
-@told_by_trainer()
+@trainer_errors()
 def scoring_trainer(
     settings: Settings,
     folder: Path,

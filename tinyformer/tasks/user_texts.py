@@ -70,8 +70,9 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
         raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
-    if unknown := {*ids.flatten().tolist()}.difference(range(vocab_size)):  # a vocabulary may be beyond the dtype
-        raise ArgumentError(argument, min(unknown), f"token ids go from 0 to {vocab_size - 1}")
+    ids = ids.long()  # a smaller dtype may not hold the size of the vocabulary
+    for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
+        raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
 
 
 def texts_of(argument: str, value: Any) -> list[str]:

@@ -23,6 +23,7 @@ from tinyformer.training.step import (
     gradient_norm,
     mean_factor,
     scale_gradients,
+    sum_dtype,
     target_unit,
     weighted_loss,
 )
@@ -99,7 +100,7 @@ class TrainingModule(L.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
         """Count the targets of a batch; the first batch of a step clears the gradients of the step before."""
-        self.targets = self.task.num_targets(batch).sum(dtype=self.sum_dtype)
+        self.targets = self.task.num_targets(batch).sum(dtype=sum_dtype(self.device))
         if not self.step_targets:
             for weight in self.weights:
                 weight.grad = None
@@ -143,11 +144,6 @@ class TrainingModule(L.LightningModule):
                 is_empty = callback._average_model.n_averaged == 0  # not read, for which the host would wait
                 for average, weight in zip(callback._average_model.parameters(), self.parameters(), strict=True):
                     average.data.copy_(torch.where(is_empty, weight.data, average.data))
-
-    @property
-    def sum_dtype(self) -> torch.dtype:
-        """The dtype of sums: in fp32, with its 24-bit significand, one over 20 million tokens can be wrong by 1e-3."""
-        return torch.float32 if self.device.type == "mps" else torch.float64
 
     def gradient_norm(self) -> Float[Tensor, ""]:
         """The norm of the gradients of all weights that the optimizer updates, computed once a step."""
@@ -220,7 +216,7 @@ class TrainingModule(L.LightningModule):
 
     def add_scores(self, sums: dict[str, Tensor], batch: Batch) -> None:
         for name, score in self.task.score(self.network, batch).items():
-            sums[name] = sums.get(name, 0.0) + score.to(self.sum_dtype)
+            sums[name] = sums.get(name, 0.0) + score.to(sum_dtype(self.device))
 
     def on_validation_epoch_end(self) -> None:
         sums = {name: sum_over_processes(total) for name, total in self.sums.items()}

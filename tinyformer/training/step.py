@@ -1,4 +1,4 @@
-"""An optimizer step as pure functions: the mean over targets, the check for NaN and infinity, clipping.
+"""An optimizer step as functions of tensors: the mean over targets, the check for NaN and infinity, clipping.
 
 Lightning's hooks in `TrainingModule` and `FiniteCheck` call them; `train_step` takes a whole step without Lightning.
 """
@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
-from tinyformer.training.processes import max_over_processes, num_processes, sum_over_processes
+from tinyformer.training.processes import num_processes, sum_over_processes
 from tinyformer.training.sharding import whole
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of sums: in fp32, with its 24-bit significand, one over 20 million tokens can be wrong by 1e-3."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def target_unit(targets: Float[Tensor, ""]) -> Float[Tensor, ""]:
@@ -24,7 +29,7 @@ def target_unit(targets: Float[Tensor, ""]) -> Float[Tensor, ""]:
 
 
 def weighted_loss(loss: Float[Tensor, ""], targets: Float[Tensor, ""], unit: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """The sum of a batch's losses over its targets, in units of `target_unit`, given their mean."""
+    """The sum of a batch's losses, from their mean over its targets, in units of `target_unit`."""
     return loss * (targets / unit)
 
 
@@ -49,10 +54,9 @@ def gradient_norm(weights: Sequence[nn.Parameter]) -> Float[Tensor, ""]:
     return whole(torch.nn.utils.get_total_norm(gradients), True)
 
 
-def is_not_finite(total: Float[Tensor, ""]) -> Bool[Tensor, ""]:
-    """True if the sum of a step's loss and gradient norm is NaN or infinite in any process; the host does not wait."""
-    is_bad = total - total != 0  # nan where the total is not finite; `isfinite` launches four kernels
-    return max_over_processes(is_bad.float()) > 0 if num_processes() > 1 else is_bad
+def is_nan_or_inf(total: Float[Tensor, ""]) -> Bool[Tensor, ""]:
+    """True if the sum of a step's loss and gradient norm is NaN or infinite; the host does not wait for it."""
+    return total - total != 0  # nan where the total is not finite; `isfinite` launches four kernels
 
 
 def clip_gradients(weights: Sequence[nn.Parameter], max_norm: float, norm: Float[Tensor, ""]) -> None:
@@ -63,14 +67,14 @@ def clip_gradients(weights: Sequence[nn.Parameter], max_norm: float, norm: Float
 def train_step(
     network: Network, task: Task, batches: Sequence[Batch], optimizer: torch.optim.Optimizer, max_norm: float = 1.0
 ) -> Float[Tensor, ""]:
-    """Take one optimizer step on some batches, and return their mean loss in nats per target.
+    """Take one optimizer step on some batches, in one process, and return their mean loss in nats per target.
 
     The gradient is that of the mean over all targets of the batches, as if they were one. Where the loss or the norm of
     the gradient is NaN or infinite, neither weights nor the optimizer's state change.
     """
-    weights = [*network.parameters()]
-    optimizer.zero_grad()
-    targets = [task.num_targets(batch).sum(dtype=torch.float64) for batch in batches]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    network.zero_grad()
+    targets = [(number := task.num_targets(batch)).sum(dtype=sum_dtype(number.device)) for batch in batches]
     unit, total = target_unit(targets[0]), torch.tensor(0.0)
     for batch, number in zip(batches, targets, strict=True):
         loss = weighted_loss(task.loss(network, batch), number, unit)
@@ -79,7 +83,7 @@ def train_step(
     factor = mean_factor(targets, unit)
     scale_gradients(weights, factor)
     norm = gradient_norm(weights)
-    if not is_not_finite(total + norm):
+    if not is_nan_or_inf(total + norm):
         clip_gradients(weights, max_norm, norm)
         optimizer.step()
     return total * factor

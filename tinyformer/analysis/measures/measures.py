@@ -23,7 +23,7 @@ Heads: TypeAlias = Float[Tensor, "*layers heads"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
-CHANGED = {"duplicate_token": 2, "induction": 2}  # versions of the measures whose meaning has changed since the first
+VERSIONS = {"duplicate_token": 2, "induction": 2}  # of measures whose meaning has changed; the others have version 1
 
 REACH = 8  # the largest distance in tokens between a query and a near key
 

@@ -268,7 +268,7 @@ class TextTokenizer:
         """The text of `continuation`, in pieces, as the ids arrive.
 
         A character whose bytes are spread over several tokens comes with the last of them. The pieces add up to the
-        text, which with byte fallback (SentencePiece's) has no letters in a run of bytes that is not UTF-8.
+        text; with byte fallback (SentencePiece's), they may differ from it in a run of bytes that is not UTF-8.
         """
         seen, length = list[int](), 0
         for token in chain(ids, [None]):

@@ -41,12 +41,12 @@ def statement_of(finding: Finding) -> Statement:
 
 def versions_of(finding: Finding) -> dict[str, int]:
     """The versions of the measures of heads and of the analysis whose tables a finding measures."""
-    from tinyformer.analysis.measures.measures import CHANGED  # which needs torch
+    from tinyformer.analysis.measures.measures import VERSIONS as OF_MEASURES  # which needs torch
 
     versions = {f"version of {word}": _version(word) for word in finding.evaluate if word.startswith("analysis=")}
     named = [source for check in finding.checks.values() for source in sources(check.of) if "heads" in source]
     if named:
-        versions["version of the measures of heads"] = max(CHANGED.get(source["heads"], 1) for source in named)
+        versions["version of the measures of heads"] = max(OF_MEASURES.get(source["heads"], 1) for source in named)
     return versions
 
 

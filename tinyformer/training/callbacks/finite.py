@@ -15,8 +15,8 @@ from tinyformer.errors import require_at_least, require_choice
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
 from tinyformer.training.optimizers import StackedMuon
-from tinyformer.training.processes import sum_over_processes
-from tinyformer.training.step import is_not_finite
+from tinyformer.training.processes import max_over_processes, sum_over_processes
+from tinyformer.training.step import is_nan_or_inf
 
 MAX_UNREAD = 50
 """Largest number of steps whose batches are kept on the device, so that they can be run again."""
@@ -106,7 +106,9 @@ class FiniteCheck(L.Callback):
         total, self._sum = self._sum, None
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             total = total + cast(TrainingModule, pl_module).gradient_norm()
-        is_bad = is_not_finite(total)
+        is_bad = is_nan_or_inf(total)
+        if trainer.world_size > 1:  # processes share gradients, but not losses
+            is_bad = max_over_processes(is_bad.float()) > 0
         if self.action == "stop" and self._is_masked is not None:
             is_bad = is_bad | self._is_masked
         self._is_masked = is_bad
