@@ -46,7 +46,7 @@ def suggested(told: str, command: str) -> Iterator[str]:
     for name in (name for names in re.findall(r"Did you mean (.*?)\?", told) for name in names.split(" or ")):
         if wrong in command:
             meant = name + "=" * (name in values_of_keys())
-            yield re.sub(rf"[+-]*{wrong}(?: ?=| (?=\d))?", meant, command.removeprefix("--multi "))
+            yield re.sub(rf"[+-]*{wrong}(?: ?=| (?=\d))?", meant, command.removeprefix("--multirun "))
         else:  # in a mapping, the last part of the key
             yield command.replace(wrong.rpartition(".")[2], name.rpartition(".")[2])
 
@@ -95,7 +95,7 @@ def mistake_in(*overrides: str) -> str:
         ("num_heads=4", "num_heads: there is no such key. Did you mean model.num_heads*"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
         ("--epochs 5", "--epochs: is no option; *. Did you mean trainer.max_epochs or trainer.max_steps?"),
-        ("--multi --lr=0.1", "--lr: is no option; values are set by KEY=VALUE. Did you mean optimizer.lr?"),
+        ("--multirun --lr=0.1", "--lr: is no option; values are set by KEY=VALUE. Did you mean optimizer.lr?"),
         ("seed=0 attention gqa", "attention: is no KEY=VALUE, such as attention=gqa."),
         ("data=text data.files book.txt", "data.files: is no KEY=VALUE, such as data.files=book.txt."),
         ("run/last.ckpt", "run/last.ckpt: is no KEY=VALUE, such as init_from=run/last.ckpt, or checkpoint=*"),

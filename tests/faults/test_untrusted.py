@@ -18,7 +18,7 @@ import tinyformer
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
-from tinyformer.run import starting_checkpoint
+from tinyformer.run import network
 from tinyformer.run.own_scores import register_score
 
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
@@ -174,7 +174,7 @@ def test_a_run_starts_from_no_sizes_that_the_weights_lack(
     raw = torch.load(trained.last, weights_only=True)
     raw["tinyformer"]["overrides"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
     torch.save(raw, "large.ckpt")
-    monkeypatch.setattr(starting_checkpoint.L, "seed_everything", None)  # which would allocate them
+    monkeypatch.setattr(network.L, "seed_everything", None)  # which would allocate them
     words = f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true"
     require_refusal(program, "init_from=large.ckpt: ", "train.py", words)
 

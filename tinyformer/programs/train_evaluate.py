@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from tinyformer.config.checks import check_early
 from tinyformer.config.compose import Invocation, offer_stored_run, with_last
 from tinyformer.config.errors import exit_code_of, indent
-from tinyformer.config.folder import has_checkpoint, is_first_process
+from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
 from tinyformer.config.keys import is_multirun, readable
 from tinyformer.config.launch import launch
 from tinyformer.config.process import argv, ending_at_ctrl_c, guard_imports
@@ -70,9 +70,14 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
 
 def _run_program(start: Callable[[], int | None], program: str) -> int:
     """The exit code of a program of Hydra, whose Ctrl-C is not reported: a run that has saved its state says so."""
+
+    def checked() -> int | None:
+        process_number()  # refuses a variable of a launcher that was left in the environment
+        return start()
+
     guard_imports()
     try:
-        return exit_code_of(start, program)
+        return exit_code_of(checked, program)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -89,7 +89,8 @@ def training_trainer(
 ) -> L.Trainer:
     """Lightning's trainer for a run."""
     strategy, own = settings.arguments.get("strategy"), ("profiler", "plugins", "strategy")
-    if settings.is_sharded and any(isinstance(each, of_lightning.WeightAveraging) for each in callbacks):
+    averaging = (of_lightning.WeightAveraging, of_lightning.StochasticWeightAveraging)
+    if settings.is_sharded and any(isinstance(each, averaging) for each in callbacks):
         raise ArgumentError("trainer.strategy", strategy, "cannot average weights", {"strategy": "ddp"})
     trainer = L.Trainer(
         **{name: value for name, value in settings.arguments.items() if name not in own},
