@@ -397,7 +397,7 @@ BREAKS = (
     ),
     Break(
         "sums_in_bf16",
-        "training/module.py",
+        "training/step.py",
         "else torch.float64",
         "else self.dtype",
         ("tests/training/test_steps.py", "-k", "one_batch or fp64"),

@@ -284,6 +284,7 @@ TOLD = {
     "train --help": (0, "multi-query: all query heads share"),
     "evaluate --help": (0, "how text is generated"),
     "train modle.d_model=8": (2, "Error: modle.d_model: there is no such key."),
+    "train hydra.mode=MULTIRUN": (2, "Error: hydra.mode=MULTIRUN: starts no sweep; -m does."),
     "train data=text data.files=book.txt": (2, "Error: data.files=book.txt: the file does not exist; "),
 }
 
