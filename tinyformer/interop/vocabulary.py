@@ -1,5 +1,6 @@
 """Tokenizer files of Hugging Face model folders, read and written."""
 
+import base64
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -34,31 +35,43 @@ def read_json(path: Path) -> dict[str, Any]:
     raise ArgumentError("path", str(path), "is not a JSON object")
 
 
-def _bert(settings: Fields) -> tuple[Any, Any]:
+def _bert(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
     lowercase, accents = settings.get("do_lower_case", True), settings.get("strip_accents")
     normalizer = normalizers.BertNormalizer(True, settings.get("tokenize_chinese_chars", True), accents, lowercase)
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
-def _byte_level(settings: Fields) -> tuple[Any, Any]:
+def _byte_level(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
     return None, pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space")))
 
 
-def _llama(settings: Fields) -> tuple[Any, Any]:
+def _llama(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
     scheme = "never" if settings.get("add_prefix_space") is False else "always" if settings.get("legacy") else "first"
     return None, pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
 
 
-CLASSES: dict[str, tuple[type, Callable[[Fields], tuple[Any, Any]]]] = {
+def _t5(_: Fields, tokenizer: Tokenizer) -> tuple[Any, Any]:
+    """Keep the pieces and SentencePiece's table of characters; token 2 is the unknown one, and `</s>` ends a text."""
+    written = json.loads(tokenizer.to_str())
+    tokenizer.model = models.Unigram([(piece, score) for piece, score in written["model"]["vocab"]], 2, False)
+    tokenizer.post_processor = template(tokenizer, [], [tokenizer.token_to_id("</s>")])
+    normalizer = written["normalizer"] or {}
+    tables = [part for part in normalizer.get("normalizers", [normalizer]) if part.get("type") == "Precompiled"]
+    kept = normalizers.Precompiled(base64.b64decode(tables[0]["precompiled_charsmap"])) if tables else None
+    return kept, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+
+
+CLASSES: dict[str, tuple[type, Callable[[Fields, Tokenizer], tuple[Any, Any]]]] = {
     "BertTokenizer": (models.WordPiece, _bert),
     **dict.fromkeys(("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer"), (models.BPE, _byte_level)),
-    "GPTNeoXTokenizer": (models.BPE, lambda settings: (normalizers.NFC(), _byte_level(settings)[1])),
+    "GPTNeoXTokenizer": (models.BPE, lambda *given: (normalizers.NFC(), _byte_level(*given)[1])),
+    "T5Tokenizer": (models.Unigram, _t5),
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), (models.BPE, _llama)),
 }
 """Classes of `transformers` 5 with the model that they need, and their own normalizer and pre-tokenizer."""
 
 OF_TYPE = {"bart": "BartTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
-AS_IT_IS = ("None", "PreTrainedTokenizer", "Qwen2Tokenizer", "T5Tokenizer", "TokenizersBackend")
+AS_IT_IS = ("None", "PreTrainedTokenizer", "Qwen2Tokenizer", "TokenizersBackend")
 """The class by `model_type`, where no file names one, and classes that use a `tokenizer.json` whatever the settings."""
 
 
@@ -171,7 +184,7 @@ def _set_parts(tokenizer: Tokenizer, kind: str, settings: Fields) -> None:
     """Replace what the class of a tokenizer replaces; Llama's does not if bytes are the alphabet."""
     model, parts = CLASSES.get(kind, (type(None), _byte_level))
     if isinstance(tokenizer.model, model) and not (parts is _llama and '"ByteLevel"' in tokenizer.to_str()):
-        tokenizer.normalizer, tokenizer.pre_tokenizer = parts(settings)
+        tokenizer.normalizer, tokenizer.pre_tokenizer = parts(settings, tokenizer)
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: Fields, added: Fields) -> None:

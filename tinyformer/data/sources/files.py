@@ -85,6 +85,9 @@ class Layout:
             if self.whole is not None:
                 self.whole[:] = existing
             return
+        if from_header and {*self.needed} <= {column.strip('"') for column in existing}:
+            reason = f"{place} has its header in quotation marks, which are read as plain characters"
+            raise self.error(missing[0], reason, {"quoted": True})
         works: dict[str, Any] = {}
         is_suspect = from_header and not {*self.selected} & {*existing}
         if len(self.text_columns) == 1 and len(missing) <= len(others) <= (2 if is_suspect else len(missing)):
