@@ -22,7 +22,7 @@ from peers import GPT, GPU_PEERS, Shape
 from torch import Tensor
 
 from tinyformer.hardware import Peak, matmul_peak, measured_flops
-from tinyformer.nn import BACKENDS, AttentionCase, AttentionMask
+from tinyformer.nn import BACKENDS, AttentionMask, KernelRequirements
 from tinyformer.nn.kernels.observe import running_kernel
 from tinyformer.nn.score import Scoring
 
@@ -103,7 +103,7 @@ def attention(seq_len: int, mask: str, num_heads: int = 12, head_dim: int = 64) 
     shape, described = (rows, num_heads, seq_len, head_dim), MASKS[mask](rows, seq_len)
     q, k, v, upstream = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    case = AttentionCase.of(q, k, v, described, Scoring(), dropout=0.0, gradient=True)
+    case = KernelRequirements.of(q, k, v, described, Scoring(), dropout=0.0, gradient=True)
     found = []
     for name in ("eager", "sdpa", "flash", "flex"):
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from omegaconf import DictConfig
 
-from tinyformer.config.compose import Invocation, compose_run
+from tinyformer.config.compose import CommandLine, compose_run
 from tinyformer.config.errors import config_keys, exit_code_of
 from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "datasets", 
 Result = TypeVar("Result")
 
 
-def with_config(job: Callable[[DictConfig, Path, Invocation], Result], overrides: Sequence[str]) -> Result:
+def with_config(job: Callable[[DictConfig, Path, CommandLine], Result], overrides: Sequence[str]) -> Result:
     """The result of a job that is given the config of `train` with these overrides, and a temporary folder for its run.
 
     Raises:

@@ -24,9 +24,9 @@ from omegaconf import DictConfig
 from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 
-from tinyformer.analysis.costs import count_costs
 from tinyformer.batch import Batch
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
+from tinyformer.costs.network import count_costs
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.nn.kernels.observe import running_kernel
@@ -295,7 +295,7 @@ def train_in_turn(
         compiled: whether to compile the peers, and the network in a plain loop.
     """
 
-    def job(config: DictConfig, folder: Path, invocation: Invocation) -> list[Trained]:
+    def job(config: DictConfig, folder: Path, invocation: CommandLine) -> list[Trained]:
         with contextlib.redirect_stdout(Terminal()):
             run = set_up(config, folder, invocation)
             in_turn = InTurn(

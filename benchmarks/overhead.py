@@ -32,7 +32,7 @@ from omegaconf import DictConfig
 from peers import GPT, SHAPES
 from rich.console import Console
 
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.hardware import has_native_bf16
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run
@@ -125,7 +125,7 @@ def recipe(run: Run) -> tuple[Any, Any]:
     return run.module.make_optimizer, instantiate(run.config.schedule)
 
 
-def in_turn(config: DictConfig, folder: Path, invocation: Invocation) -> dict[str, list[float]]:
+def in_turn(config: DictConfig, folder: Path, invocation: CommandLine) -> dict[str, list[float]]:
     """Milliseconds a step of each side, in each round."""
     found: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(ROUNDS):

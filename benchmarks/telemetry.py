@@ -26,7 +26,7 @@ import torch
 from here import ROOT, commit, with_config
 from omegaconf import DictConfig
 
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.run.fitting import fit
 from tinyformer.run.loggers import closing
 from tinyformer.run.pipeline import set_up
@@ -79,7 +79,7 @@ class InTurn(L.Callback):
             self.drawing.append(self.telemetry.seconds - before)
 
 
-def train_in_turn(config: DictConfig, folder: Path, invocation: Invocation, num_blocks: int) -> dict[str, Any]:
+def train_in_turn(config: DictConfig, folder: Path, invocation: CommandLine, num_blocks: int) -> dict[str, Any]:
     """The seconds of blocks of steps with and without telemetry."""
     telemetry_config = config.callbacks.attention
     config.trainer.max_steps = telemetry_config.every_n_steps * (num_blocks + 1)

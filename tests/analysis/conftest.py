@@ -6,7 +6,7 @@ import pytest
 from browser import quiet_page
 from nn.conftest import _flex_runs_without_a_compiler
 
-from tinyformer.analysis import write_atlas
+from tinyformer.report import write_atlas
 
 __all__ = ["_flex_runs_without_a_compiler"]
 

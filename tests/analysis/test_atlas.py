@@ -10,9 +10,10 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from analysis.subjects import stored
-from tinyformer.analysis import Axes, write_atlas
+from analysis.contexts import stored
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import Axes
+from tinyformer.report import write_atlas
 
 TOKENS = list("The cat sat on ⏎it.")
 ROUNDING = 0.00005 + 0.5 / 65535  # of a stored weight shown with four decimals

@@ -7,12 +7,12 @@ import torch
 from nn.model_cases import make_transformer, token_ids
 from nn.variants import NAMES, documents, factory, network
 
-from analysis.subjects import CAUSAL, loud_transformer
-from tinyformer.analysis import MEASURES, PATTERNS, capture_attention, capture_weights
-from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.measures.probe import Probe, Probes, measure_heads
-from tinyformer.analysis.measures.table import measure_layers
+from analysis.contexts import CAUSAL, loud_transformer
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import MEASURES, PATTERNS, capture_attention, capture_weights
+from tinyformer.measures.capture import attention_calls
+from tinyformer.measures.probe import Probe, Probes, measure_heads
+from tinyformer.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
 from tinyformer.programs.doctor.speed import peak_memory
 

@@ -13,11 +13,12 @@ from matplotlib import font_manager
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-from tinyformer.analysis import head_maps, measure_maps, save_png, seeds_by_number
-from tinyformer.analysis.pictures import picture as pictures
-from tinyformer.analysis.pictures.charts import head_grid, lines, scatter
-from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT, COLOURS, HATCH
-from tinyformer.model.showing import heat_map
+from tinyformer.analysis import seeds_by_number
+from tinyformer.model.notebook import heat_map
+from tinyformer.report import head_maps, measure_maps, save_png
+from tinyformer.report import picture as pictures
+from tinyformer.report.charts import head_grid, lines, scatter
+from tinyformer.report.picture import CAPTION_HEIGHT, COLOURS, HATCH
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 

@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.analysis.costs import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
-from tinyformer.analysis.memory import BatchCosts, count_batch, count_gpus
 from tinyformer.config.compose import compose_sweep
+from tinyformer.costs.memory import BatchCosts, count_batch, count_gpus
+from tinyformer.costs.network import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
 from tinyformer.nn import AttentionMask, Cache, Transformer
 from tinyformer.training import AdamW
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from analysis.subjects import TOKENIZER, loud_transformer, make_subject
-from tinyformer.analysis import AccuracyByDistance, Subject
+from analysis.contexts import TOKENIZER, loud_transformer, make_context
+from tinyformer.analysis import AccuracyByDistance, AnalysisContext
 from tinyformer.batch import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.tasks import CausalLM, MaskedLM
@@ -26,8 +26,8 @@ class Says(CausalLM):
 
 
 def table(tokens, width=1):
-    subject = Subject(loud_transformer(), [{"inputs": INPUTS, "targets": TARGETS}], Says(tokens), TOKENIZER)
-    findings = AccuracyByDistance(width=width)(subject)
+    context = AnalysisContext(loud_transformer(), [{"inputs": INPUTS, "targets": TARGETS}], Says(tokens), TOKENIZER)
+    findings = AccuracyByDistance(width=width)(context)
     assert list(findings.figures) == ["distance"]
     return findings.tables["distance"][1], findings.lines["accuracy"]
 
@@ -44,7 +44,7 @@ def test_the_distance_is_that_to_the_last_occurrence():
 def test_an_untrained_model_is_right_by_chance_for_five_seeds():
     rates = []
     for seed in range(5):
-        findings = AccuracyByDistance(width=8)(make_subject(loud_transformer(seed=seed), num_windows=64))
+        findings = AccuracyByDistance(width=8)(make_context(loud_transformer(seed=seed), num_windows=64))
         ((_, _, targets, accuracy, copied),) = findings.tables["distance"][1]
         rates += [accuracy, copied]
         assert targets > 20
@@ -52,13 +52,13 @@ def test_an_untrained_model_is_right_by_chance_for_five_seeds():
 
 
 def test_other_tasks_and_windows_without_repeats_are_refused():
-    subject = make_subject(loud_transformer())
+    context = make_context(loud_transformer())
     batch = {"inputs": torch.arange(8).unsqueeze(0), "targets": torch.ones(1, 8, dtype=torch.long)}
     for task, batches, reason in (
-        (MaskedLM(), subject.batches, "analysis='distance': analyses models that predict the next token"),
+        (MaskedLM(), context.batches, "analysis='distance': analyses models that predict the next token"),
         (CausalLM(), [batch], "num_windows=1: have no target whose input has occurred before"),
     ):
         with pytest.raises(ArgumentError, match=reason):
-            AccuracyByDistance()(Subject(subject.network, batches, task, TOKENIZER))
+            AccuracyByDistance()(AnalysisContext(context.network, batches, task, TOKENIZER))
     with pytest.raises(ArgumentError, match="width=0: must be at least 1"):
         AccuracyByDistance(width=0)

@@ -9,31 +9,31 @@ import pytest
 import torch
 from model.models import causal, masked, model, translator
 
-from analysis.subjects import all_rows, columns_of, make_subject, pair_subject, stored
+from analysis.contexts import all_rows, columns_of, make_context, pair_context, stored
 from tinyformer.analysis import HeadAtlas
 from tinyformer.analysis.atlas.events import NUM_STRONGEST
 from tinyformer.analysis.atlas.head_atlas import SplitEvents
 from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
 from tinyformer.analysis.atlas.snippets import events_of
 from tinyformer.analysis.atlas.tally import CLASSES
-from tinyformer.analysis.points import forward_pass
 from tinyformer.errors import ArgumentError
+from tinyformer.measures.points import forward_pass
 
 
 def of_windows(some, padded=False, documents=False, batch_size=4):
-    subject = make_subject(some.network, num_windows=12, padded=padded, batch_size=batch_size)
-    batches = subject.batches
+    context = make_context(some.network, num_windows=12, padded=padded, batch_size=batch_size)
+    batches = context.batches
     if documents:  # two in each window
         of = (torch.arange(8) >= 3).long()
         batches = [batch | {"documents": of.repeat(len(batch["inputs"]), 1)} for batch in batches]
-    return replace(subject, batches=batches, split=lambda: batches, task=some.task, tokenizer=some._tokenizer)
+    return replace(context, batches=batches, split=lambda: batches, task=some.task, tokenizer=some._tokenizer)
 
 
 def of_pairs():
-    subject = pair_subject(translator().network)
-    first, second = subject.batches
+    context = pair_context(translator().network)
+    first, second = context.batches
     batches = [first, second | {"rows": second["rows"] + len(first["rows"])}]
-    return replace(subject, split=lambda: batches)
+    return replace(context, split=lambda: batches)
 
 
 SUBJECTS = {
@@ -49,18 +49,18 @@ SUBJECTS = {
 
 
 @torch.no_grad()
-def rows_by_hand(subject, number):
+def rows_by_hand(context, number):
     """For each row of a split: weights and strengths of each query and key of a layer, and the tokens of both sides."""
-    layer, (*kind, index) = subject.layers[number], subject.addresses[number]
+    layer, (*kind, index) = context.layers[number], context.addresses[number]
     stack = "".join(kind).replace("cross", "decoder")
     part = ".".join(filter(None, [stack, f"layers.{index}", "cross_attention" if kind == ["cross"] else "attention"]))
     capture = [f"{part}.{point}" for point in ("weights", "values", "output_by_head")]
     writes = layer.o_proj.weight.unflatten(1, (layer.num_heads, -1)).transpose(0, 1)
-    for batch in all_rows(subject):
+    for batch in all_rows(context):
         lengths = {"seq": torch.tensor([batch["inputs"].shape[1]])}
         lengths["source_seq"] = torch.tensor([batch.get("source", batch["inputs"]).shape[1]])
-        forward = lambda batch=batch: subject.task.forward(subject.network, batch)  # noqa: E731
-        activations = forward_pass(subject.network, forward, lengths, capture)[1]
+        forward = lambda batch=batch: context.task.forward(context.network, batch)  # noqa: E731
+        activations = forward_pass(context.network, forward, lengths, capture)[1]
         weights, values, outputs = (activations[name][0] for name in capture)
         values = values[layer.head_map.kv_heads]
         mixed = weights @ values
@@ -74,13 +74,13 @@ def rows_by_hand(subject, number):
         yield weights, strengths, queries, keys, batch.get("documents", torch.zeros(1, len(keys)))[0].tolist()
 
 
-def classes_of(subject, kind, query, key, queries, keys, documents):
+def classes_of(context, kind, query, key, queries, keys, documents):
     """The classes that a key is in for a query."""
-    texts = [subject.tokenizer.token_strings([token])[0] for token in keys]
+    texts = [context.tokenizer.token_strings([token])[0] for token in keys]
     is_first = key == 0 or documents[key] != documents[key - 1]
     if is_first:
         yield "first"
-    if keys[key] not in subject.tokenizer.special_ids and texts[key] in string.punctuation:
+    if keys[key] not in context.tokenizer.special_ids and texts[key] in string.punctuation:
         yield "punctuation"
     if is_first or texts[key - 1].endswith("⏎"):
         yield "line_start"
@@ -92,10 +92,10 @@ def classes_of(subject, kind, query, key, queries, keys, documents):
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_events_distributions_and_shares_are_those_of_loops(name):
-    subject = SUBJECTS[name]()
-    split = SplitEvents(subject, seed=0)
+    context = SUBJECTS[name]()
+    split = SplitEvents(context, seed=0)
     for number, of in enumerate(split.layers):
-        rows, kind = list(rows_by_hand(subject, number)), subject.kinds[number]
+        rows, kind = list(rows_by_hand(context, number)), context.kinds[number]
         for head, kept in enumerate(events_of(of)):
             if of.layer.ablated()[head]:
                 continue
@@ -110,7 +110,7 @@ def test_events_distributions_and_shares_are_those_of_loops(name):
                         if weight:
                             at_offset[offset] += weight
                             seen[offset] += 1
-                        for each in classes_of(subject, kind, query, key, queries, keys, documents):
+                        for each in classes_of(context, kind, query, key, queries, keys, documents):
                             on[each] += weight
                             seen_in[each, offset] += bool(weight)
             ranked = sorted(best.values(), reverse=True)
@@ -148,8 +148,8 @@ def test_the_size_of_batches_changes_nothing_and_what_is_kept_is_bounded():
     for one, other in zip(*kept, strict=True):
         assert torch.equal(one["place"], other["place"])
         torch.testing.assert_close(one["output"], other["output"])
-    subject = of_windows(causal())
-    long = replace(subject, split=lambda: subject.batches * 40)
+    context = of_windows(causal())
+    long = replace(context, split=lambda: context.batches * 40)
     assert all(len(of["group"]) <= 70 for of in events_of(SplitEvents(long, seed=0).layers[0]))
 
 
@@ -165,10 +165,10 @@ def test_a_reservoir_is_a_uniform_sample():
 
 
 def test_findings_and_the_page(tmp_path):
-    subject = of_windows(causal(), padded=True)
+    context = of_windows(causal(), padded=True)
     (tmp_path / "heads.csv").write_text("layer,head,change\n0,0,0.5\n1,3,-0.25\n")
     atlas = HeadAtlas(num_windows=4, columns={"change": str(tmp_path / "heads.csv")}, num_tokens=8)
-    findings = atlas(subject, tmp_path)
+    findings = atlas(context, tmp_path)
     table, data = columns_of(findings.tables["atlas"]), stored(tmp_path / "atlas.html")
     assert [value for value in table["change"] if value is not None] == [0.5, -0.25]
     events = columns_of(findings.tables["events"])
@@ -178,7 +178,7 @@ def test_findings_and_the_page(tmp_path):
     assert (shown["decile"], shown["strength"]) == (None, pytest.approx(events["strength"][0], rel=1e-4))
     assert "20 strongest" in data["events"]["sampled"]
     with pytest.raises(ArgumentError, match="max_heads=4: the model has 8 heads"):
-        HeadAtlas(max_heads=4)(subject, tmp_path)
+        HeadAtlas(max_heads=4)(context, tmp_path)
 
 
 def test_in_mixed_precision_strengths_are_those_of_fp32_up_to_its_rounding():

@@ -16,30 +16,32 @@ from nn.model_cases import make_transformer
 from PIL import Image
 from playwright.sync_api import expect
 
-from analysis.subjects import (
+from analysis.contexts import (
     CAUSAL,
     columns_of,
     loud_encoder_decoder,
     loud_transformer,
-    make_subject,
-    pair_subject,
+    make_context,
+    pair_context,
     stored,
 )
 from analysis.test_atlas import assert_accessible, assert_colours, focused, press
-from tinyformer.analysis import TrainingFilm, atlas_html, capture_pair, capture_weights, pairs_of
-from tinyformer.analysis.maps import of_sample
-from tinyformer.analysis.measures.events import TRAITS, Event
-from tinyformer.analysis.snapshots import film
-from tinyformer.analysis.subject import Snapshot
+from tinyformer.analysis import TrainingFilm
+from tinyformer.analysis.context import Snapshot
+from tinyformer.analysis.over_training import film
+from tinyformer.analysis.texts.maps import of_sample
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import capture_pair, capture_weights, pairs_of
+from tinyformer.measures.events import TRAITS, Event
+from tinyformer.report import atlas_html
 
 STEPS = (0, 8, 400)  # at the second, all heads are uniform
 NETWORKS = [loud_transformer(seed=3), make_transformer().eval(), loud_transformer(seed=4)]
 
 
-def with_snapshots(subject, networks=NETWORKS, steps=STEPS):
+def with_snapshots(context, networks=NETWORKS, steps=STEPS):
     snapshots = [Snapshot(step, lambda network=network: network) for step, network in zip(steps, networks, strict=True)]
-    return replace(subject, network=networks[-1], snapshots=snapshots)
+    return replace(context, network=networks[-1], snapshots=snapshots)
 
 
 def assert_frames(page, exact):
@@ -54,26 +56,26 @@ def assert_frames(page, exact):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The film of the networks on the first of six windows: the subject, the exact maps at each step, and the film."""
-    subject, folder = with_snapshots(make_subject(NETWORKS[-1])), tmp_path_factory.mktemp("film")
-    window = subject.batches[0]["inputs"][:1]
+    """The film of the networks on the first of six windows: the context, the exact maps at each step, and the film."""
+    context, folder = with_snapshots(make_context(NETWORKS[-1])), tmp_path_factory.mktemp("film")
+    window = context.batches[0]["inputs"][:1]
     exact = [[head for layer in capture_weights(of, window, CAUSAL) for head in layer[0]] for of in NETWORKS]
-    return subject, exact, TrainingFilm()(subject, folder), folder / "film.html"
+    return context, exact, TrainingFilm()(context, folder), folder / "film.html"
 
 
 def test_the_frames_are_those_of_each_snapshot(made):
-    subject, exact, found, path = made
+    context, exact, found, path = made
     page, table = stored(path), columns_of(found.tables["film"])
     assert page["film"]["steps"] == list(STEPS)
     assert_frames(page, exact)
-    inputs, targets = (torch.cat([batch[name] for batch in subject.batches]) for name in ("inputs", "targets"))
+    inputs, targets = (torch.cat([batch[name] for batch in context.batches]) for name in ("inputs", "targets"))
     for at, (step, network) in enumerate(zip(STEPS, NETWORKS, strict=True)):
         with torch.no_grad():
             loss = F.cross_entropy(network(inputs, CAUSAL).flatten(0, 1), targets.flatten())
         rows = slice(8 * at, 8 * at + 8)
         assert table["step"][rows] == (step,) * 8
         assert (page["film"]["loss"][at],) * 8 == table["loss"][rows] == (pytest.approx(loss.item(), rel=1e-5),) * 8
-        measures = of_sample(subject)(network, None).values
+        measures = of_sample(context)(network, None).values
         for number, (name, layers) in enumerate(measures.items()):
             values = [pytest.approx(v) if math.isfinite(v) else None for layer in layers for v in layer]
             assert list(table[name][rows]) == values, name
@@ -107,8 +109,8 @@ def test_the_film_opens_at_the_first_role_and_its_picture_says_if_there_is_none(
 @pytest.mark.slow
 def test_the_frames_of_a_pair(tmp_path):
     networks = [loud_encoder_decoder(seed=seed) for seed in range(3)]
-    subject = with_snapshots(pair_subject(networks[0]), networks)
-    found, pair = TrainingFilm()(subject, tmp_path), pairs_of(subject.batches[0])[0]
+    context = with_snapshots(pair_context(networks[0]), networks)
+    found, pair = TrainingFilm()(context, tmp_path), pairs_of(context.batches[0])[0]
     exact = [
         [head for of in capture_pair(network, pair).values() for layer in of for head in layer[0]]
         for network in networks
@@ -120,8 +122,8 @@ def test_the_frames_of_a_pair(tmp_path):
 
 def test_a_page_that_would_be_too_large_has_fewer_snapshots(tmp_path, monkeypatch):
     monkeypatch.setattr(film, "LARGEST_PAGE", 20e3)
-    subject = with_snapshots(make_subject(NETWORKS[0]), [*NETWORKS] * 3, range(0, 900, 100))
-    TrainingFilm()(subject, tmp_path)
+    context = with_snapshots(make_context(NETWORKS[0]), [*NETWORKS] * 3, range(0, 900, 100))
+    TrainingFilm()(context, tmp_path)
     page = stored(tmp_path / "film.html")
     assert page["film"]["steps"] == [0, 300, 500, 800]
     assert len(json.dumps([[head["film"], head["weights"]] for head in page["heads"]])) < 20e3
@@ -144,9 +146,9 @@ def test_the_largest_page_has_15_mb(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_run_without_snapshots_is_refused(tmp_path, number):
-    subject = replace(make_subject(NETWORKS[0]), snapshots=[Snapshot(0, lambda: NETWORKS[0])] * number)
+    context = replace(make_context(NETWORKS[0]), snapshots=[Snapshot(0, lambda: NETWORKS[0])] * number)
     with pytest.raises(ArgumentError, match=f"of which this run has {number}"):
-        TrainingFilm()(subject, tmp_path)
+        TrainingFilm()(context, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -240,7 +242,7 @@ def test_the_film_is_accessible(open_film, scheme, width):
 @pytest.mark.slow
 def test_a_film_of_a_hostile_text_plays_in_a_frame(tmp_path, browser):
     text = "</script><script>document.title='broken'</script><b>a\u202eb"
-    TrainingFilm(text=text)(with_snapshots(make_subject(NETWORKS[0])), tmp_path)
+    TrainingFilm(text=text)(with_snapshots(make_context(NETWORKS[0])), tmp_path)
     source = html.escape((tmp_path / "film.html").read_text())
     with quiet_page(browser) as page:
         page.set_content(f'<iframe srcdoc="{source}" sandbox="allow-scripts" width=1000 height=800>')

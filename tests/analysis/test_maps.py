@@ -10,7 +10,7 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.subjects import (
+from analysis.contexts import (
     ADDRESSES,
     CAUSAL,
     EOS,
@@ -18,14 +18,17 @@ from analysis.subjects import (
     columns_of,
     loud_encoder_decoder,
     loud_transformer,
-    make_subject,
-    pair_subject,
+    make_context,
+    pair_context,
     stored,
 )
-from tinyformer.analysis import (
+from tinyformer.analysis import HeadMaps
+from tinyformer.analysis.removal.ablation import head_importance
+from tinyformer.analysis.texts.maps import HeadMeasures, _supported
+from tinyformer.errors import ArgumentError
+from tinyformer.measures import (
     MEASURES,
     PATTERNS,
-    HeadMaps,
     capture_pair,
     capture_weights,
     head_labels,
@@ -33,9 +36,6 @@ from tinyformer.analysis import (
     pairs_of,
     repeated_tokens,
 )
-from tinyformer.analysis.ablation import head_importance
-from tinyformer.analysis.maps import HeadMeasures, _supported
-from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
 from tinyformer.nn import prune_heads
 from tinyformer.tasks import CausalLM
@@ -45,12 +45,12 @@ from tinyformer.tasks import CausalLM
 def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     network = loud_transformer()
     prune_heads(network.attentions()[1], [2])
-    subject = make_subject(network)
-    found = HeadMaps(rows=rows, num_tokens=3)(subject, tmp_path)
+    context = make_context(network)
+    found = HeadMaps(rows=rows, num_tokens=3)(context, tmp_path)
     table, data = columns_of(found.tables["maps"]), stored(tmp_path / "atlas.html")
     assert table["layer"] == (0, 0, 0, 0, 1, 1, 1)
     assert table["head"] == ("00", "01", "02", "03", "00", "01", "03")
-    windows = torch.cat([batch["inputs"] for batch in subject.batches])
+    windows = torch.cat([batch["inputs"] for batch in context.batches])
     expected = measure_layers(MEASURES, capture_weights(network, windows, CAUSAL, rows), windows)
     repeated = repeated_tokens(50, 8, 7, TOKENIZER)
     expected |= measure_layers(PATTERNS, capture_weights(network, repeated, CAUSAL, rows), repeated)
@@ -58,7 +58,7 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     for name, layers in expected.items():
         values = [value for layer in layers for value in layer]
         assert table[name] == tuple(pytest.approx(v, rel=1e-4) if math.isfinite(v) else None for v in values), name
-    assert table["importance"] == tuple(head_importance(subject))
+    assert table["importance"] == tuple(head_importance(context))
     # Of two queries, random maps have some of the traits, too; no head is given those.
     limits = {
         label: (limit, values) for label, _, limit, *values, _ in found.tables["labels"][1] if label != "collapsed"
@@ -79,7 +79,7 @@ def test_the_measures_of_a_text_are_its_own(tmp_path):
     """Of as much of it as the model reads."""
     network, text = loud_transformer(max_seq_len=40), "x" + "abc" * 13
     untrained = partial(make_transformer, max_seq_len=40)
-    found = HeadMaps(text=text)(make_subject(network, untrained=untrained), tmp_path)
+    found = HeadMaps(text=text)(make_context(network, untrained=untrained), tmp_path)
     own = Model(network, TOKENIZER, CausalLM()).attention(text[:39]).measures()
     table, data = columns_of(found.tables["maps"]), stored(tmp_path / "atlas.html")
     for name in MEASURES | PATTERNS:
@@ -98,9 +98,9 @@ def test_the_measures_of_a_text_are_its_own(tmp_path):
 
 def test_the_maps_of_a_pair(tmp_path):
     """Of the first pair of the split that fits, with a row of cross-attention for each token that is predicted."""
-    subject = pair_subject(loud_encoder_decoder())
-    found = HeadMaps(num_tokens=6)(subject, tmp_path)
-    pair = pairs_of(subject.batches[0])[1]  # the first has 9 and 7 tokens
+    context = pair_context(loud_encoder_decoder())
+    found = HeadMaps(num_tokens=6)(context, tmp_path)
+    pair = pairs_of(context.batches[0])[1]  # the first has 9 and 7 tokens
     source, target, predicted = (TOKENIZER.token_strings(ids[0].tolist()) for ids in pair)
     data = stored(tmp_path / "atlas.html")
     assert data["kinds"] == [
@@ -113,17 +113,17 @@ def test_the_maps_of_a_pair(tmp_path):
     kinds = ("encoder", "decoder", "cross")
     addresses = [(kinds[head["kind"]], head["layer"], int(head["name"])) for head in data["heads"]]
     assert addresses == [(*address, head) for address in ADDRESSES for head in range(4)]
-    captured = capture_pair(subject.network, pair)
+    captured = capture_pair(context.network, pair)
     whole = [weights for of_kind in captured.values() for layer in of_kind for weights in layer[0]]
     for head, weights in zip(data["heads"], whole, strict=True):
         levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
         np.testing.assert_allclose(levels / 65535, weights, atol=1e-5)
     table = columns_of(found.tables["maps"])
-    assert table["importance"] == tuple(head_importance(subject))
+    assert table["importance"] == tuple(head_importance(context))
     assert [value is None for value in table["coverage"]] == [kind != "cross" for kind in table["kind"]]
     # Where no pair is short enough, the first is cut.
-    HeadMaps(num_tokens=2, importance=False)(subject, tmp_path)
-    source, _, predicted = (ids[0].tolist() for ids in pairs_of(subject.batches[0])[0])
+    HeadMaps(num_tokens=2, importance=False)(context, tmp_path)
+    source, _, predicted = (ids[0].tolist() for ids in pairs_of(context.batches[0])[0])
     cross = stored(tmp_path / "atlas.html")["kinds"][2]
     assert cross["keys"] == TOKENIZER.token_strings([source[0], EOS])
     assert cross["queries"] == TOKENIZER.token_strings(predicted[:2])
@@ -139,9 +139,9 @@ def test_the_maps_of_a_pair(tmp_path):
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(tmp_path, is_pair, settings, message):
-    subject = pair_subject(loud_encoder_decoder()) if is_pair else make_subject(loud_transformer())
+    context = pair_context(loud_encoder_decoder()) if is_pair else make_context(loud_transformer())
     with pytest.raises(ArgumentError, match=f"^{message}"):
-        HeadMaps(**settings)(subject, tmp_path)
+        HeadMaps(**settings)(context, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

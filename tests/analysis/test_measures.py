@@ -8,8 +8,8 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.subjects import ADDRESSES, TOKENIZER, loud_encoder_decoder, pair_subject
-from tinyformer.analysis import (
+from analysis.contexts import ADDRESSES, TOKENIZER, loud_encoder_decoder, pair_context
+from tinyformer.measures import (
     CROSS_MEASURES,
     MEASURES,
     PATTERNS,
@@ -25,9 +25,9 @@ from tinyformer.analysis import (
     pairs_of,
     repeated_tokens,
 )
-from tinyformer.analysis.measures.capture import CapturedMaps
-from tinyformer.analysis.measures.measures import coverage, diagonal_distance, monotonicity, source_end
-from tinyformer.analysis.measures.probe import random_maps as random_maps_of
+from tinyformer.measures.capture import CapturedMaps
+from tinyformer.measures.formulas import coverage, diagonal_distance, monotonicity, source_end
+from tinyformer.measures.probe import random_maps as random_maps_of
 from tinyformer.nn import AttentionMaps, AttentionMask
 from tinyformer.run.summary import describe_roles
 from tinyformer.training import AttentionTelemetry
@@ -272,7 +272,7 @@ def test_cross_measures_by_hand(measure, expected):
 def test_measures_of_pairs_are_means_and_of_logits_the_largest():
     """Each kind of attention has its own measures, and each pair is measured alone."""
     network = loud_encoder_decoder().train()
-    pairs = [pair for batch in pair_subject(network).batches for pair in pairs_of(batch)]
+    pairs = [pair for batch in pair_context(network).batches for pair in pairs_of(batch)]
     whole, *alone = (measure_pairs(network, some, nullcontext()) for some in (pairs, *([one] for one in pairs)))
     assert network.training
     assert whole.addresses == ADDRESSES

@@ -12,7 +12,7 @@ from matplotlib.path import Path as Polygon
 from playwright.sync_api import expect
 
 from analysis.test_atlas import ENDS, HOSTILE, assert_accessible, focused, press, random_maps
-from tinyformer.analysis import Axes
+from tinyformer.measures import Axes
 
 TOKENS = [*HOSTILE[:4], "␣the", "The", "·of", "⏎", "a", "b", "c", "d", "e", "f"]
 TEXT = list("ab ba cab")

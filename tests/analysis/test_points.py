@@ -8,8 +8,8 @@ from model.models import TEXTS, answerer, causal, classifier, masked, model, ran
 from nn.test_compile import printed
 from nn.variants import NAMES, able, factory, network, projected
 
-from tinyformer.analysis.points import intervention
 from tinyformer.errors import ArgumentError
+from tinyformer.measures.points import intervention
 from tinyformer.model.model import Model
 from tinyformer.nn import Attention, PostNormBlock, PreNormBlock
 from tinyformer.tasks import CausalLM

@@ -7,7 +7,7 @@ import torch
 from nn.model_cases import make_encoder, token_ids
 
 from tinyformer.analysis import analyse_predictions
-from tinyformer.analysis.predictions import classification_findings
+from tinyformer.analysis.texts.predictions import classification_findings
 from tinyformer.nn import ClassReadout, Transformer
 from tinyformer.tasks import Classification
 

@@ -10,12 +10,13 @@ import torch
 from nn.model_cases import make_transformer
 from torch import nn
 
-from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
-from tinyformer.analysis import HeadRedundancy, Subject
-from tinyformer.analysis.ablation import head_changes, head_importance, losses_without
-from tinyformer.analysis.redundancy import output_overlap, simultaneous, subspace_overlap, weights_by_head
-from tinyformer.analysis.subject import Losses, every_second
+from analysis.contexts import columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
+from tinyformer.analysis import AnalysisContext, HeadRedundancy
+from tinyformer.analysis.context import every_second
+from tinyformer.analysis.removal.ablation import head_changes, head_importance, losses_without
+from tinyformer.analysis.removal.redundancy import output_overlap, simultaneous, subspace_overlap, weights_by_head
 from tinyformer.errors import ArgumentError
+from tinyformer.measures.intervals import Losses
 from tinyformer.nn import (
     Attention,
     DifferentialAttention,
@@ -57,8 +58,8 @@ def made_by_hand(writes=(2.0, 2.0, 3.0)):
         layer.o_proj.weight[[2, 2, 3], [0, 1, 2]] = torch.tensor(writes)
     tokens = torch.arange(4).repeat(2).unsqueeze(1).expand(8, 6)
     batches = [{"inputs": rows, "targets": rows, "lengths": torch.full((4,), 6)} for rows in tokens.split(4)]
-    tokenizer = make_subject(make_transformer()).tokenizer
-    return Subject(network, batches, CausalLM(), tokenizer, untrained=lambda: network)
+    tokenizer = make_context(make_transformer()).tokenizer
+    return AnalysisContext(network, batches, CausalLM(), tokenizer, untrained=lambda: network)
 
 
 def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by_hand():
@@ -97,15 +98,15 @@ def test_two_heads_that_write_the_same_back_each_other_up_by_what_is_computed_by
 
 
 def test_sets_are_ordered_on_one_half_of_the_windows_and_measured_on_the_other():
-    subject = make_subject(loud_transformer())
-    ordering, measured = every_second(subject, 0), every_second(subject, 1)
+    context = make_context(loud_transformer())
+    ordering, measured = every_second(context, 0), every_second(context, 1)
     for order, score in {"oracle": head_changes, "importance": head_importance}.items():
         least, other = (
             [head for _, head in sorted(zip(score(half), half.heads, strict=True))] for half in (ordering, measured)
         )
         assert least != other
         base, *without = losses_without(measured, [least[:count] for count in range(len(least) + 1)])
-        sets = columns_of(HeadRedundancy(order=order)(subject, Path()).tables["sets"])
+        sets = columns_of(HeadRedundancy(order=order)(context, Path()).tables["sets"])
         expected = [losses.mean - base.mean for losses in (base, *without)]
         assert sets["change"][: len(expected)] == pytest.approx(expected, abs=1e-6)
 
@@ -114,7 +115,7 @@ def test_sets_are_ordered_on_one_half_of_the_windows_and_measured_on_the_other()
 def test_untrained_heads_neither_back_each_other_up_nor_overlap(seed):
     torch.manual_seed(seed)
     network = make_transformer()
-    found = HeadRedundancy(random_orders=1)(make_subject(network), Path())
+    found = HeadRedundancy(random_orders=1)(make_context(network), Path())
     assert [found.scalars[f"analysis/{kind}_pairs"] for kind in ("backing", "opposing")] == [0, 0]
     for part in ("W_Q", "W_K", "W_V", "W_O"):
         assert found.scalars[f"analysis/overlap/{part}/trained"] == pytest.approx(8 / 32, abs=0.04)
@@ -127,12 +128,12 @@ def test_overlap_is_that_of_projections_and_of_gram_matrices_in_numpy():
     expected = [[np.trace(a @ b) / 8 for a in projections] for b in projections]
     torch.testing.assert_close(subspace_overlap(weights), torch.tensor(expected), check_dtype=False)
 
-    subject = make_subject(loud_transformer(num_layers=1), padded=True)
+    context = make_context(loud_transformer(num_layers=1), padded=True)
     outputs = []
-    handle = subject.layers[0].head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0]))
-    subject.losses()
+    handle = context.layers[0].head_gate.register_forward_pre_hook(lambda gate, args: outputs.append(args[0]))
+    context.losses()
     handle.remove()
-    targets = torch.cat([batch["targets"] for batch in subject.batches])
+    targets = torch.cat([batch["targets"] for batch in context.batches])
     tokens = torch.cat(outputs).transpose(0, 1)[:, targets >= 0].double().numpy()
     centred = [of - of.mean(axis=0) for of in tokens]
     grams = [of @ of.T for of in centred]
@@ -140,7 +141,7 @@ def test_overlap_is_that_of_projections_and_of_gram_matrices_in_numpy():
     expected = [
         [np.sum(a * b) / (n * m) for a, n in zip(grams, norms, strict=True)] for b, m in zip(grams, norms, strict=True)
     ]
-    ((found, chance),) = output_overlap(subject)
+    ((found, chance),) = output_overlap(context)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
     assert chance.fill_diagonal_(0).max() < 0.5
 
@@ -158,15 +159,15 @@ def test_each_head_has_the_weights_with_which_it_reads_and_writes(kind):
 
 def test_heads_of_several_kinds_of_attention_and_drawn_pairs():
     network = loud_encoder_decoder(num_kv_heads=2, ablated_heads=[["cross", 0, 1]])
-    subject = pair_subject(network)
-    found = HeadRedundancy("mean", num_pairs=6, num_resamples=50, random_orders=1)(subject, Path())
+    context = pair_context(network)
+    found = HeadRedundancy("mean", num_pairs=6, num_resamples=50, random_orders=1)(context, Path())
     table = columns_of(found.tables["pairs"])
     assert list(table)[:6] == ["kind_a", "layer_a", "head_a", "kind_b", "layer_b", "head_b"]
     assert "of 6 pairs, drawn of 105, back each other up" in found.lines["pairs"]
     heads = [tuple(zip(*(table[f"{n}_{side}"] for n in ("kind", "layer", "head")), strict=True)) for side in "ab"]
     pairs = [[network.find_head("heads", head) for head in pair] for pair in zip(*heads, strict=True)]
-    base, both = subject.losses(), losses_without(subject, pairs, "mean")
-    first, second = (losses_without(subject, [[pair[at]] for pair in pairs], "mean") for at in (0, 1))
+    base, both = context.losses(), losses_without(context, pairs, "mean")
+    first, second = (losses_without(context, [[pair[at]] for pair in pairs], "mean") for at in (0, 1))
     expected = [ab.mean - a.mean - b.mean + base.mean for ab, a, b in zip(both, first, second, strict=True)]
     assert table["interaction"] == pytest.approx(expected, abs=1e-9)
     overlap = columns_of(found.tables["overlap"])
@@ -192,9 +193,9 @@ def test_intervals_hold_for_all_changes_at_once():
 
 
 def test_one_head_in_each_layer_has_pairs_but_no_overlap_and_one_alone_is_refused():
-    found = HeadRedundancy(num_resamples=10)(make_subject(loud_transformer(num_heads=1)), Path())
+    found = HeadRedundancy(num_resamples=10)(make_context(loud_transformer(num_heads=1)), Path())
     assert (len(found.tables["pairs"][1]), "overlap" in found.tables) == (1, False)
     with pytest.raises(ArgumentError, match="needs two heads and two windows at least; it has 1 and 6"):
-        HeadRedundancy()(make_subject(loud_transformer(num_layers=1, num_heads=1)), Path())
+        HeadRedundancy()(make_context(loud_transformer(num_layers=1, num_heads=1)), Path())
     with pytest.raises(ArgumentError, match="num_resamples=1: must be at least 2"):
         HeadRedundancy(num_resamples=1)

@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from analysis.subjects import columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
+from analysis.contexts import columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
 from analysis.test_words import HEAD, TOKENIZER, linked_transformer
-from tinyformer.analysis import HeadRelations, Words, capture_weights
-from tinyformer.analysis.ablation import head_importance
-from tinyformer.analysis.relation_lines import Line, RelationLines, compare, holm, read_lines
+from tinyformer.analysis import HeadRelations
+from tinyformer.analysis.removal.ablation import head_importance
+from tinyformer.analysis.texts.relation_lines import Line, RelationLines, compare, holm, read_lines
 from tinyformer.data import make_lines
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import Words, capture_weights
 from tinyformer.nn import AttentionMask
 from tinyformer.tasks import MaskedLM
 
@@ -40,8 +41,8 @@ def write(path, lines):
     return str(path)
 
 
-def subject_of(network, **parts):
-    return replace(make_subject(network), **{"tokenizer": TOKENIZER, "untrained": longer} | parts)
+def context_of(network, **parts):
+    return replace(make_context(network), **{"tokenizer": TOKENIZER, "untrained": longer} | parts)
 
 
 @pytest.fixture
@@ -58,8 +59,8 @@ def random_network(seed=0):
 
 
 def test_the_head_that_links_two_words_and_its_verdict(lines, tmp_path):
-    subject = subject_of(longer(), untrained=random_network)
-    found = HeadRelations(file=lines, num_windows=4)(subject, tmp_path)
+    context = context_of(longer(), untrained=random_network)
+    found = HeadRelations(file=lines, num_windows=4)(context, tmp_path)
     table = columns_of(found.tables["relations"])
     # Of " c", the space attends evenly and c to each a alone; the other heads attend evenly.
     assert table["tested"] == table["choosing"] == (0.5,) * HEAD + (1.0,) + (0.5,) * (7 - HEAD)
@@ -78,7 +79,7 @@ def test_the_head_that_links_two_words_and_its_verdict(lines, tmp_path):
 
 def test_controls_by_hand(lines):
     network = random_network()
-    relation = RelationLines(subject_of(network), lines, lines_of(40), False)
+    relation = RelationLines(context_of(network), lines, lines_of(40), False)
     maps = [
         torch.cat(list(capture_weights(network, torch.tensor([line.ids]), AttentionMask(causal=True))), dim=1)[0]
         for line in relation.placed
@@ -118,8 +119,8 @@ def test_controls_by_hand(lines):
 
 def test_a_constant_distance_is_a_fixed_offset(tmp_path):
     made = [Line(f"{x}{y} aa {z} dd c", "c", "aa", "dd") for x, y, z in itertools.permutations("efgh", 3)]
-    subject = subject_of(longer(), untrained=longer)
-    found = HeadRelations(file=write(tmp_path / "near.csv", made), importance=False)(subject, tmp_path)
+    context = context_of(longer(), untrained=longer)
+    found = HeadRelations(file=write(tmp_path / "near.csv", made), importance=False)(context, tmp_path)
     assert found.scalars["analysis/relation/fixed_offset"] == 1
     # " c" is 2½ tokens behind " dd" and 7½ behind " aa", which is the one nearer to k = -6.
     sentence = "no head does better than a fixed offset of -6 tokens or untrained weights (best of 5 seeds): the best"
@@ -131,8 +132,8 @@ def test_a_constant_distance_is_a_fixed_offset(tmp_path):
 @pytest.mark.parametrize("seed", range(5))
 def test_no_untrained_network_links_words(seed, tmp_path):
     made = lines_of(120, seed, linked=False)
-    subject = subject_of(random_network(seed), untrained=lambda further=0: random_network(50 + further))
-    found = HeadRelations(file=write(tmp_path / "none.csv", made), importance=False, num_windows=2)(subject, tmp_path)
+    context = context_of(random_network(seed), untrained=lambda further=0: random_network(50 + further))
+    found = HeadRelations(file=write(tmp_path / "none.csv", made), importance=False, num_windows=2)(context, tmp_path)
     assert found.lines["  verdict"].startswith("no head does better than ")
     table = columns_of(found.tables["relations"])
     assert found.lines["  all heads"].startswith("0 of 8")
@@ -141,7 +142,7 @@ def test_no_untrained_network_links_words(seed, tmp_path):
 
 
 def test_the_query_that_predicts_a_word(lines):
-    relation, ahead = (RelationLines(subject_of(longer()), lines, lines_of(40), flag) for flag in (False, True))
+    relation, ahead = (RelationLines(context_of(longer()), lines, lines_of(40), flag) for flag in (False, True))
     for line, before in zip(relation.placed, ahead.placed, strict=True):
         assert [at - 1 for at in line.query] == [*before.query]
         assert line[2:] == before[2:]
@@ -158,8 +159,8 @@ def test_phrases_are_one_word():
     assert [*map(pieces.find, ("don't", "a part", "apart"))] == [range(2, 5), range(2), range(5, 6)]
     joined = words.joined(range(3, 5))
     assert joined == Words(("The", "fox", "didn't", "jump over", "jump", "over"), (0, 1, 1, 2, 3, 3, 4, 5))
-    subject, pair = subject_of(longer()), ["cc", "bb aa"]
-    found = HeadRelations("dd bb aa cc", [pair], importance=False)(subject)
+    context, pair = context_of(longer()), ["cc", "bb aa"]
+    found = HeadRelations("dd bb aa cc", [pair], importance=False)(context)
     table = columns_of(found.tables["relations"])
     assert table["query"][0], table["key"][0] == pair
     assert table["num_words"] == (4,) * 8
@@ -169,10 +170,10 @@ def test_phrases_are_one_word():
 
 
 def test_label_and_importance_stand_beside_each_relation():
-    found = HeadRelations("bb aa cc", [["cc", "aa"]], num_windows=6)(subject_of(loud_transformer()))
+    found = HeadRelations("bb aa cc", [["cc", "aa"]], num_windows=6)(context_of(loud_transformer()))
     table = columns_of(found.tables["relations"])
     ranked = sorted(table["importance"], reverse=True)
-    assert table["importance"] == pytest.approx(head_importance(subject_of(loud_transformer())))
+    assert table["importance"] == pytest.approx(head_importance(context_of(loud_transformer())))
     for line in [line for name, line in found.lines.items() if " head " in name]:
         *_, importance = line.split("; ")
         value, rank = re.fullmatch(r"importance (\S+), rank (\d) of 8", importance).groups()
@@ -204,7 +205,7 @@ def test_mistakes(rows, message, tmp_path):
     file = tmp_path / "lines.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ArgumentError, match=message):
-        HeadRelations(file=str(file))(subject_of(longer()))
+        HeadRelations(file=str(file))(context_of(longer()))
 
 
 def test_files_and_models_that_do_not_fit(lines):
@@ -214,11 +215,11 @@ def test_files_and_models_that_do_not_fit(lines):
     with pytest.raises(ArgumentError, match=r"text='a b': file=.* has the texts"):
         HeadRelations(file=lines, text="a b")
     with pytest.raises(ArgumentError, match="reads lines of one text; a model of task=seq2seq"):
-        HeadRelations(file=lines, importance=False)(pair_subject(loud_encoder_decoder()))
+        HeadRelations(file=lines, importance=False)(pair_context(loud_encoder_decoder()))
 
 
 def test_a_masked_model_sees_words_on_both_sides(tmp_path):
     made = [Line(f"c {x} aa {y} dd", "c", "aa", "dd") for x, y in itertools.permutations("efgh", 2)]
-    subject = subject_of(longer(), task=MaskedLM(), untrained=longer)
-    found = HeadRelations(file=write(tmp_path / "later.csv", made), importance=False)(subject)
+    context = context_of(longer(), task=MaskedLM(), untrained=longer)
+    found = HeadRelations(file=write(tmp_path / "later.csv", made), importance=False)(context)
     assert found.scalars["analysis/relation/preferred"] == 1

@@ -11,21 +11,19 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.subjects import (
+from analysis.contexts import (
     ADDRESSES,
     CAUSAL,
     all_rows,
     columns_of,
     loud_encoder_decoder,
     loud_transformer,
-    make_subject,
-    pair_subject,
+    make_context,
+    pair_context,
 )
 from tinyformer.analysis import GradientFlow, ResidualSurgery
-from tinyformer.analysis.gradients import gradient_norms, sublayer_gradients
-from tinyformer.analysis.linear_probe import linear_probe
-from tinyformer.analysis.measures.capture import attention_calls
-from tinyformer.analysis.residual import (
+from tinyformer.analysis.depth.gradients import gradient_norms, sublayer_gradients
+from tinyformer.analysis.depth.residual import (
     SUBLAYER_NAMES,
     distance_to_rank_one,
     rank_by_depth,
@@ -34,6 +32,8 @@ from tinyformer.analysis.residual import (
     without_skips,
 )
 from tinyformer.batch import IGNORED
+from tinyformer.measures.capture import attention_calls
+from tinyformer.measures.linear_probe import linear_probe
 from tinyformer.nn import PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
 from tinyformer.nn.score import Scoring
@@ -60,18 +60,18 @@ def test_rank_measures_by_hand(x, distance, cosine):
 
 
 SUBJECTS = {
-    "pre": (loud_transformer, make_subject, {}),
-    "post": (loud_transformer, make_subject, {"kind": PostNormBlock}),
-    "pairs": (loud_encoder_decoder, pair_subject, {}),
+    "pre": (loud_transformer, make_context, {}),
+    "post": (loud_transformer, make_context, {"kind": PostNormBlock}),
+    "pairs": (loud_encoder_decoder, pair_context, {}),
 }
-subjects = pytest.mark.parametrize(("make", "subject_of", "options"), SUBJECTS.values(), ids=SUBJECTS)
+subjects = pytest.mark.parametrize(("make", "context_of", "options"), SUBJECTS.values(), ids=SUBJECTS)
 
 
 @subjects
-def test_losses_equal_those_of_models_built_without_the_part(make, subject_of, options):
-    subject = subject_of(make(**options), untrained=partial(make, seed=5, **options))
-    found = ResidualSurgery(num_resamples=20)(subject, Path())
-    table, stacks = columns_of(found.tables["residual"]), subject.network.stacks()
+def test_losses_equal_those_of_models_built_without_the_part(make, context_of, options):
+    context = context_of(make(**options), untrained=partial(make, seed=5, **options))
+    found = ResidualSurgery(num_resamples=20)(context, Path())
+    table, stacks = columns_of(found.tables["residual"]), context.network.stacks()
     kinds = table.get("kind", ("encoder",) * len(table["layer"]))
     removed = list(zip(kinds, *(table[name] for name in ("layer", "sublayer", "removed")), strict=True))
     assert removed == [
@@ -82,11 +82,11 @@ def test_losses_equal_those_of_models_built_without_the_part(make, subject_of, o
         if kind == "decoder" or "cross" not in name
         for part in ("skip", "branch")
     ]
-    base = subject.losses().mean
+    base = context.losses().mean
     for (kind, layer, sublayer, part), loss, change in zip(removed, table["loss"], table["change"], strict=True):
         built = make(**options)
         setattr(getattr(built, kind).layers[layer], sublayer, Residual(**{part: 0.0}))
-        assert loss == pytest.approx(subject_of(built).losses().mean, rel=1e-5)
+        assert loss == pytest.approx(context_of(built).losses().mean, rel=1e-5)
         assert change == pytest.approx(loss - base, abs=1e-9)
         assert abs(change) > 1e-4
     # The picture holds each of them, rounded.
@@ -100,16 +100,16 @@ def inputs_of(row):
 
 @subjects
 @torch.no_grad()
-def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, subject_of, options):
+def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, context_of, options):
     network, untrained = make(**options), make(seed=5, **options)
-    subject = subject_of(network, untrained=lambda: untrained)
-    found = ResidualSurgery(num_resamples=2)(subject, Path())
+    context = context_of(network, untrained=lambda: untrained)
+    found = ResidualSurgery(num_resamples=2)(context, Path())
     columns, rows = found.tables["rank"]
     assert columns[-4:] == ["model", "depth", "distance_to_rank_one", "token_cosine"]
     for model, skips in itertools.product((network, untrained), ("with", "without")):
         name = f"{'trained' if model is network else 'untrained'}, {skips} skips"
         with nullcontext() if skips == "with" else without_skips(model):
-            of_rows = [rank_by_depth(model, *inputs_of(row)) for row in all_rows(subject)]
+            of_rows = [rank_by_depth(model, *inputs_of(row)) for row in all_rows(context)]
         for stack, kind in enumerate(stacks_of(network)):
             expected = torch.tensor([of_row[stack] for of_row in of_rows]).mean(dim=0)
             of_model = [row for row in rows if row[:-3] == [*kind, name]]
@@ -137,12 +137,12 @@ def test_a_linear_probe_by_hand():
 def test_identity_blocks_keep_tokens_and_positions_and_empty_ones_lose_them(seed):
     """Of a network whose sublayers add nothing: with its skips the identity, without them zero."""
     bare = {name: partial(Residual, branch=0.0) for name in ("attention_residual", "feed_forward_residual")}
-    subject = make_subject(loud_transformer(3, seed, **bare), 40, untrained=partial(loud_transformer, 3, seed))
-    subject = replace(subject, batches=[batch | {"inputs": batch["inputs"] % 8} for batch in subject.batches])
-    found = ResidualSurgery(num_resamples=2)(subject, Path())
+    context = make_context(loud_transformer(3, seed, **bare), 40, untrained=partial(loud_transformer, 3, seed))
+    context = replace(context, batches=[batch | {"inputs": batch["inputs"] % 8} for batch in context.batches])
+    found = ResidualSurgery(num_resamples=2)(context, Path())
     rows = [row[1:] for row in found.tables["reading"][1] if row[0] == "trained, with skips"]
     assert rows == [[depth, 1, 1] for depth in range(4)]
-    tokens = torch.cat([batch["inputs"] for batch in subject.batches])
+    tokens = torch.cat([batch["inputs"] for batch in context.batches])
     chance = (tokens[1::2] == tokens[::2].flatten().mode().values).double().mean().item()
     assert found.scalars["analysis/trained_without_skips/tokens_read"] == pytest.approx(chance)
     assert found.scalars["analysis/trained_without_skips/positions_read"] == pytest.approx(1 / 8)
@@ -161,7 +161,7 @@ def test_identity_blocks_keep_tokens_and_positions_and_empty_ones_lose_them(seed
 def test_the_ratio_of_gradients_by_hand(skip, words):
     """Of three layers of two sublayers that add nothing."""
     bare = {name: partial(Residual, skip, 0.0) for name in ("attention_residual", "feed_forward_residual")}
-    found = GradientFlow()(make_subject(loud_transformer(3, **bare)), Path())
+    found = GradientFlow()(make_context(loud_transformer(3, **bare)), Path())
     assert found.scalars["analysis/trained_with_skips/gradient_ratio"] == pytest.approx(skip**6, rel=1e-4)
     assert found.lines["  trained, with skips"].endswith(f"ratio {skip**6:.3g} over 3 layers, {words}")
     assert found.lines["  trained, without skips"].endswith("no ratio: it is 0 somewhere")
@@ -185,31 +185,31 @@ def norms_by_hand(network, tokens, targets):
 @pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
 def test_norms_by_hand_with_and_without_skips(kind):
     network = loud_transformer(3, kind=kind).requires_grad_(False)  # as if it were frozen
-    subject = make_subject(network, padded=True, untrained=partial(loud_transformer, 3, 5, kind=kind))
-    found = GradientFlow()(subject, Path())
+    context = make_context(network, padded=True, untrained=partial(loud_transformer, 3, 5, kind=kind))
+    found = GradientFlow()(context, Path())
     table = columns_of(found.tables["gradients"])
     bare = {name: partial(Residual, skip=0.0) for name in ("attention_residual", "feed_forward_residual")}
     without = make_transformer(num_layers=3, kind=kind, **bare).eval()
     without.load_state_dict(network.state_dict())
-    for first, model in ((0, network), (4, without), (8, subject.untrained())):
-        expected = [norms_by_hand(model, row["inputs"], row["targets"]) for row in all_rows(subject)]
+    for first, model in ((0, network), (4, without), (8, context.untrained())):
+        expected = [norms_by_hand(model, row["inputs"], row["targets"]) for row in all_rows(context)]
         mean = torch.tensor(expected).mean(dim=0).tolist()
         assert table["gradient_norm"][first : first + 4] == pytest.approx(mean, rel=1e-4)
     assert table["depth"] == (0, 1, 2, 3) * 4
     models = [f"{model}, {skips} skips" for model in ("trained", "untrained") for skips in ("with", "without")]
     assert list(table["model"][::4]) == models
-    of_sublayers = sublayer_gradients(subject, subject.untrained())
+    of_sublayers = sublayer_gradients(context, context.untrained())
     rows = [["untrained", *at, *norms] for (_, *at), norms in of_sublayers.items()]
     assert found.tables["sublayers"][1][6:] == rows
 
 
 def test_both_stacks_of_an_encoder_decoder():
     """Padded pairs have the gradients that each has alone."""
-    subject = pair_subject(loud_encoder_decoder())
-    found = GradientFlow()(subject, Path())
+    context = pair_context(loud_encoder_decoder())
+    found = GradientFlow()(context, Path())
     table = columns_of(found.tables["gradients"])
     assert table["kind"] == ("encoder",) * 12 + ("decoder",) * 8
-    alone = [gradient_norms(replace(subject, batches=[row]), subject.network) for row in all_rows(subject)]
+    alone = [gradient_norms(replace(context, batches=[row]), context.network) for row in all_rows(context)]
     for stack, first in enumerate((0, 12)):
         mean = torch.tensor([norms[stack] for norms in alone]).mean(dim=0).flatten().tolist()
         assert table["gradient_norm"][first : first + len(mean)] == pytest.approx(mean, rel=1e-4)
@@ -220,18 +220,18 @@ def test_both_stacks_of_an_encoder_decoder():
 @pytest.mark.parametrize("is_pair", [False, True], ids=["windows", "pairs"])
 def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(is_pair):
     """Of their mean loss, and of the loss of the last target of each, averaged."""
-    subject = pair_subject(loud_encoder_decoder()) if is_pair else make_subject(loud_transformer(2), padded=True)
-    network = subject.network.requires_grad_(False)  # as if it were frozen
-    found = sublayer_gradients(subject, network)
+    context = pair_context(loud_encoder_decoder()) if is_pair else make_context(loud_transformer(2), padded=True)
+    network = context.network.requires_grad_(False)  # as if it were frozen
+    found = sublayer_gradients(context, network)
     assert not any(weight.requires_grad for weight in network.parameters())
     network.requires_grad_()
     losses, last = [], []
-    for row in all_rows(subject):
-        nats, targets = subject.task.nats(network, row)
+    for row in all_rows(context):
+        nats, targets = context.task.nats(network, row)
         losses.append(nats[0] / targets[0])
         one = row["targets"].clone()
         one[:, :-1] = IGNORED
-        last.append(subject.task.nats(network, row | {"targets": one})[0][0])
+        last.append(context.task.nats(network, row | {"targets": one})[0][0])
 
     def norm(loss, weights):
         gradients = torch.autograd.grad(loss, weights, retain_graph=True)
@@ -252,10 +252,10 @@ def test_gradients_of_sublayers_are_those_of_the_rows_one_by_one(is_pair):
 def test_rows_of_all_windows_with_and_without_the_scale(options):
     """Means over the rows of windows without padding; without the scale, queries and keys stay."""
     network = loud_transformer(2, **options)
-    subject = make_subject(network, padded=True)
-    found = GradientFlow(saturated=0.9)(subject, Path())
-    rows = {name: [[] for _ in subject.layers] for name in ("variance", "jacobian", "saturated", "unscaled")}
-    for window in all_rows(subject):
+    context = make_context(network, padded=True)
+    found = GradientFlow(saturated=0.9)(context, Path())
+    rows = {name: [[] for _ in context.layers] for name in ("variance", "jacobian", "saturated", "unscaled")}
+    for window in all_rows(context):
         for index, (layer, call) in enumerate(attention_calls(network, window["inputs"], CAUSAL)):
             q, k, _ = call.qkv
             weights, logits = (part[0, :, 1:].double() for part in layer.maps_of_call(call))  # the first sees one key

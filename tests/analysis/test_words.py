@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from nn.model_cases import make_transformer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from analysis.subjects import batch_of, columns_of, loud_encoder_decoder, loud_transformer, make_subject, pair_subject
-from tinyformer.analysis import CrossAlignment, HeadRelations, TokenPair, Words, capture_pair, merge_words, words_of
-from tinyformer.analysis.alignment import copied_tokens
-from tinyformer.analysis.relations import relate
+from analysis.contexts import batch_of, columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
+from tinyformer.analysis import CrossAlignment, HeadRelations
+from tinyformer.analysis.texts.alignment import copied_tokens
+from tinyformer.analysis.texts.relations import relate
 from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer, PairTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import TokenPair, Words, capture_pair, merge_words, words_of
 from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
 from tinyformer.tasks import MaskedLM
 
@@ -125,12 +126,12 @@ def linked_transformer(**options):
     return network
 
 
-def subject_of(network, **parts):
-    return replace(make_subject(network), tokenizer=TOKENIZER, **parts)
+def context_of(network, **parts):
+    return replace(make_context(network), tokenizer=TOKENIZER, **parts)
 
 
-def related(subject, *pairs, **options):
-    found = HeadRelations(options.pop("text", TEXT), pairs, **options)(subject, Path())
+def related(context, *pairs, **options):
+    found = HeadRelations(options.pop("text", TEXT), pairs, **options)(context, Path())
     return found, columns_of(found.tables["relations"])
 
 
@@ -143,8 +144,8 @@ def linked_by(seed=0):
 
 
 def test_one_head_links_two_words():
-    subject = subject_of(linked_transformer(), untrained=linked_by)
-    found, table = related(subject, ["cc", "aa:2"], ["aa:2", "bb"])
+    context = context_of(linked_transformer(), untrained=linked_by)
+    found, table = related(context, ["cc", "aa:2"], ["aa:2", "bb"])
     assert (table["layer"], table["head"]) == (((0,) * 4 + (1,) * 4) * 2, ("00", "01", "02", "03") * 4)
     assert table["query"] == ("cc",) * 8 + ("aa:2",) * 8
     # "cc", with the space before it, sees <eos> and 9, 10 and 11 of the 11 characters, 3 of which are " aa".
@@ -166,7 +167,7 @@ def test_one_head_links_two_words():
     assert control == f"{even:.4f} to {weights[HEAD]:.4f} in the best head, 5 seeds"
     assert "analysis.file=" in found.lines["many texts"]
     # A bidirectional model sees later words.
-    _, table = related(subject_of(linked_transformer(), task=MaskedLM()), ["aa:1", "cc"])
+    _, table = related(context_of(linked_transformer(), task=MaskedLM()), ["aa:1", "cc"])
     assert table["weight"] == pytest.approx([3 / 12] * 8, abs=1e-4)
     assert table["num_words"] == (5,) * 8
 
@@ -175,7 +176,7 @@ def test_windows_pruned_and_ablated_heads_and_two_softmaxes():
     network = linked_transformer(window=[3, None], ablated_heads=[[0, 1]])
     prune_heads(network.encoder.layers[0].attention, [0])
     network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
-    _, table = related(subject_of(network), ["cc", "bb"])
+    _, table = related(context_of(network), ["cc", "bb"])
     assert table["head"] == ("02", "03", "00a", "00b", "01a", "01b")
     assert table["weight"][:2] == table["uniform"][:2] == (0,) * 2
     assert table["rank"][:2] == (None,) * 2
@@ -198,13 +199,13 @@ def test_the_rank_is_among_the_words_that_are_seen():
 
 def test_words_of_the_target_and_of_the_source():
     network = loud_encoder_decoder()
-    subject = replace(pair_subject(network), tokenizer=TOKENIZER)
-    pair = subject.pair_of(TOKENIZER.encode("bb aa cc"), TOKENIZER.encode("dd ee"), 16)
+    context = replace(pair_context(network), tokenizer=TOKENIZER)
+    pair = context.pair_of(TOKENIZER.encode("bb aa cc"), TOKENIZER.encode("dd ee"), 16)
     queries = words_of(pair.predicted[0].tolist(), TOKENIZER)
     keys = Words(("bb", "aa", "cc", "<eos>"), (0, 0, 1, 1, 1, 2, 2, 2, 3))
     (weights,) = capture_pair(network, pair)["cross"]
     merged = merge_words(weights[0], queries, keys)
-    _, table = related(subject, ["dd", "aa"], ["dd", "<eos>"], text="bb aa cc", target="dd ee")
+    _, table = related(context, ["dd", "aa"], ["dd", "<eos>"], text="bb aa cc", target="dd ee")
     assert table["weight"] == pytest.approx([*merged[:, 0, 1].tolist(), *merged[:, 0, 3].tolist()])
     assert table["uniform"] == pytest.approx((3 / 9,) * 4 + (1 / 9,) * 4)
     assert set(table["kind"]) == {"cross"}
@@ -221,9 +222,9 @@ def test_words_of_the_target_and_of_the_source():
 )
 def test_mistakes(options, message):
     options = {"text": TEXT, "pairs": [["cc", "bb"]], "window": None} | options
-    subject = subject_of(linked_transformer(window=options.pop("window")))
+    context = context_of(linked_transformer(window=options.pop("window")))
     with pytest.raises(ArgumentError, match=message):
-        HeadRelations(**options)(subject, Path())
+        HeadRelations(**options)(context, Path())
 
 
 # Which tokens a target copies from its source, and how often heads of the cross-attention look at them.
@@ -260,8 +261,8 @@ def test_copied_words_by_hand(source, target, words):
 def aligned(network, untrained, folder):
     """The findings on the pairs in one batch."""
     batches = [batch_of([pair_of(*texts) for *texts, _ in PAIRS])]
-    subject = replace(pair_subject(network, untrained=lambda: untrained), batches=batches, tokenizer=DATES)
-    return CrossAlignment()(subject, folder)
+    context = replace(pair_context(network, untrained=lambda: untrained), batches=batches, tokenizer=DATES)
+    return CrossAlignment()(context, folder)
 
 
 def test_the_copied_tokens_that_a_head_hits(tmp_path):
@@ -283,6 +284,6 @@ def test_the_copied_tokens_that_a_head_hits(tmp_path):
 
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(ArgumentError, match=r"analysis=.*trained with task=seq2seq"):
-        CrossAlignment()(make_subject(loud_transformer()), tmp_path)
+        CrossAlignment()(make_context(loud_transformer()), tmp_path)
     with pytest.raises(ArgumentError, match="needs at least two pairs with a copied word, and the sample has 0"):
-        CrossAlignment(min_length=99)(pair_subject(loud_encoder_decoder()), tmp_path)
+        CrossAlignment(min_length=99)(pair_context(loud_encoder_decoder()), tmp_path)

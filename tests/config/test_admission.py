@@ -19,7 +19,7 @@ from tinyformer.config.compose import compose_run, inherit_architecture, offer_s
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir
 from tinyformer.config.stored import admit_config, describe_config, recorded_sources
 from tinyformer.errors import ArgumentError
-from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
 Plain = dict[str, Any]
 CALL = {"_target_": "torch.utils.collect_env.run", "_args_": ["touch it-ran"]}
@@ -357,4 +357,4 @@ def test_a_readout_for_other_labels_is_another_readout() -> None:
     classes, others = (("task=classification", f"task.labels={labels}") for labels in ("[bad,fair,good]", "[a,b,c]"))
     for overrides in (classes, others, ("task=causal_lm",)):
         config, _ = compose_run("train", overrides)
-        assert Start(stored(*classes), "init_from").has_same_readout(config.task) is (overrides == classes)
+        assert InitialCheckpoint(stored(*classes), "init_from").has_same_readout(config.task) is (overrides == classes)

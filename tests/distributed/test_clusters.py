@@ -19,11 +19,11 @@ from torch.distributed import TCPStore
 
 import tinyformer
 from tinyformer.config import run_name
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import SET_WITH
 from tinyformer.config.run_name import name_of_run
-from tinyformer.run.fitting import ending_in_a_queue
+from tinyformer.run.fitting import requeue_on_exit
 
 TWO = f"{SMALL} {TEXT} trainer=ddp trainer.accelerator=cpu model.dropout=0.2 callbacks.attention=null"
 SCRIPT = re.search(r"```text\n(#!/bin/bash\n.*?)```", (ROOT / "docs/pages/scale.md").read_text(), re.DOTALL)
@@ -143,12 +143,12 @@ def test_a_job_is_requeued_after_its_signal(variables, number, words, asked, in_
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $@ > {tmp_path}/asked\n")
     (tmp_path / "scontrol").chmod(0o755)
     in_environment(variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    run = SimpleNamespace(invocation=Invocation(words))
-    with pytest.raises(SystemExit), ending_in_a_queue(run):
+    run = SimpleNamespace(invocation=CommandLine(words))
+    with pytest.raises(SystemExit), requeue_on_exit(run):
         raise SystemExit(128 + number)
     assert ((tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None) == asked
     (tmp_path / "scontrol").unlink()
-    with pytest.raises(SystemExit), ending_in_a_queue(run):  # where Slurm's programs are missing
+    with pytest.raises(SystemExit), requeue_on_exit(run):  # where Slurm's programs are missing
         raise SystemExit(128 + number)
 
 

@@ -14,8 +14,8 @@ from torch.multiprocessing import ProcessRaisedException
 from training.runs import CONTENTS, QUIET, fit, interrupt, strategy_of
 from training.step_cases import TASKS, off, trained
 
-from tinyformer.analysis.memory import count_gpus
 from tinyformer.checkpoint.file import load_raw
+from tinyformer.costs.memory import count_gpus
 from tinyformer.errors import ArgumentError
 from tinyformer.run.settings import make_settings
 from tinyformer.run.trainer import training_trainer

@@ -13,13 +13,13 @@ import pytest
 import torch
 import yaml
 from commands import ROOT, SMALL, TEXT, Program, Trained
+from tinyformer.run.custom_scores import register_score
 
 import tinyformer
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import network
-from tinyformer.run.own_scores import register_score
 
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 

@@ -25,7 +25,7 @@ from interop.models import (
     tokens,
     transformers,
 )
-from tinyformer.analysis import capture_attention
+from tinyformer.measures import capture_attention
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, EncoderDecoder
 from tinyformer.programs.convert.exporting import export_model

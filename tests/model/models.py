@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from analysis.subjects import TOKENIZER, loud_encoder_decoder, loud_transformer
+from analysis.contexts import TOKENIZER, loud_encoder_decoder, loud_transformer
 from nn.model_cases import make_encoder
 from nn.variants import D_MODEL, factory, prepared
 from torch import nn

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analysis.subjects import loud_transformer
+from analysis.contexts import loud_transformer
 from commands import BOOK, Trained
 from interop.models import our_checkpoint, tokens
 from tokenizers import Tokenizer, models

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from analysis.subjects import EOS, TOKENIZER, loud_transformer
+from analysis.contexts import EOS, TOKENIZER, loud_transformer
 from nn.variants import NAMES, able
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from model.models import BYTES, answerer, model, transformer, translator
-from tinyformer.analysis import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.data import CharTokenizer, SpecialTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.model import LayerMaps, TextMaps
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, DifferentialAttention, prune_heads

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nn.variants import NAMES, able, documents, prepared, small
-from tinyformer.nn import AttentionCase, AttentionMask, Scoring, select_backend
+from tinyformer.nn import AttentionMask, KernelRequirements, Scoring, select_backend
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver
 from tinyformer.programs.doctor.cases import DTYPES, MASKS, Shape, factory_of
@@ -91,7 +91,7 @@ def test_auto_runs_the_flash_kernel_or_that_for_packed_sequences(kv_heads, mask)
         for heads in (4, kv_heads, kv_heads)
     )
     features = features_of(described, Scoring(), 257, 257, dropout=False, gradient=True)
-    chosen = select_backend("auto", AttentionCase("cuda", torch.bfloat16, 64, features, 257))
+    chosen = select_backend("auto", KernelRequirements("cuda", torch.bfloat16, 64, features, 257))
     with KernelObserver() as kernels:
         chosen.compute(q, k, v, described, Scoring(0.125)).sum().backward()
     assert chosen.name == "flash"

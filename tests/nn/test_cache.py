@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nn.variants import CAUSAL, differential, documents, error, gqa, mha, mla, mqa, network, rotary, t5
-from tinyformer.analysis import capture_attention
+from tinyformer.measures import capture_attention
 from tinyformer.nn import (
     AttentionMask,
     Cache,

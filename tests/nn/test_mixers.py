@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nn.variants import CAUSAL, D_MODEL, documents, error, mha, network, tokens
-from tinyformer.analysis.costs import TrainingFlops, batch_sizes, count_costs
+from tinyformer.costs.network import TrainingFlops, batch_sizes, count_costs
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.beam_search import beam_search

@@ -9,7 +9,7 @@ from torch import nn
 
 from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, token_ids
 from nn.variants import CAUSAL, NAMES, ON_CPU, error, factory, tokens
-from tinyformer.analysis import capture_attention
+from tinyformer.measures import capture_attention
 from tinyformer.nn import (
     Attention,
     AttentionMask,

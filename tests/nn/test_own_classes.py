@@ -10,10 +10,10 @@ from model.models import BYTES, UNTIED
 from torch import nn
 
 from nn.variants import CAUSAL, D_MODEL, error, projected, tokens
-from tinyformer.analysis import capture_attention
-from tinyformer.analysis.costs import TrainingFlops, count_costs
+from tinyformer.costs.network import TrainingFlops, count_costs
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.measures import capture_attention
 from tinyformer.model.model import Model
 from tinyformer.nn import QKV, Attention, AttentionMask, Encoder, FeedForward, LayerNorm, PreNormBlock, Transformer
 from tinyformer.nn.maps import NoMapsError

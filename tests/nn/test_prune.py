@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from nn.variants import CAUSAL, error, factory, gqa, network, prepared, t5, tokens
-from tinyformer.analysis import map_names
-from tinyformer.analysis.costs import cache_elements
+from tinyformer.costs.network import cache_elements
+from tinyformer.measures import map_names
 from tinyformer.nn import (
     ALiBi,
     Attention,

@@ -9,9 +9,9 @@ from nn.variants import CAUSAL, documents, gqa, make, mha, t5, tokens
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     BACKENDS,
-    AttentionCase,
     AttentionMask,
     Feature,
+    KernelRequirements,
     Scoring,
     kernel_of_layer,
     resolve_backend,
@@ -22,8 +22,10 @@ from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.observe import KernelObserver
 
 
-def case(device: str, dtype: torch.dtype, head_dim: int, *features: Feature, seq: int | None = None) -> AttentionCase:
-    return AttentionCase(device, dtype, head_dim, frozenset(features), seq)
+def case(
+    device: str, dtype: torch.dtype, head_dim: int, *features: Feature, seq: int | None = None
+) -> KernelRequirements:
+    return KernelRequirements(device, dtype, head_dim, frozenset(features), seq)
 
 
 # Auto.

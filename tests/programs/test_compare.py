@@ -93,7 +93,7 @@ def test_a_sweep_at_equal_parameters_is_averaged_over_its_seeds(program: Program
 
 def test_table_csv_and_figure_are_in_the_order_of_the_numbers(call: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Figure] = []
-    monkeypatch.setattr("tinyformer.analysis.save_png", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("tinyformer.report.save_png", lambda figure, path: figures.append(figure))
     for number, losses in ((10, (1.0, 1.5)), (2, (3.0, 4.0)), (9, (2.0, 2.0))):
         for seed, loss in enumerate(losses):
             write_run(f"runs/{number}-{seed}", loss, seed, typed=f"n={number} lr=0.1")
@@ -116,7 +116,7 @@ def test_table_csv_and_figure_are_in_the_order_of_the_numbers(call: Program, mon
 def test_one_seed_has_no_spread(call: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it was run again."""
     figures: list[Figure] = []
-    monkeypatch.setattr("tinyformer.analysis.save_png", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("tinyformer.report.save_png", lambda figure, path: figures.append(figure))
     for index, (loss, seed) in enumerate(((1.0, 1), (1.5, 1), (2.0, 1), (3.0, 2))):
         write_run(f"runs/{index}", loss, seed, typed=f"n={1 + index // 2}")
     first, second = [re.split(r"  +", line.strip()) for line in call("compare runs").out.splitlines()[3:5]]

@@ -22,7 +22,7 @@ def only_gross_slowness_counts(monkeypatch):
         monkeypatch.setattr(module, "MAX_SLOWDOWN", 5.0)
     monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
     monkeypatch.setattr(timing, "BUDGET_SECONDS", 0.0)
-    monkeypatch.setattr(timing, "MARGIN", 5.0)
+    monkeypatch.setattr(timing, "MIN_SPEEDUP", 5.0)
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from commands import BOOK, SMALL, TEXT
 from training.runs import make_data, make_module
 
 import tinyformer
-from tinyformer.analysis.costs import count_costs
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
+from tinyformer.costs.network import count_costs
 from tinyformer.data import WindowFormat
 from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask
 from tinyformer.run import compiling
 from tinyformer.run.compiling import compile_arguments, compile_network, decide_compiling
 from tinyformer.run.settings import Options, Settings
-from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 
@@ -78,7 +78,7 @@ def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, e
     def decided(can_compile=True, compile="auto", key="resume", earlier=earlier):
         monkeypatch.setattr(compiling, "can_compile", lambda: can_compile)
         facts = {} if earlier is None else {"is_compiled": earlier}
-        start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), key)
+        start = InitialCheckpoint(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), key)
         settings = Settings(BF16 | changes, device, None, Options(compile=compile), start=start)
         return decide_compiling(settings, module.network, data).compile_mode
 

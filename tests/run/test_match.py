@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tinyformer.config.compose import Invocation, compose_run
+from tinyformer.config.compose import CommandLine, compose_run
 from tinyformer.config.errors import ConfigError
 from tinyformer.run.match import match_size
 
@@ -14,7 +14,7 @@ NANO = ("model=nano", "model.vocab_size=100", "model.max_seq_len=128")
 
 def matched(*overrides: str) -> Any:
     config, invocation = compose_run("train", [*NANO, *overrides])
-    found = match_size(config, Invocation(invocation.overrides), 100)
+    found = match_size(config, CommandLine(invocation.overrides), 100)
     assert found is None or OmegaConf.select(config, found.by) == found.size
     return found
 

@@ -18,7 +18,7 @@ from tinyformer.run import backends, compiling
 from tinyformer.run.backends import training_kernels
 from tinyformer.run.compiling import planned_seconds
 from tinyformer.run.settings import Settings
-from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
 LONG = {"precision": "32-true", "devices": 1, "max_steps": 10**9, "max_epochs": -1}
 
@@ -44,7 +44,7 @@ def kernels_with(tmp_path, monkeypatch):
 
     def kernels(changes=(), slow=None, device="cpu", earlier=None, key="resume", **network):
         module = make_module(data := make_data(tmp_path / "data"), **network)
-        start = Start(Checkpoint(Path("last.ckpt"), {}, {}, None, {"backends": earlier}, 9), key)
+        start = InitialCheckpoint(Checkpoint(Path("last.ckpt"), {}, {}, None, {"backends": earlier}, 9), key)
         settings = Settings(LONG | dict(changes), device, None, start=start)
         state = torch.get_rng_state()
         with monkeypatch.context() as changed:

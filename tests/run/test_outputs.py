@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analysis.subjects import TOKENIZER as LETTERS
-from analysis.subjects import make_subject
+from analysis.contexts import TOKENIZER as LETTERS
+from analysis.contexts import make_context
 from commands import SMALL, TEXT, ran, results_of
 from matplotlib.image import imread
 from nn.model_cases import make_transformer
 
-from tinyformer import analysis
-from tinyformer.analysis import HeadMaps, HeadRelations, head_maps, save_png
-from tinyformer.analysis.pictures.picture import CAPTION_HEIGHT
+from tinyformer import report
+from tinyformer.analysis import HeadMaps, HeadRelations
 from tinyformer.config.errors import printable, say
 from tinyformer.data import ByteTokenizer
 from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.report import head_maps, save_png
+from tinyformer.report.picture import CAPTION_HEIGHT
 from tinyformer.run import analysis_run
 from tinyformer.run.analysis_run import keep_findings
 from tinyformer.run.sample import Generation, print_samples
@@ -76,14 +77,14 @@ def test_a_saved_picture_has_a_line_above_it(tmp_path):
 def test_the_line_names_what_is_shown(tmp_path, monkeypatch):
     """A text in place of the data, and the checkpoint of an evaluation in place of a run's folder."""
     lines = []
-    for module in (analysis, analysis_run):
+    for module in (report, analysis_run):
         monkeypatch.setattr(module, "save_png", lambda picture, path, line: lines.append(line) or path)
     monkeypatch.chdir(tmp_path)
     facts = {"step": "7", "data": "text, test split"}
-    subject = replace(make_subject(make_transformer()), tokenizer=LETTERS, facts=facts)
+    context = replace(make_context(make_transformer()), tokenizer=LETTERS, facts=facts)
     given = HeadMaps("a\ncab " * 40, num_windows=1, importance=False)
     for kind in (given, HeadMaps(num_windows=1, importance=False), HeadRelations("ab cd", [["cd", "ab"]])):
-        keep_findings(kind(subject, tmp_path), tmp_path, [], facts)
+        keep_findings(kind(context, tmp_path), tmp_path, [], facts)
     for path in (None, tmp_path / "run/last.ckpt"):
         HeadLog(tmp_path / "folder", [], facts["data"], path).picture(7, "maps", "step", PICTURE)
     assert lines == [

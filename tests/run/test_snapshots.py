@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from analysis.subjects import columns_of, loud_transformer, make_subject
+from analysis.contexts import columns_of, loud_transformer, make_context
 from commands import SMALL, TEXT, Program, Trained, column, ran, results_of, table
 from omegaconf import OmegaConf
 
 import tinyformer
 from tinyformer.analysis import HeadAblation, Snapshot
-from tinyformer.analysis.snapshots.over_steps import OverSteps, charts, joined
+from tinyformer.analysis.over_training.over_steps import OverSteps, charts, joined
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.run.pipeline import evaluate
@@ -105,11 +105,11 @@ def test_one_network_is_in_memory_and_each_head_has_a_curve(tmp_path: Path) -> N
         networks.append(weakref.ref(made))
         return made
 
-    subject = make_subject(loud_transformer(seed=9, num_layers=3))
+    context = make_context(loud_transformer(seed=9, num_layers=3))
     snapshots = [Snapshot(step, partial(network, seed)) for step, seed in {0: 1, 1: 2, 8: 3}.items()]
-    findings = OverSteps(Watched(networks))(replace(subject, snapshots=snapshots), tmp_path)
+    findings = OverSteps(Watched(networks))(replace(context, snapshots=snapshots), tmp_path)
     assert [path.name for path in tmp_path.glob("[1-3].txt")] == ["3.txt"]
-    alone = HeadAblation(num_resamples=20)(replace(subject, network=loud_transformer(seed=2, num_layers=3)))
+    alone = HeadAblation(num_resamples=20)(replace(context, network=loud_transformer(seed=2, num_layers=3)))
     assert [row[1:] for row in findings.tables["ablation"][1] if row[0] == 1] == alone.tables["ablation"][1]
     assert findings.tables["scalars"][1][1] == [1, alone.scalars["analysis/loss"]]
     drawn = {line.get_label(): line for line in findings.figures["ablation_by_step"].axes[0].lines}

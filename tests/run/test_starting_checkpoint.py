@@ -7,7 +7,7 @@ import torch
 
 from tinyformer.checkpoint.file import EMBEDDING, Checkpoint
 from tinyformer.data import ByteTokenizer
-from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
 BYTES = ByteTokenizer().build([])
 
@@ -23,4 +23,4 @@ BYTES = ByteTokenizer().build([])
 )
 def test_an_embedding_of_more_rows_than_tokens_is_kept(weights, larger):
     checkpoint = Checkpoint(Path("last.ckpt"), weights, {}, BYTES.to_json(), {}, 0)
-    assert Start(checkpoint, "resume").larger_vocabulary == larger
+    assert InitialCheckpoint(checkpoint, "resume").larger_vocabulary == larger

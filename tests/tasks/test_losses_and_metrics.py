@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from analysis.subjects import loud_encoder_decoder
+from analysis.contexts import loud_encoder_decoder
 from data.test_pairs import prepared, write
 from nn.model_cases import make_transformer, token_ids
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import lightning as L
 import torch
-from analysis.subjects import loud_encoder_decoder
+from analysis.contexts import loud_encoder_decoder
 from nn.model_cases import make_encoder, make_transformer
 
 from tinyformer.batch import IGNORED

@@ -12,12 +12,12 @@ import pytest
 import torch
 from nn.model_cases import make_transformer, token_ids
 
-from tinyformer.analysis import first_non_finite
-from tinyformer.analysis.costs import count_costs
 from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.costs.network import count_costs
 from tinyformer.data import Windows
 from tinyformer.data.batches import loader
 from tinyformer.hardware import Peak, peak_memory
+from tinyformer.measures import first_non_finite
 from tinyformer.nn import AttentionMask
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger, Snapshots
 from tinyformer.training.callbacks import progress, report, snapshots

@@ -1,7 +1,6 @@
-"""Analyses of trained models: attention maps, measures, ablation, importance, pruning and costs.
+"""Analyses of trained models: ablation, importance, pruning, causes, texts, depth and training.
 
-Each name in `__init__.pyi` is imported on first use: the costs of a model do not wait for the training libraries of an
-analysis.
+Each name in `__init__.pyi` is imported on first use.
 """
 
 import lazy_loader

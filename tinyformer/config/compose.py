@@ -20,7 +20,7 @@ from tinyformer.config.admission import alternatives, is_swept, leaves
 from tinyformer.config.conf import AXES, config_dir, register_resolvers
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, hydra_value, parsed, readable, shell_word, text_of
-from tinyformer.config.process import keep_hydra
+from tinyformer.config.process import isolated_hydra
 from tinyformer.config.stored import admit_config, composed, recorded_sources
 from tinyformer.errors import ArgumentError, argument_path
 
@@ -38,7 +38,7 @@ OF_TRAINING = (
 
 
 @dataclass(frozen=True)
-class Invocation:
+class CommandLine:
     """The command line of a run, as far as its config does not contain it."""
 
     overrides: Sequence[str] = ()  # its arguments, such as "attention=gqa"
@@ -48,7 +48,7 @@ class Invocation:
     in_python: bool = False  # whether `command` is a function that was called in Python
 
     @classmethod
-    def of_job(cls, node: Any, command: str, in_python: bool = False) -> "Invocation":
+    def of_job(cls, node: Any, command: str, in_python: bool = False) -> "CommandLine":
         """That of a job, from its `hydra` node; an override such as `seed=${oc.env:SEED}` stays as it was typed."""
         typed: Any = OmegaConf.to_container(node.overrides.task, resolve=False)
         return cls(typed, node.runtime.choices, node.mode == RunMode.MULTIRUN, command, in_python)
@@ -63,7 +63,7 @@ class Invocation:
         return [override for override in self.overrides if override.startswith(prefixes)]
 
 
-def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, Invocation]:
+def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, CommandLine]:
     """The config of one run of a program, and its invocation: arguments of `train`."""
     overrides = readable(overrides)
     if program == "train":
@@ -72,13 +72,13 @@ def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
-    return config, Invocation(list(overrides), choices)
+    return config, CommandLine(list(overrides), choices)
 
 
 def compose_whole(program: str, overrides: Sequence[str]) -> DictConfig:
     """The config that overrides in Hydra's grammar give one run of a program, with its `hydra` node."""
     register_resolvers()
-    with keep_hydra(), hydra_parser():
+    with isolated_hydra(), hydra_parser():
         return compose(program, list(overrides), return_hydra_config=True)
 
 

@@ -20,14 +20,14 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.config.conf import config_dir, register_resolvers
 from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, config_keys, describe, exit_code_of
 from tinyformer.config.folder import claim_folder, is_first_process, locked
-from tinyformer.config.process import keep_hydra, named_lines
+from tinyformer.config.process import isolated_hydra, named_lines
 
-Job: TypeAlias = Callable[[DictConfig, Path, Invocation], Any]
-"""The work of a program, given a config, its folder and its `Invocation`."""
+Job: TypeAlias = Callable[[DictConfig, Path, CommandLine], Any]
+"""The work of a program, given a config, its folder and its `CommandLine`."""
 
 
 def launch(words: Sequence[str], program: str, job: Job, command: str, in_python: bool = False) -> Any:
@@ -39,7 +39,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
     Args:
         words: options, and overrides in Hydra's grammar.
         program: the primary config.
-        job: called with the config, its folder and its `Invocation`.
+        job: called with the config, its folder and its `CommandLine`.
         command: the program as the user called it, such as "tinyformer train", for hints.
         in_python: whether `command` is a function that was called in Python.
 
@@ -55,7 +55,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
     overrides, is_sweep = options.overrides, options.multirun
     if options.resolve and not options.cfg:
         parser.error("--resolve needs --cfg")
-    with keep_hydra():
+    with isolated_hydra():
         hydra = _hydra(options.config_dir, parser)
         if options.help:
             return hydra.app_help(program, parser, options)
@@ -120,7 +120,7 @@ class _Task:
 
     def __call__(self, config: DictConfig) -> Any:
         node = HydraConfig.get()
-        invocation, folder = Invocation.of_job(node, self.command, self.in_python), Path(node.runtime.output_dir)
+        invocation, folder = CommandLine.of_job(node, self.command, self.in_python), Path(node.runtime.output_dir)
         if not invocation.is_sweep:
             with config_keys(config):
                 return self.job(config, folder, invocation)
@@ -131,7 +131,7 @@ class _Task:
             self.codes.append(exit_code_of(lambda: self._in_sweep(config, folder, invocation), self.program))
         return self.codes[-1]
 
-    def _in_sweep(self, config: DictConfig, folder: Path, invocation: Invocation) -> None:
+    def _in_sweep(self, config: DictConfig, folder: Path, invocation: CommandLine) -> None:
         try:
             with config_keys(config), locked(folder):  # the folder of the sweep alone is claimed
                 self.job(config, folder, invocation)

@@ -14,7 +14,7 @@ from typing import TextIO
 
 
 @contextlib.contextmanager
-def keep_hydra() -> Iterator[None]:
+def isolated_hydra() -> Iterator[None]:
     """Give the block a Hydra of its own: the caller may be a program of Hydra, or have initialised it in a notebook."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.version import VersionBase
@@ -39,7 +39,7 @@ def escape_output() -> dict[io.TextIOWrapper, str | None]:
 
 
 @contextlib.contextmanager
-def keep_process() -> Iterator[None]:
+def isolated_process() -> Iterator[None]:
     """Restore at the end of the block what training sets for a whole process.
 
     These are the states of random number generators, torch's flags, the current GPU, environment variables, filters of

@@ -21,7 +21,7 @@ from tinyformer.config.admission import DERIVED, SCORE_KEYS, NotAdmittedError, P
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir, register_resolvers, values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value, key_of
-from tinyformer.config.process import keep_hydra
+from tinyformer.config.process import isolated_hydra
 from tinyformer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
 
 @functools.cache
 def _compose(*overrides: str) -> tuple[Plain, dict[str, str | None]]:
-    with keep_hydra(), initialize_config_dir(str(config_dir()), version_base=None):
+    with isolated_hydra(), initialize_config_dir(str(config_dir()), version_base=None):
         config = compose("train", list(overrides), return_hydra_config=True)
         plain: Any = OmegaConf.to_container(config, resolve=False)
         choices = {axis: config.hydra.runtime.choices[axis] for axis in AXES}

@@ -54,7 +54,7 @@ def _t5(_: Fields, tokenizer: Tokenizer) -> tuple[Any, Any]:
     """Keep the pieces and SentencePiece's table of characters; token 2 is the unknown one, and `</s>` ends a text."""
     written = json.loads(tokenizer.to_str())
     tokenizer.model = models.Unigram([(piece, score) for piece, score in written["model"]["vocab"]], 2, False)
-    tokenizer.post_processor = template(tokenizer, [], [tokenizer.token_to_id("</s>")])
+    tokenizer.post_processor = template(tokenizer, [], [tokenizer.get_vocab()["</s>"]])
     normalizer = written["normalizer"] or {}
     tables = [part for part in normalizer.get("normalizers", [normalizer]) if part.get("type") == "Precompiled"]
     kept = normalizers.Precompiled(base64.b64decode(tables[0]["precompiled_charsmap"])) if tables else None

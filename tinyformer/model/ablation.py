@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from tinyformer.analysis import Subject
-from tinyformer.analysis.ablation import MODES, Replacement, gated, outputs_by_head, resampled_positions
-from tinyformer.analysis.measures.capture import running_hooks
+from tinyformer.analysis import AnalysisContext
+from tinyformer.analysis.removal.ablation import MODES, Replacement, gated, outputs_by_head, resampled_positions
 from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.measures.capture import running_hooks
 from tinyformer.nn.cache import Cache
 from tinyformer.tasks.user_texts import SOME_TEXTS
 
@@ -21,44 +21,44 @@ Head: TypeAlias = Sequence[int | str]
 
 
 @contextmanager
-def ablated_heads(subject: Subject, heads: Sequence[Head], mode: str) -> Iterator[None]:
-    """Ablate heads inside the block, see `Model.ablated`; the subject has one batch, from which replacements come."""
+def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) -> Iterator[None]:
+    """Ablate heads inside the block, see `Model.ablated`; the context has one batch, from which replacements come."""
     require_choice("mode", mode, MODES)
-    network = subject.network
+    network = context.network
     if not isinstance(heads, Sequence):
         raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*network.layer_addresses()[0], 0)]})
     pairs = [network.find_head("heads", entry) for entry in heads]
-    if mode != "zero" and not subject.batches:
+    if mode != "zero" and not context.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
         raise ArgumentError("texts", None, reason, {"texts": SOME_TEXTS})
     if mode == "resample":
-        replacement_of, hooks = _resampled(subject)
+        replacement_of, hooks = _resampled(context)
     else:
-        replacement_of, hooks = partial(MODES[mode](subject), cast(Any, None)), []  # the same for any batch
+        replacement_of, hooks = partial(MODES[mode](context), cast(Any, None)), []  # the same for any batch
     # Hooks run uncompiled, or each set of heads would be compiled.
     with running_hooks(network, hooks), gated(network, pairs, replacement_of):
         yield
 
 
-def _resampled(subject: Subject) -> tuple[Callable[[int], Replacement | None], list[RemovableHandle]]:
-    """The replacements in each layer by the outputs of one of the subject's rows, drawn at random with a fixed seed.
+def _resampled(context: AnalysisContext) -> tuple[Callable[[int], Replacement | None], list[RemovableHandle]]:
+    """The replacements in each layer by the outputs of one of the context's rows, drawn at random with a fixed seed.
 
     All rows that the model reads have the same replacement, so that those of a text do not depend on the texts that it
     is read with. The hooks note the position at which a forward pass begins: behind the tokens of a cache.
     """
-    (batch,) = subject.batches
+    (batch,) = context.batches
     row = int(torch.randint(len(batch["inputs"]), (), generator=torch.Generator().manual_seed(0)))
-    outputs = outputs_by_head(subject, batch, lambda of_layer: (of_layer[0][row], of_layer[1][row].sum()))
-    stacks, begins = subject.network.stacks(), dict[nn.Module, int]()
+    outputs = outputs_by_head(context, batch, lambda of_layer: (of_layer[0][row], of_layer[1][row].sum()))
+    stacks, begins = context.network.stacks(), dict[nn.Module, int]()
 
     def begin(stack: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         caches = (given for given in (*args, *named.values()) if isinstance(given, Cache))
         begins[stack] = next((cache.length for cache in caches), 0)
 
     def replacement_of(layer: int) -> Replacement:
-        stack = stacks[0 if subject.kinds[layer] == "encoder" else -1]
+        stack = stacks[0 if context.kinds[layer] == "encoder" else -1]
         of_row, length = outputs[layer]
-        positions = resampled_positions(length.view(1), subject.network.max_seq_len)[0]
+        positions = resampled_positions(length.view(1), context.network.max_seq_len)[0]
 
         def at_positions(heads: Tensor) -> Tensor:
             first = begins[stack]

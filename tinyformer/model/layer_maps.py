@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.analysis import head_label, map_names
 from tinyformer.errors import ArgumentError
+from tinyformer.measures import head_label, map_names
 from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention
 from tinyformer.nn.heads import Address, layer_title
 
@@ -71,7 +71,7 @@ class LayerMaps:
             raise ArgumentError("head", (*self.address, head), reason, works)
         return self.weights[first] - self.factor * self.weights[first + 1]
 
-    def living_heads(self) -> Float[Tensor, "heads queries keys"]:
+    def active_heads(self) -> Float[Tensor, "heads queries keys"]:
         """The map of each head that is not ablated, see `of_head`."""
         weights = self.weights[~torch.tensor(self.is_ablated)]
         return weights if self.factor is None else weights[0::2] - self.factor * weights[1::2]

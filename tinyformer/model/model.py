@@ -13,8 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis import Analysis, Findings, Subject
-from tinyformer.analysis.points import (
+from tinyformer.analysis import Analysis, AnalysisContext
+from tinyformer.analysis.context import changed
+from tinyformer.batch import Batch
+from tinyformer.checkpoint.file import SNAPSHOTS, Checkpoint
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.measures.points import (
     ForwardPass,
     Points,
     Replacement,
@@ -24,15 +29,11 @@ from tinyformer.analysis.points import (
     points_of,
     without_padding,
 )
-from tinyformer.analysis.subject import changed
-from tinyformer.batch import Batch
-from tinyformer.checkpoint.file import SNAPSHOTS, Checkpoint
-from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
 from tinyformer.model.ablation import Head, ablated_heads
 from tinyformer.model.text_maps import TextMaps, maps_of_batch
 from tinyformer.nn import BaseAttention, LatentAttention, Network, RelativePosition
-from tinyformer.run.analysis_run import analyse, make_subject
+from tinyformer.report import AnalysisResult
+from tinyformer.run.analysis_run import analyse, make_context
 from tinyformer.run.pipeline import evaluation_in_python
 from tinyformer.run.run import Run
 from tinyformer.tasks import CausalLM, Prediction, SpanExtraction, Task
@@ -218,8 +219,8 @@ class Model:
             named: the same, by name.
         """
         batches = [] if texts is None else [self._batch(texts, *others, **named)]
-        subject = Subject(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
-        return ablated_heads(subject, heads, mode)
+        context = AnalysisContext(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
+        return ablated_heads(context, heads, mode)
 
     @torch.no_grad()
     def loss(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, " batch"]:
@@ -315,7 +316,7 @@ class Model:
 
     def analyse(
         self, analysis: str | Analysis = "heads", overrides: Sequence[str] = (), folder: str | Path | None = None
-    ) -> Findings:
+    ) -> AnalysisResult:
         """The results of `tinyformer evaluate analysis=…` on the data of the model's run: tables and figures, by name.
 
             findings = model.analyse("heads", ["analysis.mode=mean"])
@@ -340,13 +341,13 @@ class Model:
         findings.files = findings.files if folder else []
         return findings
 
-    def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> Subject:
+    def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> AnalysisContext:
         """The model with a random sample of the validation data of its run, for analyses: `HeadAblation()(model)`.
 
         It has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides.
         """
         with self._evaluation(overrides) as run:
-            return make_subject(run, num_windows)
+            return make_context(run, num_windows)
 
     def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> AbstractContextManager[Run]:
         if self.origin is None:

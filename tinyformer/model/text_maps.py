@@ -15,33 +15,32 @@ from matplotlib import axes as matplotlib_axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis import (
+from tinyformer.analysis.texts.maps import PICTURE_TOKENS
+from tinyformer.batch import Batch
+from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
+from tinyformer.files import finite
+from tinyformer.measures import (
     ALL_MEASURES,
     CROSS_MEASURES,
     MEASURES,
     PATTERNS,
     Axes,
     CapturedMaps,
-    atlas_html,
     axes_of,
     capture_pair,
     capture_weights,
-    head_maps,
     measure_layers,
     merge_words,
     pairs_of,
     words_of,
 )
-from tinyformer.analysis.maps import PICTURE_TOKENS
-from tinyformer.batch import Batch
-from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
-from tinyformer.files import finite
 from tinyformer.model.layer_maps import LayerMaps
-from tinyformer.model.showing import Panel, Table, chart_of_maps, framed
+from tinyformer.model.notebook import Panel, Table, chart_of_maps, framed
 from tinyformer.nn import AttentionMaps, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import layer_title, plain_address
 from tinyformer.nn.network import attentions_in
+from tinyformer.report import atlas_html, head_maps
 from tinyformer.tasks import Task
 
 HeadAddress: TypeAlias = tuple[int | str, ...]
@@ -129,7 +128,7 @@ class TextMaps:
         if len({layer.kind for layer in chosen}) != 1:
             reason = f"must be the number of a layer, after its kind if any: {self._layer_titles()}"
             raise ArgumentError("layer", address, reason, {"layer": self.layers[0].address})
-        living = torch.cat([layer.living_heads() for layer in chosen])
+        living = torch.cat([layer.active_heads() for layer in chosen])
         if not len(living):
             raise ArgumentError("layer", address, "has no head that is not ablated")
         return living.mean(dim=0)
@@ -155,7 +154,7 @@ class TextMaps:
             raise ArgumentError("attention", "differential" if layers[0].factor else "signed", reason)
         total = identity = torch.eye(len(self.axes[stack or ""].queries))
         for layer in layers:
-            living = layer.living_heads().float()
+            living = layer.active_heads().float()
             mixed = abs(layer.branch) * living.sum(dim=0) / max(len(living), 1) + abs(layer.skip) * identity
             total = F.normalize(mixed, p=1, dim=-1) @ total
         return total

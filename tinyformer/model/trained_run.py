@@ -16,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.admission import SCORE_KEYS, is_swept, leaves
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.config.errors import ConfigError, in_sentences
 from tinyformer.config.keys import is_multirun, readable
 from tinyformer.config.launch import launch
-from tinyformer.config.process import keep_process
+from tinyformer.config.process import isolated_process
 from tinyformer.config.resume import training_words
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, relative_path
@@ -133,7 +133,7 @@ def _checked(overrides: Sequence[str]) -> Sequence[str]:
     return overrides
 
 
-def _job(config: DictConfig, folder: Path, invocation: Invocation) -> TrainedRun:
+def _job(config: DictConfig, folder: Path, invocation: CommandLine) -> TrainedRun:
     with warnings.catch_warnings():
         importlib.invalidate_caches()  # a cell may just have written the file of a class
         check_early(config, invocation.choices)
@@ -141,7 +141,7 @@ def _job(config: DictConfig, folder: Path, invocation: Invocation) -> TrainedRun
         import_matplotlib()
         from tinyformer.run.pipeline import train
 
-        with keep_process():
+        with isolated_process():
             return TrainedRun(folder, train(config, folder, invocation), tuple(_classes(config)))
 
 

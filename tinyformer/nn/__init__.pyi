@@ -7,11 +7,11 @@ from .encoder import Decoder, Encoder
 from .encoder_decoder import EncoderDecoder
 from .feed_forward import FeedForward, GatedFeedForward
 from .gate import HeadGate, OutputGate
-from .kernels.case import AttentionCase, Feature
+from .kernels.case import Feature, KernelRequirements
 from .kernels.eager import AttentionMaps, attention_weights
 from .kernels.support import BACKENDS, LACKS, select_backend
 from .latent import LatentAttention
-from .maps import QKV, AttentionCall
+from .maps import QKV, AttentionInputs
 from .mask import AttentionMask
 from .mixer import TokenMixer
 from .network import Network, backend_refusal, kernel_of_layer, resolve_backend
@@ -42,8 +42,7 @@ __all__ = [
     "SCORES",
     "ALiBi",
     "Attention",
-    "AttentionCall",
-    "AttentionCase",
+    "AttentionInputs",
     "AttentionMaps",
     "AttentionMask",
     "BaseAttention",
@@ -59,6 +58,7 @@ __all__ = [
     "FeedForward",
     "GatedFeedForward",
     "HeadGate",
+    "KernelRequirements",
     "LatentAttention",
     "LayerCache",
     "LayerNorm",

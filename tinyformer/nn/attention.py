@@ -17,7 +17,7 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps
-from tinyformer.nn.maps import QKV, AttentionCall, HeadOutputs, Weights, exact_maps
+from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.sizes import head_dim_of
@@ -64,7 +64,7 @@ class BaseAttention(SoftmaxAttention):
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
         self.head_gate = HeadGate(num_heads, ablated)
-        self.call_point = nn.Identity()  # its hooks see each `AttentionCall`, and may replace it
+        self.inputs_hook = nn.Identity()  # its hooks see each `AttentionInputs`, and may replace it
 
     def forward(
         self,
@@ -85,7 +85,7 @@ class BaseAttention(SoftmaxAttention):
             cache: keys and values of the tokens before `x`, to which those of `x` are appended; in cross-attention
                 those of the context, which are projected if it is empty.
         """
-        call = self.call_point(self.call(x, mask, context, context_mask, cache))
+        call = self.inputs_hook(self.call(x, mask, context, context_mask, cache))
         if call.weights is None:
             heads = self.attend(call.qkv, call.mask, call.is_cross)
         else:
@@ -138,11 +138,11 @@ class BaseAttention(SoftmaxAttention):
         """
         return self.maps_of_call(self.call(*args, cache=cache and cache.copy(), **kwargs)).weights
 
-    def maps_of_call(self, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
+    def maps_of_call(self, call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
         """The attention weights of a call and their logits, for all queries or those at `rows`; see `exact_maps`."""
         return exact_maps(self, call, rows)
 
-    def weights_of_scores(self, call: AttentionCall, scores: Weights) -> Weights:
+    def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
         """The attention weights of a call if its scores were others; see `softmax_of_scores`."""
         n, (q, k, _) = self.num_softmaxes, call.qkv
         parts = [
@@ -157,7 +157,7 @@ class BaseAttention(SoftmaxAttention):
         context: Float[Tensor, "batch k_seq input_dim"] | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
-    ) -> AttentionCall:
+    ) -> AttentionInputs:
         """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window.
 
         In cross-attention the window is around the aligned position, see `AttentionMask.aligned`, or the predicted one.
@@ -180,7 +180,7 @@ class BaseAttention(SoftmaxAttention):
             reason = "must be True: cached tokens do not attend to new ones"
             raise ArgumentError("mask.causal", False, reason, {"causal": True})
         num_behind = 0 if cache is None or is_cross else cache.num_behind(self.window)
-        return AttentionCall(self.project(x, context, cache), mask.without_first(num_behind), is_cross, num_behind)
+        return AttentionInputs(self.project(x, context, cache), mask.without_first(num_behind), is_cross, num_behind)
 
 
 class Attention(BaseAttention):

@@ -95,8 +95,8 @@ class Block(nn.Module):
                 self.cross_attention = _possible(make_attention(cross_attention, d_model, **layer, **cross))
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
-            self.cross_mid_point = nn.Identity()  # its hooks see the residual stream after the cross-attention
-        self.mid_point = nn.Identity()  # its hooks see the residual stream after the attention
+            self.residual_cross_mid_hook = nn.Identity()  # its hooks see the residual stream after the cross-attention
+        self.residual_mid_hook = nn.Identity()  # its hooks see the residual stream after the attention
         self.feed_forward_norm = norm(d_model)
         with argument_path("feed_forward"):
             self.feed_forward = feed_forward()
@@ -110,14 +110,14 @@ class Block(nn.Module):
         def attend(x: Tensor) -> Tensor:  # by any module of x and mask if there is no cache
             return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
 
-        x = self.mid_point(self.sublayer(x, attend, self.attention_norm, self.attention_residual))
+        x = self.residual_mid_hook(self.sublayer(x, attend, self.attention_norm, self.attention_residual))
         if self.cross_attention is not None:
             if context is None:
                 raise ArgumentError("context", None, "is needed by a block with cross-attention")
             cached = {} if context.cache is None else {"cache": context.cache}
             across = partial(self.cross_attention, context=context.vectors, context_mask=context.mask, **cached)
             x = self.sublayer(x, across, self.cross_attention_norm, self.cross_attention_residual)
-            x = self.cross_mid_point(x)
+            x = self.residual_cross_mid_hook(x)
         return self.sublayer(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_residual)
 
     @abstractmethod

@@ -32,7 +32,7 @@ class QKV(NamedTuple):
     v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"]
 
 
-class AttentionCall(NamedTuple):
+class AttentionInputs(NamedTuple):
     """The inputs of attention in one forward pass of a layer.
 
     Attributes:
@@ -74,7 +74,7 @@ def is_own(part: object) -> bool:
     return not type(part).__module__.startswith(f"{__package__}.")
 
 
-def exact_maps(layer: Attends, call: AttentionCall, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
+def exact_maps(layer: Attends, call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
     """The maps of a call for all queries or those at `rows`, without dropout: `apply_weights` of them gives `attend`.
 
     A user-defined class may compute other weights than those of `attention_maps`. What it computes then decides: the
@@ -94,7 +94,7 @@ def exact_maps(layer: Attends, call: AttentionCall, rows: Int[Tensor, " rows"] |
     return AttentionMaps(F.pad(maps.weights, padding), F.pad(maps.logits, padding, value=-torch.inf))
 
 
-def _maps_of_own(layer: Attends, call: AttentionCall) -> AttentionMaps:
+def _maps_of_own(layer: Attends, call: AttentionInputs) -> AttentionMaps:
     """The maps of `attention_maps` if the output is that of these, or else those of what `attend` computes."""
     was_training = layer.training
     layer.train(False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn.heads import HeadMap
-from tinyformer.nn.kernels.case import AttentionCase
+from tinyformer.nn.kernels.case import KernelRequirements
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
 from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
@@ -117,7 +117,7 @@ class SoftmaxAttention(nn.Module):
         mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
         dropout = self.dropout if self.training else 0.0
         if self.resolved is None:
-            case = AttentionCase.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
+            case = KernelRequirements.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
             return select_backend(self.backend, case).compute(q, k, v, mask, scoring, dropout)
         return self.resolved.compute(q, k, v, mask, scoring, dropout)
 
@@ -183,7 +183,7 @@ class SoftmaxAttention(nn.Module):
 
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
-    ) -> AttentionCase:
+    ) -> KernelRequirements:
         """The case that this layer's calls will make; see `resolve_backend` for the arguments."""
         weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
         length = min(seq or PLANNED_SEQS[0], PLANNED_SEQS[1])
@@ -196,5 +196,5 @@ class SoftmaxAttention(nn.Module):
             reason = "declares its score modification additive, but what it adds depends on the score"
             raise ArgumentError("position", type(self.position).__name__, reason)
         dropout = self.dropout if training else 0.0
-        case = AttentionCase.of(q, q, v, mask, scoring, dropout, training)
+        case = KernelRequirements.of(q, q, v, mask, scoring, dropout, training)
         return case._replace(device=device, dtype=dtype, seq=seq)

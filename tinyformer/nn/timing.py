@@ -8,7 +8,7 @@ import torch
 
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.kernels.support import Backend
-from tinyformer.nn.maps import QKV, AttentionCall
+from tinyformer.nn.maps import QKV, AttentionInputs
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
 BUDGET_SECONDS = 0.15  # a comparison stops after this time, but not before `MIN_ROUNDS` rounds
@@ -16,7 +16,7 @@ BUDGET_SECONDS = 0.15  # a comparison stops after this time, but not before `MIN
 CANDIDATES = ("eager", "sdpa")
 """The backends among which `auto` chooses on a CPU."""
 
-MARGIN, PATIENCE = 1.1, 4
+MIN_SPEEDUP, REPEATS = 1.1, 4
 """How many times as fast as the usual choice another backend has to be, so that chance decides nothing, and how many
 times as long as usual they are compared."""
 
@@ -34,7 +34,7 @@ def seconds_on(device: str) -> float:
 
 
 def heads_pass(
-    layer: BaseAttention, call: AttentionCall, backend: Backend, gradient: bool = True
+    layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True
 ) -> Callable[[], None]:
     """One pass of a layer's heads by a backend, without their projections, and backward if there is a gradient."""
     qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
@@ -69,8 +69,8 @@ def median_seconds(passes: Mapping[str, Callable[[], None]], device: str, patien
     return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
 
 
-def faster(usual: str, passes: Mapping[str, Callable[[], None]], device: str, patience: int = PATIENCE) -> str:
-    """The name of the fastest pass, or the usual one unless that takes `MARGIN` times as long."""
+def faster(usual: str, passes: Mapping[str, Callable[[], None]], device: str, patience: int = REPEATS) -> str:
+    """The name of the fastest pass, or the usual one unless that takes `MIN_SPEEDUP` times as long."""
     seconds = median_seconds(passes, device, patience)
     fastest = min(seconds, key=seconds.__getitem__)
-    return fastest if seconds[usual] > MARGIN * seconds[fastest] else usual
+    return fastest if seconds[usual] > MIN_SPEEDUP * seconds[fastest] else usual

@@ -1,7 +1,7 @@
 """Cost card of a variant before it is trained: `tinyformer card attention=mha,gqa model=base`.
 
-Parameters, floating-point operations and KV cache, counted without memory for weights; `analysis/costs.py` defines
-each figure, and `analysis/memory.py` those of a batch.
+Parameters, floating-point operations and KV cache, counted without memory for weights; `costs/network.py` defines
+each figure, and `costs/memory.py` those of a batch.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyformer.config.checks import check_types, check_value
-from tinyformer.config.compose import Invocation, compose_sweep
+from tinyformer.config.compose import CommandLine, compose_sweep
 from tinyformer.config.conf import describe_axes
 from tinyformer.config.errors import config_keys, exit_code_of
 from tinyformer.errors import ArgumentError, argument_path
@@ -137,16 +137,16 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from hydra.utils import instantiate
     from torch import device
 
-    from tinyformer.analysis.costs import count_costs
-    from tinyformer.analysis.memory import count_batch, count_gpus
+    from tinyformer.costs.memory import count_batch, count_gpus
+    from tinyformer.costs.network import count_costs
+    from tinyformer.run.custom_scores import register_score
     from tinyformer.run.match import match_size
-    from tinyformer.run.own_scores import register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     with config_keys(config):
         check_types(config, "network", config.hydra.runtime.choices)
-        match_size(config, Invocation(overrides), vocab_size, CONFIG_NAME)
+        match_size(config, CommandLine(overrides), vocab_size, CONFIG_NAME)
         with device("meta"):
             register_score(unresolved)
             sized: Any = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import Invocation, offer_stored_run, with_last
+from tinyformer.config.compose import CommandLine, offer_stored_run, with_last
 from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
 from tinyformer.config.keys import is_multirun, readable
@@ -27,7 +27,7 @@ from tinyformer.files import import_matplotlib, relative_path
 def train_program(words: Sequence[str], command: str) -> int:
     """Train the model that the words of a command line describe; returns the exit code."""
 
-    def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+    def job(config: DictConfig, folder: Path, invocation: CommandLine) -> None:
         if config.resume == "auto" and not has_checkpoint(folder):
             config.resume = None
         may_have_ended = config.resume == "auto" or (invocation.is_sweep and config.resume is not None)
@@ -56,7 +56,7 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
         arguments = with_last(readable(words, is_multirun(words)))
         checkpoint = offer_stored_run(arguments)
 
-        def job(config: DictConfig, folder: Path, invocation: Invocation) -> None:
+        def job(config: DictConfig, folder: Path, invocation: CommandLine) -> None:
             with ending_at_ctrl_c():
                 import_matplotlib()
                 from tinyformer.run.pipeline import evaluate
@@ -82,7 +82,7 @@ def _run_program(start: Callable[[], int | None], program: str) -> int:
         return 128 + signal.SIGINT
 
 
-def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Invocation) -> None:
+def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: CommandLine) -> None:
     """Start a run. One of a sweep prints its scores and folder, after its overrides, and all else only if it fails."""
     if not (invocation.is_sweep and is_first_process()):
         run()

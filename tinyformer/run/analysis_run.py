@@ -9,8 +9,8 @@ from typing import cast
 
 from lightning.pytorch.loggers import Logger
 
-from tinyformer.analysis import Analysis, Findings, Snapshot, Subject, caption, save_png
-from tinyformer.analysis.snapshots.over_steps import OverSteps
+from tinyformer.analysis import Analysis, AnalysisContext, Snapshot
+from tinyformer.analysis.over_training.over_steps import OverSteps
 from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
 from tinyformer.checkpoint.snapshots import snapshots_of
@@ -21,27 +21,28 @@ from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
+from tinyformer.report import AnalysisResult, caption, save_png
 from tinyformer.run.network import make_seeded_network
 from tinyformer.run.run import Run
 from tinyformer.training.loggers import log_findings
 
 
-def analyse(run: Run) -> Findings:
+def analyse(run: Run) -> AnalysisResult:
     """The findings of the chosen analysis, which are saved; none without one."""
     if run.analysis is None:
-        return Findings()
+        return AnalysisResult()
     analysis: Analysis = run.analysis
     if run.config.step == "all" and not getattr(analysis, "reads_snapshots", False):
         analysis = OverSteps(analysis)
-    subject = make_subject(run, analysis.num_windows)
+    context = make_context(run, analysis.num_windows)
     with argument_path("analysis"):
-        findings = analysis(subject, run.folder)
-    keep_findings(findings, run.folder, run.loggers, subject.facts, run.checkpoint.step)
+        findings = analysis(context, run.folder)
+    keep_findings(findings, run.folder, run.loggers, context.facts, run.checkpoint.step)
     return findings
 
 
 def keep_findings(
-    findings: Findings, folder: Path, loggers: list[Logger], facts: Mapping[str, str], step: int = 0
+    findings: AnalysisResult, folder: Path, loggers: list[Logger], facts: Mapping[str, str], step: int = 0
 ) -> None:
     """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder, and log those of a step, see `log_findings`.
 
@@ -59,11 +60,11 @@ def keep_findings(
         log_findings(logger, findings, step)
 
 
-def write_predictions(run: Run) -> Findings:
+def write_predictions(run: Run) -> AnalysisResult:
     """Write `predictions.csv`: each row of the files with all of its columns, and what `Task.predict` adds to them."""
-    subject, data, path = make_subject(run, 1), run.data, run.folder / "predictions.csv"
-    with subject.precision():
-        columns, predicted = run.task.predict(subject.network, subject.split(), data.splits[run.split])
+    context, data, path = make_context(run, 1), run.data, run.folder / "predictions.csv"
+    with context.precision():
+        columns, predicted = run.task.predict(context.network, context.split(), data.splits[run.split])
     source = cast(LocalFiles, in_use(cast(SourceDataModule, data).source))
     with argument_path("datamodule", "source"):
         whole = zip(source.whole_rows(data.row_format.source_rows), predicted, strict=True)
@@ -72,11 +73,11 @@ def write_predictions(run: Run) -> Findings:
     as_json = partial(json.dumps, ensure_ascii=False, default=str)
     cells = ((as_json(cell) if isinstance(cell, dict | list) else cell for cell in map(row.get, names)) for row in rows)
     write_table(path, names, map(list, cells))
-    return Findings(lines={"predictions": relative_path(path)})
+    return AnalysisResult(lines={"predictions": relative_path(path)})
 
 
-def make_subject(run: Run, num_windows: int) -> Subject:
-    """The subject of an analysis: a checkpoint's network, and at most `num_windows` windows or pairs of a split."""
+def make_context(run: Run, num_windows: int) -> AnalysisContext:
+    """The context of an analysis: a checkpoint's network, and at most `num_windows` windows or pairs of a split."""
     checkpoint, data, trainer = run.checkpoint, run.data, run.trainer
     device = trainer.strategy.root_device
 
@@ -96,7 +97,7 @@ def make_subject(run: Run, num_windows: int) -> Subject:
     def on_device(batches: Iterable[Batch]) -> Iterator[Batch]:
         return (trainer.strategy.batch_to_device(batch, device) for batch in batches)
 
-    return Subject(
+    return AnalysisContext(
         network=placed(run.network),
         batches=[*on_device(data.sample(run.split, num_windows))],
         split=lambda: on_device(data.evaluation_dataloader(run.split)),
@@ -107,10 +108,10 @@ def make_subject(run: Run, num_windows: int) -> Subject:
         save_pruned=save_pruned,
         snapshots=[Snapshot(step, partial(at_snapshot, path)) for step, path in snapshots_of(checkpoint.path).items()],
         row=data.row_format.row,
-        facts=describe_subject(checkpoint.path, checkpoint.step, data, run.split),
+        facts=describe_context(checkpoint.path, checkpoint.step, data, run.split),
     )
 
 
-def describe_subject(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:
+def describe_context(path: Path, step: int, data: DataModule, split: str) -> dict[str, str]:
     """The facts about the model and data of an analysis, by name, for the line above its figures; see `caption`."""
     return {"checkpoint": relative_path(path), "step": f"{step:,}", "data": f"{data.title}, {split} split"}

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
-from tinyformer.analysis.measures.capture import running_hooks
 from tinyformer.batch import Batch
 from tinyformer.data import DataModule
 from tinyformer.data.storage import default_cache_dir
 from tinyformer.errors import argument_path
 from tinyformer.files import write_whole
 from tinyformer.hardware import cpu_name
+from tinyformer.measures.capture import running_hooks
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Network, kernel_of_layer
-from tinyformer.nn.maps import AttentionCall
+from tinyformer.nn.maps import AttentionInputs
 from tinyformer.nn.timing import CANDIDATES, faster, heads_pass
 from tinyformer.run.compiling import planned_seconds
 from tinyformer.run.settings import Settings
@@ -101,11 +101,11 @@ def _can_be(names: Sequence[str], network: Network, settings: Settings, mask: At
 
 
 @torch.no_grad()
-def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAttention, AttentionCall]:
+def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAttention, AttentionInputs]:
     """The inputs of attention in each layer as the network reads a batch."""
-    calls: dict[BaseAttention, AttentionCall] = {}
+    calls: dict[BaseAttention, AttentionInputs] = {}
     hooks = [
-        layer.call_point.register_forward_hook(lambda _, args, call, layer=layer: calls.update({layer: call}))
+        layer.inputs_hook.register_forward_hook(lambda _, args, call, layer=layer: calls.update({layer: call}))
         for layer in network.attentions()
     ]
     with running_hooks(network, hooks):
@@ -113,7 +113,7 @@ def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAtte
     return calls
 
 
-def faster_backend(layer: BaseAttention, call: AttentionCall | None) -> str:
+def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
     """The name of the faster backend of a layer for calls such as this one, kept in the cache folder.
 
     It is the usual one where sdpa cannot compute the call, or where eager takes too long to be measured.

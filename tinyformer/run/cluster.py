@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 
 CLUSTERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
 
@@ -39,7 +39,7 @@ def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
     return [*plugins, *([SLURMEnvironment(auto_requeue=False)] if is_slurm else [])]
 
 
-def is_requeued(signal_number: int, invocation: Invocation) -> bool:
+def is_requeued(signal_number: int, invocation: CommandLine) -> bool:
     """Return True if Slurm is to requeue the job: SIGUSR1 has stopped it, and its command has `resume=auto`."""
     return "SLURM_JOB_ID" in os.environ and signal_number == signal.SIGUSR1 and "resume=auto" in invocation.overrides
 

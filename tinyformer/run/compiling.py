@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Timer
 
-from tinyformer.analysis.costs import count_costs, uncounted
+from tinyformer.costs.network import count_costs, uncounted
 from tinyformer.data import DataModule
 from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask, Network

@@ -11,7 +11,7 @@ from jaxtyping import UInt64
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import format_value
 from tinyformer.data import DataModule, GeneratedDataModule, QuestionFormat, SourceDataModule, TextTokenizer
@@ -22,7 +22,7 @@ from tinyformer.files import relative_path
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.run.sample import Generation
 from tinyformer.run.settings import Settings
-from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.starting_checkpoint import InitialCheckpoint
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 from tinyformer.tasks.text_metrics import bleu_tokenizers
 
@@ -36,7 +36,7 @@ LACKS = {
 MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
 
 
-def run_data(config: DictConfig, invocation: Invocation, settings: Settings) -> tuple[DataModule, str]:
+def run_data(config: DictConfig, invocation: CommandLine, settings: Settings) -> tuple[DataModule, str]:
     """The data of a run, and the split that it scores."""
     make, options = partial(make_data, config, invocation), settings.options
     if not settings.is_training:
@@ -80,7 +80,7 @@ def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]
     every split but "train". `group` are the values of the `data` group. To predict, all rows of files are read,
     without their labels.
     """
-    start, split, predict = cast(Start, settings.start), settings.options.split, settings.options.predict
+    start, split, predict = cast(InitialCheckpoint, settings.start), settings.options.split, settings.options.predict
     data = make(start.tokenizer if predict else None)
     if predict:
         source = in_use(data.source) if isinstance(data, SourceDataModule) else None
@@ -136,7 +136,7 @@ def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:
     return data.content == checkpoint.facts.get("content")
 
 
-def make_data(config: DictConfig, invocation: Invocation, tokenizer: TextTokenizer | None = None) -> DataModule:
+def make_data(config: DictConfig, invocation: CommandLine, tokenizer: TextTokenizer | None = None) -> DataModule:
     """The data of a run, not yet read, if they have what its task needs; a tokenizer may replace the config's."""
     choices, chosen = invocation.choices, invocation.overridden("tokenizer")
     node = OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False)

@@ -24,7 +24,7 @@ from tinyformer.training.processes import has_processes
 
 
 @contextmanager
-def ending_in_a_queue(run: Run) -> Iterator[None]:
+def requeue_on_exit(run: Run) -> Iterator[None]:
     """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
     try:
         yield
@@ -35,7 +35,7 @@ def ending_in_a_queue(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def leaving_no_group() -> Iterator[None]:
+def destroy_process_group_on_exit() -> Iterator[None]:
     """End the process group of a run that failed in the only process, in which other runs may follow."""
     try:
         yield

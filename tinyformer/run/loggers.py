@@ -14,11 +14,11 @@ from hydra.utils import get_class, instantiate
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis.costs import count_costs
 from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.keys import format_value
+from tinyformer.costs.network import count_costs
 from tinyformer.errors import ArgumentError
 from tinyformer.files import relative_path
 from tinyformer.nn import Network

@@ -13,10 +13,10 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis.costs import count_costs
-from tinyformer.config.compose import Invocation, compose_run
+from tinyformer.config.compose import CommandLine, compose_run
 from tinyformer.config.errors import ConfigError, cause_of
 from tinyformer.config.keys import format_value
+from tinyformer.costs.network import count_costs
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
@@ -60,7 +60,7 @@ class Matched:
         )
 
 
-def match_size(config: DictConfig, invocation: Invocation, vocab_size: int, program: str = "train") -> Matched | None:
+def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, program: str = "train") -> Matched | None:
     """Solve for the size that `match` names, and set it in a config; a `ConfigError` if no value reaches the target.
 
     The reference network has the overrides of the invocation without those of `AXES`. `vocab_size` counts where the
@@ -139,7 +139,7 @@ def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
     return network.num_parameters() if quantity == "num_parameters" else getattr(count_costs(network), quantity)
 
 
-def _reference(config: DictConfig, invocation: Invocation, by: str, program: str) -> DictConfig:
+def _reference(config: DictConfig, invocation: CommandLine, by: str, program: str) -> DictConfig:
     """The config of a run without its overrides of `AXES` and of the size."""
     keys = ((word, word.lstrip("+~").partition("=")[0]) for word in invocation.overrides)
     kept = [word for word, key in keys if key != by and re.split(r"[./@]", key)[0] not in (*AXES, "match", "resume")]

@@ -14,33 +14,33 @@ from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.analysis import caption
 from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with
 from tinyformer.config.admission import Plain
-from tinyformer.config.compose import Invocation, compose_run, offer_stored_run
+from tinyformer.config.compose import CommandLine, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES
 from tinyformer.config.errors import config_keys, in_sentences, say
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.keys import format_value, hydra_value, key_of_argument
-from tinyformer.config.process import keep_hydra, keep_process
+from tinyformer.config.process import isolated_hydra, isolated_process
 from tinyformer.config.stored import describe_config, require_readable
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, write_whole
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import Network
-from tinyformer.run.analysis_run import analyse, describe_subject, write_predictions
+from tinyformer.report import caption
+from tinyformer.run.analysis_run import analyse, describe_context, write_predictions
 from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.compiling import compile_network, decide_compiling
 from tinyformer.run.data import evaluation_mask, make_task, require_known_tokens, run_data
-from tinyformer.run.fitting import ending_in_a_queue, fit, leaving_no_group
+from tinyformer.run.fitting import destroy_process_group_on_exit, fit, requeue_on_exit
 from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
 from tinyformer.run.network import starting_network
 from tinyformer.run.results import has_test, score_evaluation, score_training, summarise_evaluation, summarise_training
 from tinyformer.run.run import Run
 from tinyformer.run.settings import Settings, read_settings
-from tinyformer.run.starting_checkpoint import Start
+from tinyformer.run.starting_checkpoint import InitialCheckpoint
 from tinyformer.run.trainer import (
     make_callbacks,
     require_monitored,
@@ -50,14 +50,14 @@ from tinyformer.run.trainer import (
     training_trainer,
 )
 from tinyformer.training import TrainingModule
+from tinyformer.training.attention_memory import find_memory_shortage
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.progress import StepProgress
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.processes import has_processes
-from tinyformer.training.weights_memory import find_memory_shortage
 
 
-def train(config: DictConfig, folder: Path, invocation: Invocation | None = None) -> dict[str, Any]:
+def train(config: DictConfig, folder: Path, invocation: CommandLine | None = None) -> dict[str, Any]:
     """Train the model that a config describes; write checkpoints, metrics, pictures and `results.json` into a folder.
 
     Returns the contents of `results.json`; nothing in processes other than the first. The caller has locked the
@@ -70,8 +70,8 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
     """
     if config.resume == "auto":
         config.resume = str(folder) if has_checkpoint(folder) else None
-    run = set_up(config, folder, invocation or Invocation())
-    with ending_in_a_queue(run), closing(run.loggers), leaving_no_group():
+    run = set_up(config, folder, invocation or CommandLine())
+    with requeue_on_exit(run), closing(run.loggers), destroy_process_group_on_exit():
         fit(run)
         with run.module.whole_network():
             run.network = run.module.network
@@ -82,7 +82,7 @@ def train(config: DictConfig, folder: Path, invocation: Invocation | None = None
 
 
 def evaluate(
-    config: DictConfig, folder: Path, invocation: Invocation | None = None, checkpoint: Checkpoint | None = None
+    config: DictConfig, folder: Path, invocation: CommandLine | None = None, checkpoint: Checkpoint | None = None
 ) -> dict[str, Any]:
     """Score a checkpoint on a split and sample text, or analyse it; write `results.json` and pictures into a folder.
 
@@ -93,8 +93,8 @@ def evaluate(
         reason = "analyses each snapshot, and scores none"
         works = {"analysis": "heads"} if config.analysis is None else {"score": False}
         raise ArgumentError("step", "all", reason, works)
-    run = set_up_evaluation(config, folder, invocation or Invocation(), checkpoint)
-    facts = describe_subject(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
+    run = set_up_evaluation(config, folder, invocation or CommandLine(), checkpoint)
+    facts = describe_context(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     say(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
@@ -104,7 +104,7 @@ def evaluate(
 
 
 def make_common_parts(
-    config: DictConfig, folder: Path, invocation: Invocation, is_training: bool, checkpoint: Checkpoint | None = None
+    config: DictConfig, folder: Path, invocation: CommandLine, is_training: bool, checkpoint: Checkpoint | None = None
 ) -> tuple[Run, dict[str, Any]]:
     """Make the settings, data, task and network of a run, each checked as it is made.
 
@@ -130,7 +130,7 @@ def make_common_parts(
     return Run(config, folder, invocation, stored, settings, data, split, task, network, mask, matched), made
 
 
-def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
+def set_up(config: DictConfig, folder: Path, invocation: CommandLine) -> Run:
     """Make the parts of a training run: the common ones, the kernels of its network, its loggers and its trainer."""
     run, made = make_common_parts(config, folder, invocation, is_training=True)
     settings, data, task, network, mask = run.settings, run.data, run.task, run.network, run.mask
@@ -160,11 +160,11 @@ def set_up(config: DictConfig, folder: Path, invocation: Invocation) -> Run:
 
 
 def set_up_evaluation(
-    config: DictConfig, folder: Path, invocation: Invocation, checkpoint: Checkpoint | None = None
+    config: DictConfig, folder: Path, invocation: CommandLine, checkpoint: Checkpoint | None = None
 ) -> Run:
     """Make the parts of an evaluation, as `set_up` does; the checkpoint is loaded unless it is given."""
     run, made = make_common_parts(config, folder, invocation, False, checkpoint)
-    settings, start, own = run.settings, cast(Start, run.settings.start), run.stored
+    settings, start, own = run.settings, cast(InitialCheckpoint, run.settings.start), run.stored
     # What the network is may be changed, its data and tokenizer are those of the run.
     run.stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
     run.analysis = made["analysis"]
@@ -212,7 +212,7 @@ def checkpoint_contents(
     }
 
 
-def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: Invocation) -> None:
+def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: CommandLine) -> None:
     """Save what `resume` needs: the config of the run, as Hydra has `written` it, its choices and typed overrides.
 
     Results of an earlier part of the run, which had another number of steps or other settings, are removed.
@@ -240,7 +240,7 @@ def evaluation_in_python(
     """
     device = next(network.parameters()).device.type
     words = [f"checkpoint={hydra_value(str(stored.path))}", f"trainer.accelerator={device}", *overrides]
-    with TemporaryDirectory() as unkept, keep_hydra(), in_sentences("evaluate"), keep_process():
+    with TemporaryDirectory() as unkept, isolated_hydra(), in_sentences("evaluate"), isolated_process():
         import_matplotlib()
         is_other = any(word.startswith("step=") for word in overrides)  # of the run, as it is on disk
         loaded = offer_stored_run(words, trusted, None if is_other else stored)

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import OmegaConf
 
-from tinyformer.analysis import Findings, analyse_predictions
+from tinyformer.analysis import analyse_predictions
 from tinyformer.checkpoint.file import SNAPSHOTS, load_checkpoint, load_weights
 from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.errors import say
@@ -20,8 +20,9 @@ from tinyformer.data import DataModule
 from tinyformer.data.module import count
 from tinyformer.files import relative_path
 from tinyformer.hardware import describe_device
+from tinyformer.report import AnalysisResult
 from tinyformer.run import summary
-from tinyformer.run.analysis_run import describe_subject, keep_findings
+from tinyformer.run.analysis_run import describe_context, keep_findings
 from tinyformer.run.data import reads_own_data
 from tinyformer.run.loggers import wandb_location
 from tinyformer.run.run import Run
@@ -45,7 +46,7 @@ def has_test(task: Task, data: DataModule) -> bool:
     return task.tests_best and "test" in data.splits
 
 
-def score_training(run: Run) -> tuple[Scores, Findings]:
+def score_training(run: Run) -> tuple[Scores, AnalysisResult]:
     """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
     trainer, path, step = scoring_trainer(run.settings, run.folder), run.checkpoints.last, run.module.step
     scores = Scores({"validation": run.module.metrics | final_metrics(run, trainer, "validation")})
@@ -58,7 +59,7 @@ def score_training(run: Run) -> tuple[Scores, Findings]:
     return scores, task_findings(run, trainer, list(scores.splits)[-1], path, step)
 
 
-def score_evaluation(run: Run, findings: Findings) -> Scores:
+def score_evaluation(run: Run, findings: AnalysisResult) -> Scores:
     """Score the split, drawing its attention maps; the files of the task's findings are added to `findings`."""
     scores = score_split(run, run.trainer, run.module, run.split)
     findings.files += task_findings(run, run.trainer, run.split, run.checkpoint.path, run.checkpoint.step).files
@@ -83,7 +84,7 @@ def final_metrics(run: Run, trainer: L.Trainer, split: str) -> dict[str, float |
         return run.task.final_metrics(run.network, part, run.data.tokenizer)
 
 
-def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: int) -> Findings:
+def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: int) -> AnalysisResult:
     """The task's own tables and figures of a split, see `analyse_predictions`, which are saved.
 
     The network has the weights of the checkpoint `path` of `step` steps; the trainer gives device and precision.
@@ -92,11 +93,11 @@ def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: in
     batches = (place(batch, device) for batch in data.evaluation_dataloader(split))
     with forward_context(trainer, run.network):
         findings = analyse_predictions(run.task, run.network, batches, data.splits[split])
-    keep_findings(findings, run.folder, run.loggers, describe_subject(path, step, data, split), step)
+    keep_findings(findings, run.folder, run.loggers, describe_context(path, step, data, split), step)
     return findings
 
 
-def summarise_training(run: Run, scores: Scores, findings: Findings) -> dict[str, Any]:
+def summarise_training(run: Run, scores: Scores, findings: AnalysisResult) -> dict[str, Any]:
     """Write `results.json`, print the summary and a text sample; see `summarise`."""
     splits, steps, folder = run.data.splits, run.trainer.global_step, relative_path(run.folder)
     skipped = [step for check in run.callbacks(FiniteCheck) for step in check.skipped]
@@ -151,7 +152,7 @@ def next_command(run: Run) -> str | None:
     return evaluate.call(f"checkpoint={relative_path(run.checkpoints.last)}", *words, "analysis=maps")
 
 
-def summarise_evaluation(run: Run, findings: Findings, scores: Scores | None) -> dict[str, Any]:
+def summarise_evaluation(run: Run, findings: AnalysisResult, scores: Scores | None) -> dict[str, Any]:
     """Write `config.yaml` and `results.json`, print the summary and a text sample; see `summarise`."""
     data, checkpoint = run.data, run.checkpoint
     results = {"split": run.split, "checkpoint/train/num_tokens": checkpoint.facts.get("train/num_tokens")}

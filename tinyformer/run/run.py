@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from tinyformer.analysis import Analysis
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.admission import Plain
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.data import DataModule
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.match import Matched
@@ -30,7 +30,7 @@ class Run:
 
     config: DictConfig  # the resolved config, with what has been set in it since it was composed
     folder: Path  # the folder of its files
-    invocation: Invocation  # what the command line says in addition to the config
+    invocation: CommandLine  # what the command line says in addition to the config
     stored: Plain  # the config as a checkpoint stores it, unresolved, with the data of the training run
     settings: Settings
     data: DataModule

@@ -19,16 +19,16 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.checkpoint.snapshots import load_step
 from tinyformer.config.checks import check_types, check_value
-from tinyformer.config.compose import Invocation
+from tinyformer.config.compose import CommandLine
 from tinyformer.config.errors import ConfigError
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
 from tinyformer.run.cluster import is_in_cluster
-from tinyformer.run.own_scores import register_score
+from tinyformer.run.custom_scores import register_score
 from tinyformer.run.sample import Generation, make_generation
-from tinyformer.run.starting_checkpoint import Start, load_start, refuse_finished
+from tinyformer.run.starting_checkpoint import InitialCheckpoint, load_start, refuse_finished
 from tinyformer.training.sharding import PRECISIONS
 from tinyformer.training.trainer_parts import PROFILERS
 
@@ -96,7 +96,7 @@ class Settings:
     compile_mode: str | None  # of `torch.compile`, or "auto", see `compile_arguments`; None if nothing is compiled
     options: Options = Options()  # the values in no group
     generation: Generation = field(default_factory=Generation)  # what is generated at the end
-    start: Start | None = None  # the checkpoint that the run begins with, if any
+    start: InitialCheckpoint | None = None  # the checkpoint that the run begins with, if any
     is_training: bool = True  # rather than an evaluation
     is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 
@@ -142,7 +142,7 @@ class Settings:
 
 
 def read_settings(
-    config: DictConfig, folder: Path, invocation: Invocation, is_training: bool, checkpoint: Checkpoint | None = None
+    config: DictConfig, folder: Path, invocation: CommandLine, is_training: bool, checkpoint: Checkpoint | None = None
 ) -> Settings:
     """The settings of a run, with the checkpoint that it begins with, which an evaluation may have loaded before.
 
@@ -154,7 +154,7 @@ def read_settings(
     if not is_training:
         with argument_path(passed={"path": "checkpoint"}):
             path = checkpoint.path if checkpoint else options.checkpoint
-            evaluated = Start(load_step(path, options.step, checkpoint), "checkpoint")
+            evaluated = InitialCheckpoint(load_step(path, options.step, checkpoint), "checkpoint")
         if arguments.get("precision") == "auto":
             arguments["precision"] = config.trainer.precision = evaluated.checkpoint.facts.get("precision", "32-true")
         is_scored = check_score(options, config.get("analysis") is not None, generation)

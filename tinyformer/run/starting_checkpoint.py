@@ -28,7 +28,7 @@ from tinyformer.files import relative_path
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialCheckpoint:
     """The checkpoint that a run begins with."""
 
     checkpoint: Checkpoint
@@ -79,20 +79,20 @@ class Start:
             raise ArgumentError(self.key, self.checkpoint.path, reason)
 
 
-def load_start(resume: str | None, init_from: str | None, folder: Path) -> Start | None:
+def load_start(resume: str | None, init_from: str | None, folder: Path) -> InitialCheckpoint | None:
     """Load the checkpoint that a training run begins with, if any; without `resume`, its folder has to be unused."""
     if resume is not None:
         # A resumed run has a checkpoint of its own, and the one that it began with may no longer exist.
         with argument_path(passed={"path": "resume"}):
-            return Start(load_newest(Path(resume) / "checkpoints"), "resume")
+            return InitialCheckpoint(load_newest(Path(resume) / "checkpoints"), "resume")
     require_unused(relative_path(folder))
     if init_from is None:
         return None
     with argument_path(passed={"path": "init_from"}):
-        return Start(load_checkpoint(init_from), "init_from")
+        return InitialCheckpoint(load_checkpoint(init_from), "init_from")
 
 
-def refuse_finished(start: Start, folder: Path, max_steps: int) -> None:
+def refuse_finished(start: InitialCheckpoint, folder: Path, max_steps: int) -> None:
     """Refuse to resume a run that has made all its steps and was scored; tell if its last checkpoint is not used."""
     step, path, key = start.checkpoint.step, start.checkpoint.path, format_value(relative_path(folder))
     if 0 <= max_steps <= step == _scored_steps(folder):  # one that was killed after its last step was not scored

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyformer.analysis import Event, head_label, head_roles
 from tinyformer.config.errors import say
 from tinyformer.data import DataModule, LabelledSplit, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, finite, relative_path
+from tinyformer.measures import Event, head_label, head_roles
 from tinyformer.nn.heads import layer_title
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry

@@ -18,9 +18,9 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from tinyformer.analysis import Findings
 from tinyformer.errors import ArgumentError
 from tinyformer.files import outside_of_the_current_folder, relative_path, write_whole
+from tinyformer.report import AnalysisResult
 
 WAIT_SECONDS = 10
 """Seconds to wait for Weights & Biases before a run is logged offline: for a connection, then for an answer."""
@@ -238,7 +238,7 @@ class RunWandbLogger(WandbLogger):
         """Give the run its configuration, as nested mappings, when it starts."""
         self._wandb_init["config"] = params
 
-    def log_findings(self, findings: Findings) -> None:
+    def log_findings(self, findings: AnalysisResult) -> None:
         """Log the results of an analysis: numbers, tables, figures and pages."""
         import wandb  # noqa: PLC0415
 
@@ -278,7 +278,7 @@ def log_picture(logger: Logger, name: str, path: Path, step: int) -> None:
         logger.experiment.log_artifact(logger.run_id, str(path), name)
 
 
-def log_findings(logger: Logger, findings: Findings, step: int) -> None:
+def log_findings(logger: Logger, findings: AnalysisResult, step: int) -> None:
     """Log the results of an analysis: all in `RunWandbLogger`, in others numbers, and figures as in `log_picture`."""
     if isinstance(logger, RunWandbLogger):
         logger.log_findings(findings)

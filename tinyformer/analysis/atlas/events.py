@@ -13,10 +13,10 @@ from torch import Tensor
 from tinyformer.analysis.atlas.places import Places
 from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
 from tinyformer.analysis.atlas.tally import Tally, of_queries, visible_by_offset, visible_keys
-from tinyformer.analysis.measures.capture import PassIsComplete, running_hooks
-from tinyformer.analysis.pictures.atlas import as_bytes
-from tinyformer.nn import AttentionCall, BaseAttention, DifferentialAttention, Network
+from tinyformer.measures.capture import PassIsComplete, running_hooks
+from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention, Network
 from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, Weights, is_own
+from tinyformer.report.atlas import as_bytes
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
 NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², each 2.2 % wide
@@ -26,17 +26,17 @@ NUM_QUERIES = 64  # of a causal map that are computed at once, without the keys 
 @contextmanager
 def watched(
     network: Network,
-    begin: Callable[[int, AttentionCall], Weights],
-    end: Callable[[int, AttentionCall, HeadOutputs], None],
+    begin: Callable[[int, AttentionInputs], Weights],
+    end: Callable[[int, AttentionInputs, HeadOutputs], None],
 ) -> Iterator[Callable[[Callable[[], Any]], None]]:
     """Watch the attention layers of a network in forward passes, each of which ends at the last of them.
 
     Inside the block, a function runs a forward pass. In it, `begin` gives the attention weights of a call of a layer,
     and `end` is given the outputs of the heads, as the output projection reads them.
     """
-    layers, calls = network.require_heads(), dict[int, AttentionCall]()
+    layers, calls = network.require_heads(), dict[int, AttentionInputs]()
 
-    def enter(index: int, module: Any, inputs: Any, call: AttentionCall) -> AttentionCall:
+    def enter(index: int, module: Any, inputs: Any, call: AttentionInputs) -> AttentionInputs:
         with torch.autocast(call.qkv.q.device.type, enabled=False):  # which would round what is measured
             calls[index] = call._replace(weights=begin(index, call))
         return calls[index]
@@ -52,7 +52,7 @@ def watched(
         with suppress(PassIsComplete):
             forward()
 
-    hooks = [layer.call_point.register_forward_hook(partial(enter, index)) for index, layer in enumerate(layers)]
+    hooks = [layer.inputs_hook.register_forward_hook(partial(enter, index)) for index, layer in enumerate(layers)]
     hooks += [layer.o_proj.register_forward_pre_hook(partial(leave, index)) for index, layer in enumerate(layers)]
     with running_hooks(network, hooks), torch.no_grad():
         yield run
@@ -83,7 +83,7 @@ class LayerEvents:
         # ‖W v‖ = ‖R v‖ for W = QR, which has fewer rows.
         self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
-    def begin(self, call: AttentionCall, places: Places, shared: dict[Hashable, Any]) -> Weights:
+    def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> Weights:
         """The attention weights of a batch, of which the tally is kept; `shared` holds what layers have in common."""
         (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
@@ -119,7 +119,7 @@ class LayerEvents:
         return maps
 
     def end(
-        self, call: AttentionCall, outputs: HeadOutputs, places: Places, rows: Tensor, positions: Tensor
+        self, call: AttentionInputs, outputs: HeadOutputs, places: Places, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keep events; returns the vectors of queries at some rows and positions, of their keys and of their outputs.
 
@@ -144,7 +144,7 @@ class LayerEvents:
         of_queries = outputs[rows, :, positions].repeat_interleave(n, dim=1)
         return call.qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
-    def _weights(self, call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
+    def _weights(self, call: AttentionInputs, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
         """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""
         (q, k, v), mask = call.qkv, call.mask
         if (allowed := mask.allowed) is not None:
@@ -156,7 +156,7 @@ class LayerEvents:
         with torch.autocast(q.device.type, enabled=q.dtype.itemsize < 4):  # as in the forward pass
             return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()
 
-    def _factors(self, call: AttentionCall, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
+    def _factors(self, call: AttentionInputs, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
         """The factor of each head's output in addition to its weighted values; an error if there is none."""
         self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), cast(Tensor, call.weights)
         mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values

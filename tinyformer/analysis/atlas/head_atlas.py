@@ -18,18 +18,19 @@ from tinyformer.analysis.atlas.places import Vocabulary, places_by_kind
 from tinyformer.analysis.atlas.reservoirs import Entries, Smallest, priorities
 from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets, events_of, projected, promoted_tokens
 from tinyformer.analysis.atlas.tally import CLASSES, limits_of_measures
-from tinyformer.analysis.maps import HeadMaps, of_sample
-from tinyformer.analysis.measures.capture import head_label, map_names
-from tinyformer.analysis.measures.inputs import queries_by_kind
-from tinyformer.analysis.measures.probe import HeadMeasures
-from tinyformer.analysis.measures.table import EXPLANATIONS
-from tinyformer.analysis.pictures.charts import scatter
-from tinyformer.analysis.relation_lines import read_columns
-from tinyformer.analysis.subject import Findings, Subject, Trained
+from tinyformer.analysis.context import AnalysisContext, Trained
+from tinyformer.analysis.texts.maps import HeadMaps, of_sample
+from tinyformer.analysis.texts.relation_lines import read_columns
 from tinyformer.batch import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import finite
-from tinyformer.nn import AttentionCall, Network
+from tinyformer.measures.capture import head_label, map_names
+from tinyformer.measures.inputs import queries_by_kind
+from tinyformer.measures.probe import HeadMeasures
+from tinyformer.measures.table import EXPLANATIONS
+from tinyformer.nn import AttentionInputs, Network
+from tinyformer.report.charts import scatter
+from tinyformer.report.result import AnalysisResult
 
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are shown
 NUM_WEIGHTS = {"cpu": 2**23}  # of a layer that are computed at once; 2²⁸ on other devices
@@ -48,24 +49,24 @@ class SplitEvents:
     The queries of the sample are the same for all heads; with them are kept the vectors of `LayerEvents.add`.
     """
 
-    def __init__(self, subject: Subject, seed: int) -> None:
-        network, device = subject.network, subject.batches[0]["inputs"].device
-        self._kinds, self.num_rows = subject.kinds, 0
-        are_queries = [of for batch in subject.batches for of in queries_by_kind(batch).values()]
+    def __init__(self, context: AnalysisContext, seed: int) -> None:
+        network, device = context.network, context.batches[0]["inputs"].device
+        self._kinds, self.num_rows = context.kinds, 0
+        are_queries = [of for batch in context.batches for of in queries_by_kind(batch).values()]
         self.limits = limits_of_measures(max(int(of.sum(dim=1).max()) for of in are_queries))
         limits = torch.tensor([*self.limits.values()], device=device)
         self.layers = [
             LayerEvents(layer, limits[:2] if kind == "cross" else limits, network.max_seq_len, seed + index)
-            for index, (layer, kind) in enumerate(zip(subject.layers, self._kinds, strict=True))
+            for index, (layer, kind) in enumerate(zip(context.layers, self._kinds, strict=True))
         ]
         self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(self._kinds)}
-        vocabulary = Vocabulary.of(subject.tokenizer, network.vocab_size, device)
+        vocabulary = Vocabulary.of(context.tokenizer, network.vocab_size, device)
         with watched(network, self._begin, self._end) as run:
-            for batch in _resized(subject.split(), max(layer.num_maps for layer in self.layers)):
+            for batch in _resized(context.split(), max(layer.num_maps for layer in self.layers)):
                 self._places = places_by_kind(batch, self.num_rows, vocabulary)
                 self._shared, self._chosen = defaultdict[str, dict[Hashable, Any]](dict), self._choose(seed)
-                with subject.precision():
-                    run(partial(subject.task.forward, network, batch))
+                with context.precision():
+                    run(partial(context.task.forward, network, batch))
                 for kind, kept in self.points.items():
                     kept.offer(self._chosen[kind][2])
                 self.num_rows += len(batch["inputs"])
@@ -83,11 +84,11 @@ class SplitEvents:
             chosen[kind] = rows, at, entries | {"group": torch.zeros_like(at), "score": scores[index]}
         return chosen
 
-    def _begin(self, number: int, call: AttentionCall) -> Tensor:
+    def _begin(self, number: int, call: AttentionInputs) -> Tensor:
         kind = self._kinds[number]
         return self.layers[number].begin(call, self._places[kind], self._shared[kind])
 
-    def _end(self, number: int, call: AttentionCall, outputs: Tensor) -> None:
+    def _end(self, number: int, call: AttentionInputs, outputs: Tensor) -> None:
         rows, at, entries = self._chosen[kind := self._kinds[number]]
         vectors = self.layers[number].end(call, outputs, self._places[kind], rows, at)
         entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
@@ -136,26 +137,26 @@ class HeadAtlas(HeadMaps):
     x: str = "entropy_share"
     y: str = "strength"
 
-    def __call__(self, model: Trained, folder: Path = Path()) -> Findings:
-        subject = model.sample(self.num_windows)
-        if (number := len(subject.heads)) > self.max_heads:
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        if (number := len(context.heads)) > self.max_heads:
             reason = f"the model has {number:,} heads, of which a page would have about {number // 10:,} MB"
             raise ArgumentError("max_heads", self.max_heads, reason, {"max_heads": number})
-        further_measures = self._read_columns(subject)
-        split = SplitEvents(subject, self.seed)
-        strings = subject.tokenizer.token_strings(range(subject.network.vocab_size))
-        snippets, points = Snippets(strings, subject.row), {kind: kept.kept() for kind, kept in split.points.items()}
+        further_measures = self._read_columns(context)
+        split = SplitEvents(context, self.seed)
+        strings = context.tokenizer.token_strings(range(context.network.vocab_size))
+        snippets, points = Snippets(strings, context.row), {kind: kept.kept() for kind, kept in split.points.items()}
         classes, events, of_heads = list[list[Any]](), list[list[Any]](), list[dict[str, Any]]()
-        for number, (of, kind) in enumerate(zip(split.layers, subject.kinds, strict=True)):
+        for number, (of, kind) in enumerate(zip(split.layers, context.kinds, strict=True)):
             counted = F.pad(of.tally.histograms, (0, 0, 0, 0, 0, len(split.limits) - len(of.tally.histograms)))
             shares = [[[*map(finite, pair)] for pair in pairs] for pairs in of.tally.shares().transpose(0, 1).tolist()]
             for index, entries in enumerate(events_of(of)):
                 if of.layer.ablated_maps()[index]:
                     of_heads.append({})
                     continue
-                address = [*subject.addresses[number], map_names(of.layer)[index]]
+                address = [*context.addresses[number], map_names(of.layer)[index]]
                 head = index // of.layer.num_softmaxes
-                shown = snippets.events(entries, promoted_tokens(subject.network, of.layer, head, entries["output"]))
+                shown = snippets.events(entries, promoted_tokens(context.network, of.layer, head, entries["output"]))
                 events += [[*address, *row] for row in snippets.rows(shown, entries)]
                 classes += [[*address, name, *pair] for name, pair in zip(CLASSES, shares[index], strict=True)]
                 planes = [projected(points[kind][f"{name} of {number}"][:, index]) for name in VECTORS]
@@ -164,25 +165,25 @@ class HeadAtlas(HeadMaps):
                 of_map = {"snippets": shown, "histograms": counted[:, index].tolist(), "shares": shares[index]}
                 of_heads.append({"events": of_map | {"projection": projection | {"explained": explained}}})
         numbers = " and ".join(f"{of:,}" for of in dict.fromkeys(of.tally.num_queries for of in split.layers))
-        read = f"{numbers} queries of {split.num_rows:,} {subject.row}s"
+        read = f"{numbers} queries of {split.num_rows:,} {context.row}s"
         sampled = f"{read}; of each head, the {of_layers.NUM_STRONGEST} strongest events of all, and "
         sampled += f"{of_layers.NUM_OF_DECILE} of each decile of strengths, drawn with seed {self.seed}"
         further = {
             "points": {kind: snippets.points(entries) for kind, entries in points.items()},
             "tokens": snippets.shown,
             "sampled": sampled,
-            "rows": subject.row,
+            "rows": context.row,
             "measures": [{"name": name, "low": low, "high": high} for name, (low, high) in split.limits.items()],
             "classes": CLASSES,
         }
-        measure, values = of_sample(subject, self.rows), measures_of(split.layers) | further_measures
+        measure, values = of_sample(context, self.rows), measures_of(split.layers) | further_measures
 
         def with_values(network: Network, random: int | None) -> HeadMeasures:
-            found, is_control = measure(network, random), network is not subject.network or random is not None
+            found, is_control = measure(network, random), network is not context.network or random is not None
             return found if is_control else replace(found, values={**found.values, **values})
 
         page = {"further": {"events": further}, "of_heads": of_heads, "descriptions": EXPLANATIONS | DESCRIPTIONS}
-        findings = self.written(subject, folder, self.shown(subject)._replace(measure=with_values), **page)
+        findings = self.written(context, folder, self.shown(context)._replace(measure=with_values), **page)
         names, rows = findings.tables["atlas"] = findings.tables.pop("maps")
         place = names[: names.index("head") + 1]
         findings.tables["events"] = [*place, *COLUMNS], events
@@ -198,16 +199,16 @@ class HeadAtlas(HeadMaps):
         findings.lines = {"events": sampled, **findings.lines}
         return findings
 
-    def _read_columns(self, subject: Subject) -> dict[str, list[list[float]]]:
+    def _read_columns(self, context: AnalysisContext) -> dict[str, list[list[float]]]:
         """The values of `columns` for each map of each layer; nan for heads that a file does not have."""
         values = dict[str, list[list[float]]]()
         for name, file in self.columns.items():
             with argument_path(passed={"file": f"columns.{name}"}):
-                rows = read_columns(file, [*subject.address_columns, "head", name])
+                rows = read_columns(file, [*context.address_columns, "head", name])
             of_head = {(*map(str, layer), _padded(str(head))): value for *layer, head, value in rows}
             values[name] = [
                 [float(of_head.get((*map(str, address), head), "") or "nan") for head in map_names(layer)]
-                for address, layer in zip(subject.addresses, subject.layers, strict=True)
+                for address, layer in zip(context.addresses, context.layers, strict=True)
             ]
         return values
 

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.atlas.reservoirs import Entries
-from tinyformer.analysis.measures.inputs import queries_by_kind
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
+from tinyformer.measures.inputs import queries_by_kind
 
 STRETCH = 33  # tokens of a snippet, at most
 

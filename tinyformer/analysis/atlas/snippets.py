@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tinyformer.analysis.atlas.events import NUM_OF_DECILE, LayerEvents
 from tinyformer.analysis.atlas.reservoirs import Entries, Smallest
-from tinyformer.analysis.pictures.atlas import packed
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
+from tinyformer.report.atlas import packed
 
 NUM_PROMOTED = 3  # tokens
 COLUMNS = ["decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text"]

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.atlas.places import Places
-from tinyformer.analysis.measures import measures as formulas
+from tinyformer.measures import formulas
 from tinyformer.nn import AttentionMask
 
 NUM_BINS = 32  # of the histogram of a measure

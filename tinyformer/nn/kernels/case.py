@@ -70,7 +70,7 @@ def features_of(
     return frozenset(feature for feature, is_needed in needed.items() if is_needed)
 
 
-class AttentionCase(NamedTuple):
+class KernelRequirements(NamedTuple):
     """A call as a kernel sees it: all that decides whether the kernel can compute it, and how fast.
 
     Attributes:
@@ -92,7 +92,7 @@ class AttentionCase(NamedTuple):
     @classmethod
     def of(
         cls, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float, gradient: bool
-    ) -> "AttentionCase":
+    ) -> "KernelRequirements":
         """The case of a call; `gradient` says whether a backward pass follows."""
         q_seq, k_seq, q_dim, v_dim = q.shape[2], k.shape[2], q.shape[-1], v.shape[-1]
         features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, gradient, q_dim != v_dim)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 import torch
 
 from tinyformer.hardware import has_native_bf16
-from tinyformer.nn.kernels.case import AttentionCase, Feature
+from tinyformer.nn.kernels.case import Feature, KernelRequirements
 
 # Sequence lengths up to which eager is faster than torch's kernel on CPU:
 CPU_EAGER_MAX_SEQ = 96  # where torch's kernel has more work than plain attention,
@@ -26,7 +26,7 @@ DENSE_ON_CPU = {Feature.DOCUMENTS, Feature.WINDOW, Feature.PATTERN, Feature.BIAS
 """Features that torch's kernel on CPU takes as a dense mask or bias, with an entry for every query and key."""
 
 
-def fastest(case: AttentionCase, able: Collection[str]) -> str:
+def fastest(case: KernelRequirements, able: Collection[str]) -> str:
     """The fastest of the backends that can compute a case: measured on one CPU, by torch's documentation on CUDA.
 
     Other CPUs may differ; `nn.timing` compares on the machine that trains.
@@ -39,7 +39,7 @@ def fastest(case: AttentionCase, able: Collection[str]) -> str:
     return next((name for name in order if name in able), "eager")
 
 
-def _fastest_on_cpu(case: AttentionCase, able: Collection[str]) -> str:
+def _fastest_on_cpu(case: KernelRequirements, able: Collection[str]) -> str:
     # On CPU sdpa runs torch's flash kernel if that can compute the case, and unfused arithmetic otherwise, so it is
     # never slower than flash. Flex is not compiled on CPU.
     is_fused = "flash" in able
@@ -52,7 +52,7 @@ def _fastest_on_cpu(case: AttentionCase, able: Collection[str]) -> str:
     return "eager" if (case.seq or sys.maxsize) <= longest else "sdpa"
 
 
-def _fp32_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
+def _fp32_eager_max_seq(case: KernelRequirements, is_fused: bool) -> int:
     """The length up to which eager takes no longer than sdpa, forward and backward; measured from 64 to 2048 tokens."""
     features = case.features
     has_sink = Feature.SINK in features
@@ -67,7 +67,7 @@ def _fp32_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
     return CPU_EAGER_MAX_SEQ if works_more or Feature.BIAS in features else 0
 
 
-def _bf16_eager_max_seq(case: AttentionCase, is_fused: bool) -> int:
+def _bf16_eager_max_seq(case: KernelRequirements, is_fused: bool) -> int:
     """The same length in native bf16, where eager wins more often: 1.2 to 2 times as fast without a mask."""
     features, is_narrow = case.features, case.head_dim <= 32
     if case.has_one_query and not features and (case.seq or sys.maxsize) <= CPU_BF16_DECODING_MAX_SEQ:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn.kernels.case import AttentionCase, Feature
+from tinyformer.nn.kernels.case import Feature, KernelRequirements
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.nn.kernels.fastest import fastest
 from tinyformer.nn.kernels.flash import flash
@@ -61,14 +61,14 @@ class Backend:
 
     name: str
     compute: AttentionFunction
-    refusal: Callable[[AttentionCase], str | None]
+    refusal: Callable[[KernelRequirements], str | None]
     activate: Callable[[], object] = lambda: None
 
 
-def _lacking(name: str) -> Callable[[AttentionCase], str | None]:
+def _lacking(name: str) -> Callable[[KernelRequirements], str | None]:
     """The refusal by the table of the backend of this name."""
 
-    def refusal(case: AttentionCase) -> str | None:
+    def refusal(case: KernelRequirements) -> str | None:
         lacks = LACKS.get((name, case.device))
         if lacks is None and name != "sdpa":  # which runs wherever torch does
             return f"has no kernel for the device '{case.device}'"
@@ -78,7 +78,7 @@ def _lacking(name: str) -> Callable[[AttentionCase], str | None]:
     return refusal
 
 
-def _flash_refusal(case: AttentionCase) -> str | None:
+def _flash_refusal(case: KernelRequirements) -> str | None:
     """The refusal by the table, and by the dtypes and sizes that the CUDA kernel takes."""
     reason = _lacking("flash")(case)
     if reason is not None or case.device != "cuda":
@@ -112,7 +112,7 @@ def _activate(version: str) -> None:
 def _newer_flash(version: str, package: str) -> Backend:
     """FlashAttention 3 or 4, where its package is installed. Not yet tested on a GPU."""
 
-    def refusal(case: AttentionCase) -> str | None:
+    def refusal(case: KernelRequirements) -> str | None:
         if case.device != "cuda":
             return f"runs on CUDA, not on {case.device.upper()}"
         if not _is_installed(package):
@@ -138,7 +138,7 @@ BACKENDS = {
 """The backends by name."""
 
 
-def select_backend(name: str, case: AttentionCase) -> Backend:
+def select_backend(name: str, case: KernelRequirements) -> Backend:
     """The backend that computes a case: the named one, or for "auto" the fastest that can.
 
     An `ArgumentError` says what the named one lacks, and which backends can compute the case.
@@ -151,14 +151,14 @@ def select_backend(name: str, case: AttentionCase) -> Backend:
     return BACKENDS[name]
 
 
-def require_possible(name: str, case: AttentionCase) -> None:
+def require_possible(name: str, case: KernelRequirements) -> None:
     """Refuse a backend that does not exist, or that cannot compute a case on any device."""
     if name != "auto":
         require_choice("backend", name, ["auto", *BACKENDS])
         _require(name, [case._replace(device=device) for device in ("cpu", "cuda")])
 
 
-def _require(name: str, cases: Sequence[AttentionCase]) -> None:
+def _require(name: str, cases: Sequence[KernelRequirements]) -> None:
     """Refuse a backend that can compute a case on none of several devices; `cases` is that case on each."""
     reasons = [BACKENDS[name].refusal(case) for case in cases]
     if None not in reasons:
@@ -166,5 +166,5 @@ def _require(name: str, cases: Sequence[AttentionCase]) -> None:
         raise ArgumentError("backend", name, f"{', and '.join(map(str, reasons))} ({able} can)", {"backend": "auto"})
 
 
-def _can(name: str, case: AttentionCase) -> bool:
+def _can(name: str, case: KernelRequirements) -> bool:
     return BACKENDS[name].refusal(case) is None

@@ -138,7 +138,8 @@ def _statistics(row: Row) -> dict[str, Any]:
 
 def _draw(comparison: Comparison, path: Path) -> None:
     import_matplotlib()  # takes a second, for which the table does not wait
-    from tinyformer.analysis import save_png, seeds_by_number, seeds_by_setting
+    from tinyformer.analysis import seeds_by_number, seeds_by_setting
+    from tinyformer.report import save_png
 
     values, spreads = [row.values for row in comparison.rows], [row.std for row in comparison.rows]
     settings = " · ".join(comparison.columns)

@@ -32,7 +32,7 @@ def _demonstrate(overrides: Sequence[str]) -> None:
     waiting = Console(stderr=True)
     with ending_at_ctrl_c():
         from tinyformer.analysis import TrainingFilm
-        from tinyformer.analysis.snapshots.events import events_of_snapshots
+        from tinyformer.analysis.over_training.events import events_of_snapshots
         from tinyformer.files import relative_path
         from tinyformer.model.trained_run import train
         from tinyformer.programs.demo.sentences import describe
@@ -41,12 +41,12 @@ def _demonstrate(overrides: Sequence[str]) -> None:
     # Without the summary of the run, whose figures `results.json` has, too.
     with waiting.status(message), redirect_stdout(io.StringIO()):
         run = train([*OVERRIDES, *overrides])
-    subject, accuracy = run.model.sample(NUM_WINDOWS), 100 * run.results["val/accuracy"]
+    context, accuracy = run.model.sample(NUM_WINDOWS), 100 * run.results["val/accuracy"]
     trained = f"Trained {run.results['steps']} steps in {run.results['seconds']:.0f} s"
     print(f"{trained}: {accuracy:.1f} % of the repeated letters are right.", flush=True)
     with waiting.status("Measuring the snapshots"):
-        measured = events_of_snapshots(subject)
-        print(*describe(subject, measured), sep="\n", flush=True)
+        measured = events_of_snapshots(context)
+        print(*describe(context, measured), sep="\n", flush=True)
     with waiting.status("Drawing the film"):
-        film = TrainingFilm()(subject, run.folder, measured)
+        film = TrainingFilm()(context, run.folder, measured)
     print(f"Open {relative_path(film.files[0])} in a browser, and press play.")

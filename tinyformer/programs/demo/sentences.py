@@ -2,58 +2,58 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tinyformer.analysis.ablation import losses_without
-from tinyformer.analysis.measures.events import TRAITS, head_roles
-from tinyformer.analysis.mechanism.weights import scores_of
-from tinyformer.analysis.snapshots.events import SnapshotMeasures
-from tinyformer.analysis.subject import Head, Subject
+from tinyformer.analysis.causes.weights import scores_of
+from tinyformer.analysis.context import AnalysisContext, Head
+from tinyformer.analysis.over_training.events import SnapshotMeasures
+from tinyformer.analysis.removal.ablation import losses_without
+from tinyformer.measures.events import TRAITS, head_roles
 
 ROLES = {"previous token": "a previous-token head", "induction": "an induction head"}  # see `head_roles`
 
 
-def describe(subject: Subject, measured: SnapshotMeasures) -> list[str]:
+def describe(context: AnalysisContext, measured: SnapshotMeasures) -> list[str]:
     """The heads of each role and when they formed, what the induction head reads, and the loss without them."""
     roles = head_roles(measured.measures[-1].values)
     heads = {role: roles.get(role, {}) for role in ROLES}
-    sentences = [formed(role, heads[role], subject, measured) for role in ROLES]
+    sentences = [formed(role, heads[role], context, measured) for role in ROLES]
     if all(heads.values()):
-        sentences += [composition(subject, *heads.values()), losses(subject, *heads.values())]
+        sentences += [composition(context, *heads.values()), losses(context, *heads.values())]
     return sentences
 
 
-def formed(role: str, heads: Mapping[Head, float], subject: Subject, measured: SnapshotMeasures) -> str:
+def formed(role: str, heads: Mapping[Head, float], context: AnalysisContext, measured: SnapshotMeasures) -> str:
     """The heads that have a role at the last snapshot, how strongly, and since which one."""
     parts, names = [], measured.measures[-1].names
     for (layer, head), share in heads.items():
         key = (layer, names[layer][head], TRAITS[role.replace(" ", "_")].begins)
         steps = [event.step for event in measured.events if (event.layer, event.head, event.event) == key]
         since = f"at step {steps[-1]}" if steps else "before training"
-        parts.append(f"{subject.head_title(layer, head)} became {ROLES[role]} {since} ({share:.2f} of its attention)")
+        parts.append(f"{context.head_title(layer, head)} became {ROLES[role]} {since} ({share:.2f} of its attention)")
     return _sentence(parts) if parts else f"No head became {ROLES[role]}."
 
 
-def composition(subject: Subject, writers: Collection[Head], readers: Collection[Head]) -> str:
+def composition(context: AnalysisContext, writers: Collection[Head], readers: Collection[Head]) -> str:
     """From which head an induction head reads its keys, by the weights alone; see `HeadWeights`."""
-    scores = scores_of(subject.network, [0], subject.living_heads)["K"]
+    scores = scores_of(context.network, [0], context.active_heads)["K"]
     of_roles = {pair: score for pair, score in scores.items() if pair[0] in writers and pair[1] in readers}
     if not of_roles:
         return "No induction head is in a layer after a previous-token head."
-    writer, reader = (subject.head_title(*head) for head in max(of_roles, key=of_roles.__getitem__))
+    writer, reader = (context.head_title(*head) for head in max(of_roles, key=of_roles.__getitem__))
     others = max((score for pair, score in scores.items() if pair not in of_roles), default=0.0)
     strengths = f"K-composition {max(of_roles.values()):.2f}, that of other pairs at most {others:.2f}"
     return _sentence([f"{reader} reads its keys from {writer}: {strengths}"])
 
 
-def losses(subject: Subject, *roles: Collection[Head]) -> str:
+def losses(context: AnalysisContext, *roles: Collection[Head]) -> str:
     """The loss without the heads of each role, without all of them, and without any other head."""
     every = [head for of_role in roles for head in of_role]
-    others = [[head] for head in subject.living_heads if head not in every]
-    whole, *without = (of.mean for of in losses_without(subject, [[], *map(list, roles), every, *others]))
-    names = [" and ".join(subject.head_title(*head) for head in of_role) for of_role in roles]
+    others = [[head] for head in context.active_heads if head not in every]
+    whole, *without = (of.mean for of in losses_without(context, [[], *map(list, roles), every, *others]))
+    names = [" and ".join(context.head_title(*head) for head in of_role) for of_role in roles]
     names.append("both" if len(every) == 2 else "all of these")
     parts = [f"{loss:.2f} without {name}" for loss, name in zip(without, names, strict=False)]
     parts += [f"at most {max(without[-len(others) :]):.2f} without any other head"] if others else []
-    return _sentence([f"the loss is {whole:.2f} nats per {subject.task.unit}", *parts])
+    return _sentence([f"the loss is {whole:.2f} nats per {context.task.unit}", *parts])
 
 
 def _sentence(parts: Sequence[str]) -> str:

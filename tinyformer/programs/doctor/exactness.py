@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.nn import AttentionCase, AttentionMask, BaseAttention, Scoring
+from tinyformer.nn import AttentionMask, BaseAttention, KernelRequirements, Scoring
 from tinyformer.nn.kernels.case import features_of
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.nn.kernels.observe import kernel_among
@@ -86,14 +86,14 @@ class Problem:
         random = torch.Generator().manual_seed(seed)
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
-    def case(self, dtype: torch.dtype, gradient: bool = True) -> AttentionCase:
+    def case(self, dtype: torch.dtype, gradient: bool = True) -> KernelRequirements:
         module, (q_seq, k_seq) = self.module, (self.inputs[0].shape[1], self.inputs[-1].shape[1])
         q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
         scoring = module.scoring(q, 1, self.mask, self.cross)
         uneven_dims = module.head_dim != module.v_head_dim
         features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven_dims)
         head_dim = max(module.head_dim, module.v_head_dim)
-        return AttentionCase(self.device.type, dtype, head_dim, features, max(q_seq, k_seq))
+        return KernelRequirements(self.device.type, dtype, head_dim, features, max(q_seq, k_seq))
 
     def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True, seed: int = SEEDS[0]) -> Solution:
         """The output and the gradients of a backend, which is called even if it would refuse the case."""

@@ -21,7 +21,7 @@ from tinyformer.nn import (
     resolve_backend,
 )
 from tinyformer.programs.doctor.speed import peak_memory
-from tinyformer.training.weights_memory import stored_bytes
+from tinyformer.training.attention_memory import stored_bytes
 
 BASE = {
     "cpu": {"seq": 1024, "width": 128, "depth": 1, "heads": 8, "kv_heads": 8},

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.nn import AttentionCall
+from tinyformer.nn import AttentionInputs
 from tinyformer.nn.kernels.support import Backend
 from tinyformer.nn.timing import heads_pass, median_seconds
 from tinyformer.programs.doctor.exactness import Problem, arithmetic, profiled_events
@@ -25,7 +25,7 @@ def problem_pass(problem: Problem, backend: Backend, dtype: torch.dtype, gradien
     """One pass of a backend over a problem's queries, keys and values, which are projected in advance."""
     with torch.no_grad(), arithmetic(problem.device, dtype):
         qkv = problem.module.project(problem.inputs[0], problem.inputs[1] if problem.cross else None)
-    run = heads_pass(problem.module, AttentionCall(qkv, problem.mask, problem.cross, 0), backend, gradient)
+    run = heads_pass(problem.module, AttentionInputs(qkv, problem.mask, problem.cross, 0), backend, gradient)
 
     def run_in_dtype() -> None:
         with arithmetic(problem.device, dtype):

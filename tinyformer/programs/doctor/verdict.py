@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tinyformer.nn import BACKENDS, LACKS, AttentionCase, select_backend
-from tinyformer.nn.timing import CANDIDATES, PATIENCE, faster, median_seconds
+from tinyformer.nn import BACKENDS, LACKS, KernelRequirements, select_backend
+from tinyformer.nn.timing import CANDIDATES, REPEATS, faster, median_seconds
 from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
 from tinyformer.programs.doctor.exactness import Errors, Problem, watched_kernel
 from tinyformer.programs.doctor.speed import MAX_SLOWDOWN, compare, peak_memory, problem_pass
@@ -97,7 +97,7 @@ def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
     return replace(cell, reason=refusal)
 
 
-def _accepted(problem: Problem, cell: Cell, case: AttentionCase, gradient: bool) -> Cell:
+def _accepted(problem: Problem, cell: Cell, case: KernelRequirements, gradient: bool) -> Cell:
     called = _called(problem, cell, case.dtype, gradient)
     lacking = " or ".join(sorted(case.features & LACKS.get((cell.backend, case.device), frozenset())))
     if called.status == "ran" and lacking:
@@ -138,7 +138,7 @@ def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> 
     passes = {cell.backend: problem_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
     compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
     candidates = {name: compared[name] for name in CANDIDATES if name in compared}
-    for patience in (1, PATIENCE):  # briefly first, with the full budget if auto is not the fastest
+    for patience in (1, REPEATS):  # briefly first, with the full budget if auto is not the fastest
         if device == "cpu" and chosen in candidates:
             chosen = faster(chosen, candidates, device, patience)
         seconds, slowdown = compare(compared, chosen, device)

@@ -7,10 +7,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from tinyformer.analysis.pictures.charts import Chart
 from tinyformer.programs.findings.files import Curve
 from tinyformer.programs.findings.records import Records
 from tinyformer.programs.findings.verdicts import Measured
+from tinyformer.report.charts import Chart
 
 CAPTION = "band green, seeds as points and lines, mean and 95 % t-interval black"
 

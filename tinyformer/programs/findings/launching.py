@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from tinyformer.config.compose import hydra_parser
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.keys import quoted
-from tinyformer.config.process import guard_imports, keep_hydra
+from tinyformer.config.process import guard_imports, isolated_hydra
 
 Job: TypeAlias = Callable[[], int]
 """What a launcher does, in this process or in another, to which it is sent; it returns an exit code."""
@@ -32,7 +32,7 @@ ONE_AFTER_THE_OTHER = "basic"
 def require_launcher(words: Sequence[str]) -> None:
     """Refuse a launcher that is not installed, and settings that it does not have: ["joblib", "n_jobs=2"]."""
     name, *settings = words
-    with keep_hydra(), hydra_parser():
+    with isolated_hydra(), hydra_parser():
         installed = sorted(GlobalHydra.instance().config_loader().get_group_options("hydra/launcher"))
         if name not in installed:
             problem = "there is no such launcher."
@@ -59,7 +59,7 @@ def launch(jobs: Sequence[Job], words: Sequence[str], folder: Path) -> list[int]
     A launcher of Hydra composes a config for each job, and calls a function with it: here, with a job's number.
     """
     guard_imports()
-    with keep_hydra(), hydra_parser():
+    with isolated_hydra(), hydra_parser():
         config = _compose(words, folder)
         context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks(config))
         launcher = Plugins.instance().instantiate_launcher(context, functools.partial(_do, jobs), config)

@@ -30,8 +30,8 @@ KEYS = {"time", "verdicts", "checks", "digest", "statement", "earlier", "runs"} 
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
     """Measure a finding whose runs have ended; write `NAME.records.json`, `NAME.png` and, last, `NAME.json`."""
-    from tinyformer.analysis import save_png  # these need torch and matplotlib
     from tinyformer.programs.findings.figure import CAPTION, draw
+    from tinyformer.report import save_png  # these need torch and matplotlib
 
     facts = facts_of(planned)
     named = [check.of for check in finding.checks.values()] + [curve.of for curve in finding.curves]

@@ -20,7 +20,7 @@ import tinyformer
 from tinyformer.config.compose import compose_run, offer_stored_run
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
-from tinyformer.config.process import keep_hydra, keep_process, named_lines
+from tinyformer.config.process import isolated_hydra, isolated_process, named_lines
 from tinyformer.data import SourceDataModule
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table, write_whole
@@ -180,7 +180,7 @@ def _train(words: Sequence[str], folder: Path) -> None:
 
 def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
     arguments = [f"checkpoint={checkpoint}", *words]
-    with keep_hydra(), keep_process():
+    with isolated_hydra(), isolated_process():
         loaded = offer_stored_run(arguments)
         config, invocation = compose_run("evaluate", arguments)
         folder.mkdir(parents=True)
@@ -189,7 +189,7 @@ def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
 
 
 def _write_measured(measured: Callable[[Sequence[str]], Measurements], words: Sequence[str], folder: Path) -> None:
-    with keep_hydra(), keep_process(), quiet(), one_thread():
+    with isolated_hydra(), isolated_process(), quiet(), one_thread():
         results, tables = measured(words)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

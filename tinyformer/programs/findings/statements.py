@@ -41,7 +41,7 @@ def statement_of(finding: Finding) -> Statement:
 
 def versions_of(finding: Finding) -> dict[str, int]:
     """The versions of the measures of heads and of the analysis whose tables a finding measures."""
-    from tinyformer.analysis.measures.measures import VERSIONS as OF_MEASURES  # which needs torch
+    from tinyformer.measures.formulas import VERSIONS as OF_MEASURES  # which needs torch
 
     versions = {f"version of {word}": _version(word) for word in finding.evaluate if word.startswith("analysis=")}
     named = [source for check in finding.checks.values() for source in sources(check.of) if "heads" in source]

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from tinyformer.analysis import first_non_finite
 from tinyformer.errors import require_at_least, require_choice
+from tinyformer.measures import first_non_finite
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
 from tinyformer.training.optimizers import StackedMuon

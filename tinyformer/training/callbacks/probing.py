@@ -6,7 +6,7 @@ from typing import cast
 import lightning as L
 import torch
 
-from tinyformer import analysis
+from tinyformer import measures, report
 from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.data.module import count
 from tinyformer.generation.beam_search import Beam
@@ -31,29 +31,29 @@ class TextProbing:
 
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.windows = analysis.of_one_length(data.sample(split, sizes.num_windows))
+        self.windows = measures.of_one_length(data.sample(split, sizes.num_windows))
         shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
         ids = data.tokenizer.read([text])[0][shown] if text else data.splits[split].ids[shown].tolist()
-        self.probe, self.axes = torch.tensor([ids]), analysis.axes_of({"": (ids, ids)}, data.tokenizer)
-        self.probes: analysis.Probes | None = None
+        self.probe, self.axes = torch.tensor([ids]), measures.axes_of({"": (ids, ids)}, data.tokenizer)
+        self.probes: measures.Probes | None = None
         self.num_keys = self.windows["inputs"].shape[1]  # of a measured map, at most
 
-    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
+    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> measures.HeadMeasures:
         if self.probes is None:
             windows, tokenizer = trainer.strategy.batch_to_device(self.windows), module.data.tokenizer
             numbers = tokenizer.vocab_size, module.data.seq_len, self.sizes.num_sequences, self.sizes.period
-            self.probes = analysis.make_probes(module.task, [windows], tokenizer, *numbers)
+            self.probes = measures.make_probes(module.task, [windows], tokenizer, *numbers)
         context, rows = trainer.precision_plugin.forward_context(), self.sizes.num_rows
-        return analysis.measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
+        return measures.measure_heads(cast(Transformer, module.network), self.probes, rows, context, costly)
 
-    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, analysis.Picture]:
+    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, report.Picture]:
         """The attention maps of the probe text, by the name of their file."""
         tokens = trainer.strategy.batch_to_device(self.probe)
         mask = module.task.mask({"inputs": tokens})
         with trainer.precision_plugin.forward_context():
-            maps = analysis.capture_weights(cast(Transformer, module.network), tokens, mask)
+            maps = measures.capture_weights(cast(Transformer, module.network), tokens, mask)
         title = f"attention maps after {count(module.step, 'step')}"
-        return {"step": analysis.maps_by_kind({"": maps}, self.axes, title)[""]}
+        return {"step": report.maps_by_kind({"": maps}, self.axes, title)[""]}
 
 
 class PairProbing:
@@ -62,19 +62,19 @@ class PairProbing:
     def __init__(self, data: DataModule, split: str, sizes: Sizes) -> None:
         pairs = cast(PairSplit, data.splits[split])
         self.sizes, self.tokenizer, self.tokens = sizes, data.tokenizer, pairs.tokens
-        self.pairs = [pair for batch in data.sample(split, sizes.num_windows) for pair in analysis.pairs_of(batch)]
+        self.pairs = [pair for batch in data.sample(split, sizes.num_windows) for pair in measures.pairs_of(batch)]
         self.num_keys = max(max(pair.source.shape[1], pair.target.shape[1]) for pair in self.pairs)
         longest = pairs.lengths.max(axis=1)
         # The first pair that fits, or else the shortest.
         fits = longest <= sizes.num_tokens
-        (self.shown,) = analysis.pairs_of(Pairs(pairs)[int(fits.argmax() if fits.any() else longest.argmin())])
+        (self.shown,) = measures.pairs_of(Pairs(pairs)[int(fits.argmax() if fits.any() else longest.argmin())])
 
-    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
+    def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> measures.HeadMeasures:
         """The measures of every head, cross-attention included; always with the costly ones."""
         network, pairs = cast(EncoderDecoder, module.network), [pair.to(module.device) for pair in self.pairs]
-        return analysis.measure_pairs(network, pairs, trainer.precision_plugin.forward_context())
+        return measures.measure_pairs(network, pairs, trainer.precision_plugin.forward_context())
 
-    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, analysis.Picture]:
+    def pictures(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, report.Picture]:
         """The attention maps of each kind for one pair, by the name of their file.
 
         The target of a probe text is what greedy search finds.
@@ -85,7 +85,7 @@ class PairProbing:
                 pair = self.shown.to(module.device)
             else:
                 (source,) = self.tokenizer.read([text], around=False)
-                pair = analysis.decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
-            captured = analysis.capture_pair(network, pair)
-        axes = analysis.axes_of(pair.ids_by_kind(), self.tokenizer)
-        return analysis.maps_by_kind(captured, axes, f"attention maps after {count(module.step, 'step')}")
+                pair = measures.decoded_pair(network, source, self.tokens, Beam(1), self.sizes.num_tokens)
+            captured = measures.capture_pair(network, pair)
+        axes = measures.axes_of(pair.ids_by_kind(), self.tokenizer)
+        return report.maps_by_kind(captured, axes, f"attention maps after {count(module.step, 'step')}")

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tinyformer.analysis.costs import TrainingFlops, batch_sizes
+from tinyformer.costs.network import TrainingFlops, batch_sizes
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.module import count
 from tinyformer.errors import require_at_least

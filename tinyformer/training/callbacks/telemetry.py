@@ -11,7 +11,7 @@ import lightning as L
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tinyformer import analysis
+from tinyformer import measures, report
 from tinyformer.data.module import count
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.files import relative_path, write_table
@@ -66,10 +66,10 @@ class AttentionTelemetry(L.Callback):
             raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
         self.every_n_steps = every_n_steps
         self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
-        self.detector = analysis.EventDetector(analysis.head_traits(thresholds), hysteresis)
+        self.detector = measures.EventDetector(measures.head_traits(thresholds), hysteresis)
         self.seconds, self.num_measurements = 0.0, 0  # spent on measuring and plotting, also before a resumption
         self.paths: list[Path] = []  # of plots of attention maps
-        self.latest: tuple[int, bool, analysis.HeadMeasures] | None = None
+        self.latest: tuple[int, bool, measures.HeadMeasures] | None = None
         self.refusal = ""  # why there is nothing to measure, where attention is of a class without maps
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class AttentionTelemetry(L.Callback):
             if isinstance(callback, Report):
                 callback.exclude(spent)
 
-    def _measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> analysis.HeadMeasures:
+    def _measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> measures.HeadMeasures:
         """Measure and log once for each step; a second time if only then the costly measures are asked for."""
         step = module.step
         if self.latest is not None and self.latest[0] == step and self.latest[1] >= costly:
@@ -135,20 +135,20 @@ class AttentionTelemetry(L.Callback):
         self.detector.observe(step, measures.names, measures.values, measures.addresses)
         return measures
 
-    def _write(self, trainer: L.Trainer, module: TrainingModule, measures: analysis.HeadMeasures) -> None:
+    def _write(self, trainer: L.Trainer, module: TrainingModule, measured: measures.HeadMeasures) -> None:
         step = module.step
         for name, picture in self.probing.pictures(trainer, module).items():
             self.paths.append(self.log.picture(step, "maps" if name == "step" else name, name, picture))
-        picture = analysis.measure_maps(
-            measures.values,
-            [list(map(analysis.head_label, layer)) for layer in measures.names],
+        picture = report.measure_maps(
+            measured.values,
+            [list(map(measures.head_label, layer)) for layer in measured.names],
             f"Measures of each head after {count(step, 'step')}",
-            list(map(layer_title, measures.addresses)),
+            list(map(layer_title, measured.addresses)),
             self.probing.num_keys,
-            analysis.ablated_maps(module.network),
+            measures.ablated_maps(module.network),
         )
         self.log.picture(step, "measures", "measures", picture)
-        self.log.heads(step, measures, self.detector.traits)
+        self.log.heads(step, measured, self.detector.traits)
         if trainer.state.fn == TrainerFn.FITTING:
             self.log.events(step, self.detector.events)
 
@@ -171,33 +171,33 @@ class HeadLog:
         self.wandb = [logger for logger in loggers if isinstance(logger, WandbLogger)]
         self.num_events: int | None = None
 
-    def scalars(self, step: int, measures: analysis.HeadMeasures) -> None:
+    def scalars(self, step: int, measures: measures.HeadMeasures) -> None:
         numbers = measures.scalars()
         for logger in self.loggers:
             logger.log_metrics(numbers, step=step)
 
-    def picture(self, step: int, name: str, file: str, picture: analysis.Picture) -> Path:
+    def picture(self, step: int, name: str, file: str, picture: report.Picture) -> Path:
         """Save and log a plot of all heads, with its source, the step and the data in a line above it."""
         source = {name: relative_path(path) for name, path in self.source.items()}
         facts = source | {"step": f"{step:,}", "data": self.data}
-        path = analysis.save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", analysis.caption(facts))
+        path = report.save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", report.caption(facts))
         for logger in self.loggers:
             log_picture(logger, f"attention/{name}", path, step)
         return path
 
-    def heads(self, step: int, measures: analysis.HeadMeasures, traits: Mapping[str, analysis.Trait]) -> None:
+    def heads(self, step: int, measures: measures.HeadMeasures, traits: Mapping[str, measures.Trait]) -> None:
         """Save and log the latest measures of each head, and its label, as a table."""
         columns, rows = measures.table(traits)
         write_table(self.folder / "attention" / "heads.csv", columns, rows)
         for logger in self.wandb:
             logger.log_table("attention/heads", columns, rows, step=step)
 
-    def events(self, step: int, events: Sequence[analysis.Event]) -> None:
+    def events(self, step: int, events: Sequence[measures.Event]) -> None:
         """Save and log all events so far, if there are new ones."""
         if self.num_events == len(events):
             return
         self.num_events = len(events)
-        names = [field.name for field in fields(analysis.Event)]
+        names = [field.name for field in fields(measures.Event)]
         columns = names if any(event.kind for event in events) else names[:-1]  # without `kind`
         rows = [list(astuple(event))[: len(columns)] for event in events]
         write_table(self.folder / "events.csv", columns, rows)

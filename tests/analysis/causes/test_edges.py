@@ -1,0 +1,267 @@
+"""Edges between the parts of a network, against networks computed by hand, single patches and TransformerLens."""
+
+from functools import partial
+
+import pytest
+import torch
+from matplotlib.text import Annotation
+from nn.model_cases import make_transformer
+from nn.variants import factory, network
+
+from analysis.causes.test_patching import moved, pairs_of
+from analysis.contexts import CAUSAL, columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
+from analysis.test_transformer_lens import IDS, both
+from tinyformer.analysis import EdgeAttribution
+from tinyformer.analysis.causes.edges import EdgeGraph
+from tinyformer.analysis.causes.prompts import induction_pairs
+from tinyformer.analysis.removal.ablation import rank_correlation
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition
+
+ROTARY = {"position": False, "attention_position": partial(RotaryPosition, 16)}
+HALVED = partial(Residual, branch=0.5)
+NETWORKS = {
+    "mha": partial(loud_transformer, bias=True, embedding_norm=True),
+    "gqa_pruned": partial(loud_transformer, num_kv_heads=2, pruned_heads=[(0, 1)], attention_residual=HALVED),
+    "mqa_rms": partial(loud_transformer, num_kv_heads=1, norm=RMSNorm, **ROTARY),
+    "mla": lambda: network(factory("mla+rotary+qk_norm")),
+    "differential": lambda: network(factory("gqa+differential+rotary+qk_norm")),
+}
+networks = pytest.mark.parametrize("name", NETWORKS)
+
+
+def of(make):
+    context = make_context(make().double())
+    return context, EdgeGraph(context), induction_pairs(context, 4)
+
+
+def only(graph, *edges):
+    kept = torch.zeros_like(graph.all)
+    kept[tuple(torch.tensor(edges).T)] = True
+    return kept
+
+
+def added_by_nodes(context, prompts):
+    """What each node adds to the stream."""
+    _, found = prompts.run(context, capture=["embedding", "*added_by_head", "*feed_forward.output"])
+    parts = [found["embedding"].unsqueeze(0)]
+    for index, block in enumerate(context.network.encoder.layers):
+        parts.append(block.attention_residual.branch * found[f"layers.{index}.attention.added_by_head"].transpose(0, 1))
+        parts.append(found[f"layers.{index}.feed_forward.output"].unsqueeze(0))
+    return torch.cat(parts)
+
+
+def by_hand(graph, receiver, shift, x):
+    """The logits if one receiver reads the stream plus a shift, given the embeddings."""
+    network, name, part = graph.context.network, *receiver[:2]
+    same = [each for each in graph.receivers if each.input == part and each.name[:7] == name[:7]]
+    for index, block in enumerate(network.encoder.layers):
+        attention, is_here = block.attention, name.startswith(f"layer {index}")
+        qkv, moved = (attention.project(block.attention_norm(each)) for each in (x, x + shift))
+        if is_here and part:
+            own, other = (getattr(each, part[0]).unflatten(1, (len(same), -1)) for each in (qkv, moved))
+            is_head = (torch.arange(len(same)) == same.index(receiver))[:, None, None, None]
+            qkv = qkv._replace(**{part[0]: torch.where(is_head, other, own).flatten(1, 2)})
+        heads = attention.attend(qkv, CAUSAL, False)
+        x = block.attention_residual(x, attention.o_proj(heads.transpose(1, 2).flatten(-2)))
+        read = x + shift if is_here and not part else x
+        x = block.feed_forward_residual(x, block.feed_forward(block.feed_forward_norm(read)))
+    return network.readout(network.encoder.final_norm(x + shift if name == "logits" else x))
+
+
+def compare(graph, pairs, changes, score, steps=1, tolerance=1e-9):
+    """All attributions, and one edge into each receiver, with a score of moved inputs and the changes of nodes."""
+    slopes, sets, exact = torch.zeros(graph.all.shape, dtype=torch.float64), [], []
+    for v, (_, _, before, _) in enumerate(graph.receivers):
+        for step in range(1, steps + 1):
+            shift = torch.zeros_like(changes[0], requires_grad=True)
+            (slope,) = torch.autograd.grad(score(v, shift, step / steps).mean(), shift)
+            slopes[:before, v] += (changes[:before] * slope).sum(dim=(1, 2, 3)) / steps
+        sets.append(graph.all & ~only(graph, (v % before, v)))
+        exact.append(score(v, changes[v % before], 1).detach())
+    base, clean = (side.run(graph.context)[0] for side in (pairs.corrupted, pairs.clean))
+    left = torch.stack([each.nats for each in graph.left([pairs], [graph.all & False, graph.all, *sets])])
+    removed = torch.stack([base, clean, *exact]) - base
+    for found, expected in ((graph.attributions([pairs], steps), slopes), (left, removed)):
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+    assert (left[0] == 0).all()
+
+
+@networks
+def test_attributions_are_slopes_by_hand_and_removed_edges_steps(name):
+    context, graph, pairs = of(NETWORKS[name])
+    clean, corrupted = (added_by_nodes(context, side) for side in (pairs.clean, pairs.corrupted))
+
+    def score(v, shift, alpha):
+        embedding = corrupted[0] + alpha * (clean[0] - corrupted[0])
+        return pairs.clean.score(by_hand(graph, graph.receivers[v], shift, embedding))
+
+    compare(graph, pairs, corrupted - clean, score, steps=2)
+
+
+@networks
+def test_a_node_without_edges_is_a_node_of_the_corrupted_run(name):
+    context, graph, pairs = of(NETWORKS[name])
+    points, exact = ["embedding", *graph.factors], []
+    base, corrupted = pairs.corrupted.run(context, capture=points)
+    for point in points:
+        for head in range(corrupted[point].shape[1]) if "head" in point else [...]:
+            patch = partial(moved, corrupted[point], (slice(None), head), 1.0)
+            exact.append(pairs.clean.run(context, replace={point: patch})[0] - base)
+    sets = [graph.all.index_fill(0, torch.tensor(node), False) for node in range(len(exact))]
+    found = torch.stack([each.nats for each in graph.left([pairs], sets)])
+    torch.testing.assert_close(found, torch.stack(exact), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_circuit_has_the_edges_on_paths_and_the_others_change_nothing(seed):
+    _, graph, pairs = of(NETWORKS["gqa_pruned"])
+    keys = {name: [list(graph.nodes)[end] for end in ends] for name, part, _, ends in graph.receivers if part == "keys"}
+    assert keys["layer 0 head 2/3"] == ["layer 0 head 2", "layer 0 head 3"]
+    edges = graph.all.nonzero()[torch.randperm(70, generator=torch.Generator().manual_seed(seed))[:20]].tolist()
+
+    def paths(node):
+        ends = ((u, v, end) for u, v in edges for end in graph.receivers[v].ends if u == node)
+        yield from ([(u, v), *rest] for u, v, end in ends for rest in paths(end))
+        yield from [[]] if node == len(graph.nodes) - 1 else []
+
+    circuit = graph.circuit(torch.tensor(edges))
+    on_paths = {edge for path in paths(0) for edge in path}
+    assert {*map(tuple, circuit.nonzero().tolist())} == on_paths
+    assert 0 < len(on_paths) < 20
+    some, of_circuit = graph.left([pairs], [only(graph, *edges), circuit])
+    torch.testing.assert_close(some.nats, of_circuit.nats, rtol=0, atol=1e-9)
+
+
+def induction():
+    """Head 1 of layer 0 adds the token before to the stream; head 2 of layer 1 looks there for its own, and copies."""
+    network = make_transformer(d_model=180, num_heads=3, tied=False)
+    generator = torch.Generator().manual_seed(0)
+    token, position, before, after, _ = torch.eye(180).split([50, 16, 50, 50, 14])
+    first, second = (block.attention for block in network.encoder.layers)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.normal_(0, 0.01, generator=generator) if weight.ndim == 2 else None
+        network.encoder.token_embedding.weight += token
+        network.encoder.position.embedding.weight += position
+        network.readout.proj.weight += 10 * after
+        for layer, rows, *parts, output in (
+            (first, slice(60, 120), position[1:], position[:15], token, before),
+            (second, slice(120, 180), token, before, token, after),
+        ):
+            for proj, part in zip((layer.q_proj, layer.k_proj, layer.v_proj), parts, strict=True):
+                proj.weight[rows][: len(part)] += part
+            layer.o_proj.weight[:, rows][:, :50] += output.T
+    return network.eval()
+
+
+def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_none():
+    analysis, context = EdgeAttribution(num_pairs=8, share=0.8), make_context(induction())
+    found, graph = analysis(context), EdgeGraph(context)
+    edges = {(*edge,): is_in for *edge, _, is_in in found.tables["edges"][1]}
+    circuit = [("embeddings", "layer 0 head 1", "values"), ("layer 0 head 1", "layer 1 head 2", "keys")]
+    assert [edge for edge in edges if edges[edge]] == [*circuit, ("layer 1 head 2", "logits", "")]
+    assert found.lines["  heads"] == "layer 0 head 1, layer 1 head 2"
+    assert found.lines["circuit"].startswith("3 of 75 edges keep ")
+    assert found.lines["attribution"].endswith("negative, it supports the answer; positive, it opposes it")
+    kept = {edge: graph.all.clone() for edge in edges if edges[edge]}
+    for at, edge in zip(graph.all.nonzero().tolist(), edges, strict=True):
+        kept.get(edge, graph.all.clone())[*at] = False  # of the circuit, all edges but one
+    without = graph.left([induction_pairs(context, 8)], [*kept.values()])
+    values = {(*edge,): value for *edge, value, _ in found.tables["edges"][1]}
+    assert all(values[edge] < 0 and left.mean < 0.5 for edge, left in zip(kept, without, strict=True))
+    assert found.facts == {"pairs": "8 of random tokens that repeat"}
+    curve = {(draw, size): measured for draw, size, *measured in found.tables["faithfulness"][1]}
+    on_paths, share, low, high = curve[None, 3]
+    assert (on_paths, share) == (3, found.scalars["analysis/faithfulness"])
+    assert 0.8 <= low < share < high <= 1.2
+    _, measuring = analysis._halves([induction_pairs(context, 8)])
+    (left,) = graph.left(measuring, [only(graph, *graph.all.nonzero()[torch.tensor([*edges.values()])].tolist())])
+    assert left.mean == pytest.approx(share, rel=1e-5)
+    assert (curve[None, 2], curve[None, 75], curve[4, 75]) == ([0] * 4, [75, 1, 1, 1], [75, 1, 1, 1])
+    assert found.scalars["analysis/random_faithfulness"] == curve[1, 3][1] == 0
+    texts = found.figures["circuit"].axes[0].texts
+    assert {text.get_text() for text in texts} - {""} == {"embeddings", "1", "2", "logits"}
+    assert sum(isinstance(text, Annotation) for text in texts) == 3
+    none = EdgeAttribution(num_pairs=8)(make_context(make_transformer()))
+    assert none.lines["circuit"].startswith("none: ")
+    assert not any(columns_of(none.tables["edges"])["in_circuit"])
+
+
+def test_halves_of_pairs_of_several_lengths():
+    groups = [induction_pairs(make_context(loud_transformer(max_seq_len=n)), n // 2) for n in (9, 10)]
+    halves = EdgeAttribution(batch_size=2)._halves(groups)
+    sizes = [[len(part.clean.answers) for part in half] for half in halves]
+    assert (sorted(map(sum, sizes)), max(map(max, sizes))) == ([4, 5], 2)
+    found = {tuple(row) for half in halves for part in half for row in part.corrupted.batch["inputs"].tolist()}
+    assert found == {tuple(row) for pairs in groups for row in pairs.corrupted.batch["inputs"].tolist()}
+    choosing, measuring = EdgeAttribution()._halves([induction_pairs(make_context(make_transformer()), 1)])
+    assert choosing is measuring
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
+def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
+    _, graph, pairs = of(NETWORKS["gqa_pruned"])
+    ranked = graph.all.nonzero()[graph.attributions([pairs], 5)[graph.all].abs().argsort(descending=True)]
+    size = EdgeAttribution(share=share)._smallest(graph, [pairs], ranked)
+    sets = [graph.circuit(ranked[:number]) for number in (size - 1, size)]
+    fewer, enough = (left.mean for left in graph.left([pairs], sets))
+    assert fewer < share <= enough
+
+
+@pytest.mark.slow
+def test_rank_correlation_with_removing_each_edge():
+    _, graph, pairs = of(induction)
+    left = graph.left([pairs], [graph.all & ~only(graph, edge) for edge in graph.all.nonzero().tolist()])
+    exact = [float((each.targets - each.nats).mean().abs()) for each in left]
+    assert rank_correlation(graph.attributions([pairs], 30)[graph.all].abs().tolist(), exact) >= 0.9
+
+
+REFUSED = {
+    "block='PostNormBlock': must be a PreNormBlock": partial(loud_transformer, kind=PostNormBlock),
+    "feed_forward_residual=": partial(loud_transformer, feed_forward_residual=partial(Residual, 0.5)),
+    "gate=True: must be False": partial(loud_transformer, gate=True),
+    "network='EncoderDecoder': has two stacks": loud_encoder_decoder,
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_networks_whose_edges_are_no_summands_are_refused(message):
+    with pytest.raises(ArgumentError, match=message):
+        EdgeAttribution()((pair_context if "stacks" in message else make_context)(REFUSED[message]()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_attributions_and_removed_edges_are_those_of_transformer_lens(family, tmp_path):
+    """Of its separate inputs of heads."""
+    ours, bridge = both(family, tmp_path)
+    ours.network.double()
+    bridge.double()
+    bridge.set_use_split_qkv_input(True)
+    bridge.set_use_hook_mlp_in(True)
+    other = torch.cat([IDS[:, :-4], IDS[:, -4:-1].flip(1), IDS[:, -1:]], dim=1)
+    pairs = pairs_of(IDS, other, torch.tensor([3, 5]), torch.tensor([4, 6]))
+    graph = EdgeGraph(make_context(ours.network))
+    nodes, readers = [("blocks.0.hook_in", ...)], []
+    for number, layer in enumerate(ours.network.attentions()):
+        block, heads = f"blocks.{number}", [(..., head, slice(None)) for head in range(layer.num_heads)]
+        for part, size in {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}.items():
+            readers += [(f"{block}.attn.hook_{part}_input", head) for head in heads[:size]]
+        readers.append((f"{block}.hook_mlp_in", ...))
+        nodes += [*((f"{block}.attn.hook_result", head) for head in heads), (f"{block}.mlp.hook_out", ...)]
+    readers.append(("ln_final.hook_in", ...))
+    with torch.no_grad():
+        clean, corrupted = (bridge.run_with_cache(ids)[1] for ids in (IDS, other))
+    changes = torch.stack([(corrupted[hook] - clean[hook])[where] for hook, where in nodes])
+
+    def score(v, shift, _):
+        def move(value, hook, where=readers[v][1]):
+            value = value.clone()
+            value[where] += shift
+            return value
+
+        return pairs.clean.score(bridge.run_with_hooks(IDS, fwd_hooks=[(readers[v][0], move)]))
+
+    compare(graph, pairs, changes, score, tolerance=1e-5)

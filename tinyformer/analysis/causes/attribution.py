@@ -1,0 +1,263 @@
+"""Direct logit attribution: what each head, each feed-forward network and the embeddings add to a logit."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tinyformer.analysis.causes.prompts import exact_pass, read_prompt
+from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, require_positive
+from tinyformer.analysis.texts.relation_lines import compare
+from tinyformer.batch import IGNORED, Batch
+from tinyformer.errors import ArgumentError
+from tinyformer.measures.inputs import rows_of
+from tinyformer.measures.points import points_of
+from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
+from tinyformer.nn.heads import layer_title
+from tinyformer.nn.residual import Stream
+from tinyformer.report.charts import change_grid
+from tinyformer.report.result import AnalysisResult
+
+NUM_PRINTED, NUM_DRAWN = 6, 24  # parts that are printed; tokens, and heads, in the picture of sources
+
+NEEDED = re.compile(
+    r"embedding|token_embedding|position_embedding|final_norm|layers\.\d+\.(residual_\w+|feed_forward\.output|"
+    r"(cross_)?attention\.(added_by_head|output|output_by_head|weights|values))"
+)
+"""The points that a logit is decomposed with."""
+
+
+Part: TypeAlias = Head | int | str
+"""What adds to the residual stream: a head, the feed-forward network of a layer, or by name embeddings and biases."""
+
+
+class _Direction:
+    """The direction u in the residual stream of each token with score = u · stream + constant, walked back by layers.
+
+    Norms are linear while their scale is that of the forward pass: the effect is the direct one, which does not count
+    that a part changes the scale, or what later layers read.
+    """
+
+    def __init__(self, u: Stream) -> None:
+        self.u, self.constant = u, u.new_zeros(len(u))
+
+    def effect(self, update: Tensor, scale: float = 1.0) -> Float[Tensor, " rows"]:
+        """The scale times u · update, summed over the tokens."""
+        return scale * (self.u * update).sum(dim=(-1, -2))
+
+    def before_norm(self, norm: nn.Module, x: Stream) -> None:
+        """Walk back through a norm, given its input."""
+        if isinstance(norm, nn.Identity):
+            return
+        if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+            reason = "must be LayerNorm or RMSNorm, which are linear but for their scale"
+            raise ArgumentError("norm", type(norm).__name__, reason)
+        centred = isinstance(norm, nn.LayerNorm)
+        if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
+            self.constant = self.constant + (self.u @ norm.bias).sum(dim=-1)
+        spread = x - x.mean(dim=-1, keepdim=True) if centred else x
+        u = self.u * norm.weight * (spread.square().mean(dim=-1, keepdim=True) + cast(float, norm.eps)).rsqrt()
+        self.u = u - u.mean(dim=-1, keepdim=True) if centred else u
+
+
+class Effects(NamedTuple):
+    """The part of each row's score, in logits, that each component adds; the score is their sum."""
+
+    scores: Float[Tensor, " rows"]
+    parts: dict[Part, Float[Tensor, " rows"]]
+    sources: dict[Head, Float[Tensor, "rows k_seq"]]  # of what a head adds, by key
+
+
+@torch.no_grad()
+def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tensor], Tensor]) -> Effects:
+    """The direct effect of each part on the score of each row, which is linear in the logits.
+
+    Raises:
+        ArgumentError: the readout is not linear, or a block or a norm is of a user-defined class.
+    """
+    network = context.network
+    stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
+    names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
+    readout, pooling = network.readout, getattr(network.readout, "pooling", None)
+    if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
+        reason = "is not linear, so that no logit is a sum of what parts add; TokenReadout is"
+        raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
+    _, captured = exact_pass(context, batch, capture=names)
+    at = {name.removeprefix(prefix): value for name, value in captured.items()}
+    with torch.enable_grad():  # of what is linear: the gradient is the direction
+        read = at["final_norm"].requires_grad_()
+        scores = score(readout(read, context.task.mask(batch)))
+        (direction,) = torch.autograd.grad(scores.sum(), read)
+    scores = scores.detach()
+    index_of = {layer.head_gate: index for index, layer in enumerate(network.require_heads())}
+    parts, sources, last = dict[Part, Tensor](), dict[Head, Tensor](), len(stack.layers) - 1
+    walk = _Direction(direction)
+    walk.constant = scores - walk.effect(read.detach())  # the bias of the readout
+    walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
+    for number, block in reversed([*enumerate(stack.layers)]):
+        if not isinstance(block, PreNormBlock | PostNormBlock):
+            raise ArgumentError("block", type(block).__name__, "must be a PreNormBlock or a PostNormBlock")
+        layer = f"layers.{number}"
+        before = at[f"layers.{number - 1}.residual_post"] if number else at["embedding"]
+        mid = at[f"{layer}.residual_mid"]
+        sublayers = [("attention", before)]
+        sublayers += [("cross_attention", mid)] if block.cross_attention is not None else []
+        sublayers += [("feed_forward", at.get(f"{layer}.residual_cross_mid", mid))]
+        for name, x in reversed(sublayers):
+            residual, update = cast(Residual, getattr(block, f"{name}_residual")), at[f"{layer}.{name}.output"]
+            if isinstance(block, PostNormBlock):
+                walk.before_norm(getattr(block, f"{name}_norm"), residual(x, update))
+            if name == "feed_forward":
+                parts[number] = walk.effect(update, residual.branch)
+            else:
+                module = getattr(block, name)
+                added = at[f"{layer}.{name}.added_by_head"]
+                for head in reversed(range(added.shape[1])):
+                    parts[index_of[module.head_gate], head] = walk.effect(added[:, head], residual.branch)
+                walk.constant = walk.constant + walk.effect(update - added.sum(dim=1), residual.branch)
+                seen = (at[f"{layer}.{name}.{point}"] for point in ("weights", "values", "output_by_head"))
+                by_key = residual.branch * _by_key(module, walk.u, *seen)
+                sources |= {(index_of[module.head_gate], head): by_key[:, head] for head in range(by_key.shape[1])}
+            walk.u = residual.skip * walk.u
+    embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
+    walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
+    ordered: dict[Part, Tensor] = {name.replace("_", " "): walk.effect(x) for name, x in embeddings.items()}
+    ordered |= dict(reversed(parts.items())) | {"biases": walk.constant}
+    return Effects(scores, ordered, dict(reversed(sources.items())))
+
+
+def _by_key(
+    layer: BaseAttention, u: Stream, weights: Tensor, values: Tensor, output_by_head: Tensor
+) -> Float[Tensor, "rows heads k_seq"]:
+    """The contribution of each key through each head, summed over the queries: its weight times u · W_O v.
+
+    There are no heads where their output is not one softmax times the values.
+    """
+    if layer.num_softmaxes > 1 or layer.position.mixed_dim is not None:
+        return u.new_zeros(len(u), 0, weights.shape[-1])
+    values = values[:, layer.head_map.kv_heads]
+    read = (u @ layer.o_proj.weight).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+    mixed = weights @ values
+    gates = (mixed * output_by_head).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(u.dtype).tiny)
+    return torch.einsum("bhqk,bhkv,bhqv,bhq->bhk", weights, values, read, gates)
+
+
+def target_score(row: Batch, logits: Float[Tensor, "rows *seq scores"]) -> Float[Tensor, " rows"]:
+    """The mean logit of the targets, or of the label, relative to the mean of all logits, which no softmax sees."""
+    logits = logits - logits.mean(dim=-1, keepdim=True)
+    if "labels" in row:
+        return logits.gather(1, row["labels"].unsqueeze(1)).squeeze(1)
+    is_target = row["targets"] != IGNORED
+    of_targets = logits.gather(2, row["targets"].clamp(min=0).unsqueeze(2)).squeeze(2)
+    return (of_targets * is_target).sum(dim=1) / is_target.sum(dim=1).clamp(min=1)
+
+
+@dataclass(eq=False)
+class LogitAttribution:
+    """Direct logit attribution: the parts of a logit that heads, feed-forward networks and the embeddings add.
+
+    The output matrix reads the residual stream, to which all of them add; so the logit of a token is a sum with a
+    term for each (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv 2211.00593).
+    The final norm, and in a post-norm block every norm, is folded in with its scale in this forward pass. It is the
+    direct effect alone: what a head adds for later layers to read does not count.
+
+    Args:
+        text: the prompt, see `read_prompt`; a pair of texts for a classifier of pairs; the source of an
+            encoder–decoder, in whose decoder the logit is attributed. By default, the logits of all targets of the
+            evaluated split are, relative to the mean of all logits, with 95 % intervals over its windows.
+        target: the beginning of the target of that source.
+        answer: the token (or label) whose logit it is; by default what the model predicts.
+        against: a token (or label) whose logit is subtracted.
+    """
+
+    text: Text | None = None
+    target: str | None = None
+    answer: str | None = None
+    against: str | None = None
+    num_windows: int = 32
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_windows")
+        for name in ("target", "answer", "against"):
+            if self.text is None and (value := getattr(self, name)) is not None:
+                raise ArgumentError(name, value, "needs `text`, the prompt that it belongs to", {name: None})
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        if self.text is None:
+            rows = rows_of(context.batches)
+            what = f"the mean logit of the targets of {len(rows)} {context.row}s, relative to that of all tokens,"
+            passes = [direct_effects(context, row, partial(target_score, row)) for row in rows]
+        else:
+            prompts = read_prompt(context, self.text, self.target, self.answer, self.against)
+            what = f"the logit of {prompts.title(context)}"
+            passes = [direct_effects(context, prompts.batch, prompts.score)]
+        scores = torch.cat([effects.scores for effects in passes]).double().cpu()
+        parts = {part: torch.cat([of.parts[part] for of in passes]).double().cpu() for part in passes[0].parts}
+        error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
+        changes = {_name(context, part): compare(values) for part, values in parts.items()}
+        bounds = ["low", "high"] if self.text is None else []  # one prompt has no interval
+        table = [[*name, of.mean, *[getattr(of, bound) for bound in bounds]] for name, of in changes.items()]
+        cells = {(layer or "embeddings", name): of.mean for (layer, name), of in changes.items()}
+        down, across = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
+        title = f"What each part adds to {what.removesuffix(',')}"
+        findings = AnalysisResult(
+            scalars={"analysis/logit": float(scores.mean()), "analysis/largest_error": error},
+            lines={
+                "attribution": f"{what} {float(scores.mean()):.3f}, is the sum of {len(changes)} parts (largest error "
+                f"{error:.0e}); norms have the scale of this forward pass:",
+                **{
+                    f"  {' '.join(filter(None, name))}": str(changes[name])
+                    for name in sorted(changes, key=lambda name: -abs(changes[name].mean))[:NUM_PRINTED]
+                },
+            },
+            tables={"attribution": (["layer", "part", "logits", *bounds], table)},
+            figures={"attribution": change_grid(cells, down, across, title, "logits")},
+        )
+        if self.text is not None:
+            findings.facts = context.facts_of_text(self.text)
+            of_keys = {head: by_key[0].cpu() for head, by_key in passes[0].sources.items()}
+            if of_keys:
+                _add_sources(context, findings, of_keys, prompts.keys(context))
+        return findings
+
+
+def _add_sources(
+    context: AnalysisContext, findings: AnalysisResult, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
+) -> None:
+    """The effects of heads by key, for a prompt."""
+    strings = {head: keys[context.kinds[head[0]]] for head in sources}
+    findings.tables["sources"] = (
+        ["layer", "part", "position", "token", "logits"],
+        [
+            [*_name(context, head), position, token, value]
+            for head, of_keys in sources.items()
+            for position, (token, value) in enumerate(zip(strings[head], of_keys.tolist(), strict=True))
+        ],
+    )
+    drawn = sorted(sorted(sources, key=lambda head: -float(sources[head].abs().max()))[:NUM_DRAWN])
+    cells = {}
+    for head in drawn:
+        for position in sources[head].abs().topk(min(NUM_DRAWN, len(sources[head]))).indices.tolist():
+            column = f"{position}\n{strings[head][position]}"
+            cells[" ".join(_name(context, head)), column] = float(sources[head][position])
+    columns = sorted({column for _, column in cells}, key=lambda column: int(column.partition("\n")[0]))
+    names, title = [*dict.fromkeys(name for name, _ in cells)], "What each head adds to the logit from each key (below)"
+    findings.figures["sources"] = change_grid(cells, names, columns, title, "logits")
+
+
+def _name(context: AnalysisContext, part: Any) -> tuple[str, str]:
+    """The layer of a part in words, if it has one, and what it is there."""
+    if isinstance(part, str):
+        return "", part
+    if isinstance(part, int):
+        kind = ["decoder"] if "decoder" in context.kinds else []
+        return layer_title((*kind, part)), "feed-forward"
+    return layer_title(context.addresses[part[0]]), f"head {context.head_address(*part)[-1]}"

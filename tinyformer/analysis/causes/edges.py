@@ -1,0 +1,297 @@
+"""Edge attribution: what the parts of a network read from each other, and the fewest edges that keep a behaviour."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
+from tinyformer.analysis.context import AnalysisContext, Trained, require_positive
+from tinyformer.analysis.texts.relation_lines import NUM_RESAMPLES
+from tinyformer.errors import ArgumentError
+from tinyformer.measures.intervals import Losses
+from tinyformer.nn import PreNormBlock, Residual
+from tinyformer.nn.heads import layer_title
+from tinyformer.nn.residual import Stream
+from tinyformer.report.charts import head_graph, lines
+from tinyformer.report.result import AnalysisResult
+
+NUM_SIZES, NUM_DRAWS = 12, 4  # numbers of edges in the curve, and draws of random edges
+NUM_PRINTED, NUM_DRAWN = 5, 60  # edges of a circuit that are printed and drawn
+
+Edges = Int[Tensor, "edges 2"]
+Kept = Bool[Tensor, "nodes receivers"]
+Attributions = Float[Tensor, "nodes receivers"]
+Vectors = Float[Tensor, "_ batch seq d_model"]
+Compute: TypeAlias = Callable[[Vectors], Tensor]
+Case: TypeAlias = tuple[Prompts, Stream, Mapping[str, Tensor]]
+"""Clean prompts, their embeddings, and the activations of the corrupted prompts."""
+
+
+class Receiver(NamedTuple):
+    """A reader of the residual stream: queries, keys or values of heads, or a part that has one input."""
+
+    name: str
+    input: str
+    num_before: int  # nodes that write before it reads
+    ends: Sequence[int]  # the nodes that are computed from what it reads
+
+
+class EdgeGraph:
+    """The nodes of a pre-norm network, and an edge from each to all that reads the residual stream later.
+
+    Nodes are the embeddings, each head, each feed-forward network and the logits. Queries, keys and values of a head
+    are read apart; keys and values that heads share are read once, for all of them. With z_u what u adds to the stream,
+    the receiver v reads, before its norm,
+
+    stream of the corrupted run + Σ_{u → v is kept} (z_u - z_u of the corrupted run)
+
+    which is the stream if all edges are kept; an edge that is removed carries what it does in the corrupted run. A
+    network with parts that read or write something else is refused.
+    """
+
+    def __init__(self, context: AnalysisContext) -> None:
+        self.context = context
+        self.nodes: dict[str, tuple[str, int | None]] = {"embeddings": ("embeddings", None)}  # row in a picture, head
+        self.receivers: list[Receiver] = []
+        # By point, its receivers, the point of the stream that they read, and how it follows from what each reads.
+        self.readings: dict[str, tuple[slice, str, Compute]] = {}
+        self.factors: dict[str, float] = {}  # of what is added, by point
+        stack, *others = context.network.stacks()
+        if others:
+            raise ArgumentError("network", type(context.network).__name__, "has two stacks; edges are those within one")
+        blocks: Any = stack.layers
+        stream = "embedding"
+        for index, (block, layer) in enumerate(zip(blocks, context.layers, strict=True)):
+            _require_readable(block)
+            title, at, first, ids = layer_title((index,)), f"layers.{index}", len(self.nodes), layer.head_map.ids
+            shared = [[h for h, kv in enumerate(layer.head_map.kv_heads) if kv == i] for i in range(layer.num_kv_heads)]
+            for name, groups in {"queries": [[h] for h in range(len(ids))], "keys": shared, "values": shared}.items():
+                ends = {f"{title} head {'/'.join(str(ids[h]) for h in of)}": [first + h for h in of] for of in groups}
+                self._read(f"{at}.attention.{name}", name, ends, stream, partial(_project, block, name[0]))
+            self.nodes |= {f"{title} head {head}": (title, head) for head in ids}
+            self.factors[f"{at}.attention.added_by_head"] = block.attention_residual.branch
+            network, mid = f"{title} feed-forward", f"{at}.residual_mid"
+            self._read(f"{at}.feed_forward.input", "", {network: [len(self.nodes)]}, mid, block.feed_forward_norm)
+            self.nodes[network] = network, None
+            self.factors[f"{at}.feed_forward.output"] = block.feed_forward_residual.branch
+            stream = f"{at}.residual_post"
+        self._read("final_norm", "", {"logits": [len(self.nodes)]}, stream, stack.final_norm)
+        self.nodes["logits"] = "logits", None
+        numbers = torch.arange(len(self.nodes))
+        self.all: Kept = numbers.unsqueeze(1) < torch.tensor([receiver.num_before for receiver in self.receivers])
+        number = int(self.all.sum())  # of edges; those of circuits are evenly spaced on a logarithmic scale
+        self.sizes = sorted({round(number ** (step / (NUM_SIZES - 1))) for step in range(NUM_SIZES)})
+        self.ends = torch.stack([torch.isin(numbers, torch.tensor(receiver.ends)) for receiver in self.receivers])
+
+    def _read(self, point: str, input: str, ends: dict[str, list[int]], stream: str, compute: Compute) -> None:
+        first = len(self.receivers)
+        self.receivers += [Receiver(name, input, len(self.nodes), of) for name, of in ends.items()]
+        self.readings[point] = slice(first, len(self.receivers)), stream, compute
+
+    def case(self, pairs: Pairs) -> Case:
+        """The data of pairs that `run` needs."""
+        streams = {stream for _, stream, _ in self.readings.values()}
+        _, clean = pairs.clean.run(self.context, capture=["embedding"])
+        _, corrupted = pairs.corrupted.run(self.context, capture=[*streams, *self.factors])
+        return pairs.clean, clean["embedding"], corrupted
+
+    def run(self, case: Case, kept: Kept, alpha: float = 1.0) -> tuple[Float[Tensor, " batch"], list[Vectors], Vectors]:
+        """The scores with some edges kept, what receivers read, and what nodes add beyond the corrupted run.
+
+        The embeddings are those of the corrupted prompts, moved towards those of the clean ones by a share alpha.
+        """
+        clean, embedding, corrupted = case
+        embedding = torch.lerp(corrupted["embedding"], embedding, alpha).requires_grad_(torch.is_grad_enabled())
+        added, inputs = [(embedding - corrupted["embedding"]).unsqueeze(0)], list[Vectors]()
+
+        def read(point: str, _: Tensor) -> Tensor:
+            receivers, stream, compute = self.readings[point]
+            earlier = torch.cat(added)
+            edges = kept[: len(earlier), receivers].to(earlier)
+            inputs.append(corrupted[stream] + torch.einsum("ubsd,uv->vbsd", earlier, edges))
+            return compute(inputs[-1] if ".attention." in point else inputs[-1].squeeze(0))
+
+        def add(point: str, output: Tensor) -> Tensor:
+            change = self.factors[point] * (output - corrupted[point])
+            added.append(change.transpose(0, 1) if change.ndim == 4 else change.unsqueeze(0))
+            return output
+
+        replaced = {point: partial(read, point) for point in self.readings}
+        replaced |= {point: partial(add, point) for point in self.factors}
+        scores, _ = clean.run(self.context, replace={"embedding": embedding, **replaced})
+        return scores, inputs, torch.cat(added)
+
+    @torch.enable_grad()
+    def attributions(self, parts: Sequence[Pairs], steps: int) -> Attributions:
+        """The attribution of each edge, a mean over pairs; see `EdgeAttribution`."""
+        total = torch.zeros(self.all.shape, dtype=torch.float64)
+        for case in map(self.case, parts):
+            for step in range(steps, 0, -1):
+                scores, inputs, added = self.run(case, self.all, step / steps)
+                if step == steps:
+                    clean = added.detach()
+                gradients = torch.cat(torch.autograd.grad(scores.sum(), inputs))
+                total[:-1] -= torch.einsum("ubsd,vbsd->uv", clean, gradients).cpu() / steps
+        return (total / sum(len(pairs.clean.answers) for pairs in parts)).where(self.all, 0.0)
+
+    @torch.no_grad()
+    def left(self, parts: Sequence[Pairs], sets: Sequence[Kept]) -> list[Losses]:
+        """The share of the difference of scores, clean and corrupted, that each set of edges keeps; the difference."""
+        distinct, places = torch.stack([self.all & False, *sets, self.all]).unique(dim=0, return_inverse=True)
+        runs = [torch.stack([self.run(case, kept)[0] for kept in distinct]) for case in map(self.case, parts)]
+        corrupted, *scores, clean = torch.cat(runs, dim=1).double().cpu()[places]
+        return [Losses(score - corrupted, clean - corrupted) for score in scores]
+
+    def circuit(self, edges: Edges) -> Kept:
+        """Those of some edges that are on a path from the embeddings to the logits: the others have no effect."""
+        kept = torch.zeros_like(self.all)
+        kept[tuple(edges.T)] = True
+        reached, used = (torch.arange(len(self.nodes)) == node for node in (0, len(self.nodes) - 1))
+        for _ in self.readings:  # as many as a path has edges, or more
+            reached = reached | (self.ends & (kept & reached.unsqueeze(1)).any(dim=0).unsqueeze(1)).any(dim=0)
+            used = used | (kept & (self.ends & used).any(dim=1)).any(dim=1)
+        return kept & reached.unsqueeze(1) & (self.ends & used).any(dim=1)
+
+
+def _require_readable(block: Any) -> None:
+    """Refuse a block that does not add up what its parts write, or that has parts which read something else."""
+    if type(block) is not PreNormBlock:
+        reason = "must be a PreNormBlock: in others, what a part reads is no sum of what the earlier ones add"
+        raise ArgumentError("block", type(block).__name__, reason)
+    for name in ("attention_residual", "feed_forward_residual"):
+        if type(residual := getattr(block, name)) is not Residual or residual.skip != 1:
+            raise ArgumentError(name, residual, "must be a Residual with skip=1, which changes no earlier summand")
+    if block.attention.output_gate is not None:
+        reason = "must be False: a gate reads the stream next to queries, keys and values"
+        raise ArgumentError("gate", True, reason, {"gate": False})
+
+
+def _project(block: Any, part: str, vectors: Vectors) -> Float[Tensor, "batch heads seq dim"]:
+    """Queries, keys or values, q, k or v: those of each head from the stream that it reads."""
+    qkv = block.attention.project(block.attention_norm(vectors.flatten(0, 1)))
+    of_all = getattr(qkv, part).unflatten(0, vectors.shape[:2]).unflatten(2, (len(vectors), -1))
+    return of_all.diagonal(dim1=0, dim2=2).movedim(-1, 1).flatten(1, 2)
+
+
+@dataclass(eq=False)
+class EdgeAttribution(PairAnalysis):
+    """Edge attribution patching with integrated gradients, and the smallest circuit that keeps a behaviour.
+
+    The behaviour is the difference in the score L, the logit of `answer` minus that of `against`, between clean and
+    corrupted prompts. The attribution of an edge u → v estimates what L changes by if that edge is removed:
+
+    (z_u corrupted - z_u clean) · mean_{α = 1/steps, …, 1} ∂L/∂(what v reads)
+
+    where the embeddings are corrupted + α (clean - corrupted) (Hanna et al. 2024, arXiv 2403.17806); one step is that
+    of Syed et al. 2023 (arXiv 2310.10348). A circuit has the edges of the largest attributions, of either sign. Its
+    faithfulness is the share of the behaviour that is left when all others are really removed, see `EdgeGraph`.
+
+    Args:
+        batch_size: pairs, see `PairAnalysis`, in a forward pass, which holds a copy of the stream for each receiver.
+        steps: gradients in the mean.
+        share: the faithfulness that the circuit must have on half of the pairs; it is measured on the other half.
+    """
+
+    batch_size: int = 16
+    steps: int = 5
+    share: float = 0.85
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_pairs", "batch_size", "steps")
+        if not 0 < self.share <= 1:
+            raise ArgumentError("share", self.share, "must be above 0 and at most 1", {"share": 0.85})
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        graph, groups = EdgeGraph(context), self.pairs(context)
+        choosing, measuring = self._halves(groups)
+        attributions, edges = graph.attributions(choosing, self.steps), graph.all.nonzero()
+        ranked = edges[attributions[graph.all].abs().argsort(descending=True, stable=True)]
+        untrained = EdgeGraph(replace(context, network=context.untrained()))
+        pairs = choosing if measuring is choosing else [*choosing, *measuring]
+        found, by_chance = (of.left(pairs, [of.all])[0].targets for of in (graph, untrained))
+        findings, apart, apart_untrained, is_clear = self.findings(context, groups, found, by_chance)
+        findings.lines["edges"] = f"{apart}; untrained {apart_untrained}"
+        meaning = "estimates the change of clean minus corrupted without the edge"
+        findings.lines["attribution"] = f"{meaning}: negative, it supports the answer; positive, it opposes it"
+        findings.lines["circuit"] = "none: the difference is not clearly above what untrained weights give"
+        circuit = graph.all & False
+        if is_clear:
+            size = self._smallest(graph, choosing, ranked)
+            circuit = graph.circuit(ranked[:size])
+            self._measure(graph, measuring, ranked, size, findings)
+            _describe(graph, attributions, [edge for edge in ranked.tolist() if circuit[*edge]], findings)
+        names, values, kept = [*graph.nodes], attributions.tolist(), circuit.tolist()
+        rows = [[names[u], *graph.receivers[v][:2], values[u][v], kept[u][v]] for u, v in edges.tolist()]
+        findings.tables["edges"] = ["from", "to", "input", "attribution", "in_circuit"], rows
+        return findings
+
+    def _halves(self, groups: Sequence[Pairs]) -> list[list[Pairs]]:
+        """The pairs that edges are chosen on, and those that they are measured on, in batches; a single one is both."""
+        sizes = [len(pairs.clean.answers) for pairs in groups]
+        numbers = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(self.seed)).split(sizes)
+        halves: tuple[list[Pairs], list[Pairs]] = [], []
+        for half, (pairs, of_pairs) in itertools.product((0, 1), zip(groups, numbers, strict=True)):
+            rows = (of_pairs % 2 == half).nonzero().flatten()
+            parts = rows.split(self.batch_size) if len(rows) else ()
+            halves[half].extend(Pairs(*(side.rows(part) for side in pairs[:2])) for part in parts)
+        return [half or halves[0] for half in halves]
+
+    def _smallest(self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges) -> int:
+        """The number of edges from which the share is left, by bisection within the first step of the curve."""
+        enough, below = len(ranked), 0
+        while enough - below > 1:
+            size = next((size for size in graph.sizes if below < size < enough), (below + enough) // 2)
+            (left,) = graph.left(parts, [graph.circuit(ranked[:size])])
+            below, enough = (below, size) if left.mean >= self.share else (size, enough)
+        return enough
+
+    def _measure(
+        self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges, chosen: int, found: AnalysisResult
+    ) -> None:
+        """The faithfulness of the first edges, and of as many random ones."""
+        sizes, generator = sorted({*graph.sizes, chosen}), torch.Generator().manual_seed(self.seed)
+        orders = [ranked, *(ranked[torch.randperm(len(ranked), generator=generator)] for _ in range(NUM_DRAWS))]
+        sets = {(draw, size): graph.circuit(order[:size]) for draw, order in enumerate(orders) for size in sizes}
+        kept = {
+            at: losses.change_from(Losses(0 * losses.nats, losses.targets), NUM_RESAMPLES)
+            for at, losses in zip(sets, graph.left(parts, [*sets.values()]), strict=True)
+        }
+        random = {size: sum(kept[draw, size].mean for draw in range(1, len(orders))) / NUM_DRAWS for size in sizes}
+        share, number = kept[0, chosen], int(sets[0, chosen].sum())
+        found.scalars |= {"analysis/circuit_edges": number, "analysis/faithfulness": share.mean}
+        found.scalars["analysis/random_faithfulness"] = random[chosen]
+        found.lines["circuit"] = (
+            f"{number} of {len(ranked)} edges keep {share:z.1%} of that; {chosen} random edges {random[chosen]:z.1%}"
+        )
+        rows = [[draw or None, size, int(sets[draw, size].sum()), *astuple(of)] for (draw, size), of in kept.items()]
+        found.tables["faithfulness"] = ["random_draw", "edges", "on_paths", "faithfulness", "low", "high"], rows
+        title = "Share of the behaviour that is left when all other edges are removed"
+        curve = {"edges with the largest attributions": (sizes, [kept[0, size].mean for size in sizes])}
+        baseline = {"random edges": (sizes, [*random.values()])}
+        labels, mark = ("number of edges", "faithfulness"), (chosen, share.mean, "circuit")
+        found.figures["faithfulness"] = lines(curve, title, *labels, baselines=baseline, marked=mark)
+
+
+def _describe(graph: EdgeGraph, values: Attributions, edges: Sequence[list[int]], findings: AnalysisResult) -> None:
+    """The heads of a circuit and its first edges in words, and its picture."""
+    names, arrows = [*graph.nodes], list[tuple[str, str, str, float]]()
+    used = {names[u] for u, _ in edges} | {"logits"}
+    nodes = {name: node for name, node in graph.nodes.items() if name in used}
+    heads = [name for name, (_, number) in nodes.items() if number is not None]
+    findings.lines["  heads"] = ", ".join(heads) or "none"
+    for at, (u, v) in enumerate(edges[:NUM_DRAWN]):
+        (name, input, _, ends), value = graph.receivers[v], float(values[u, v])
+        if at < NUM_PRINTED:
+            findings.lines[f"  {names[u]} → {name} {input}".rstrip()] = f"{value:+.3f}"
+        kind = input or "feed-forward or logits"
+        arrows += [(kind, names[u], names[end], abs(value)) for end in ends if names[end] in used]
+    title = f"Circuit of {len(edges)} edges{f', of which {NUM_DRAWN} are drawn' * (len(edges) > NUM_DRAWN)}"
+    findings.figures["circuit"] = head_graph(nodes, arrows, f"{title}, as wide as their attribution")

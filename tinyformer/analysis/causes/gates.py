@@ -1,0 +1,186 @@
+"""Causal head gating: gates on all heads at once, learned under pressure to keep heads and to remove them."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.optim.lr_scheduler import LinearLR
+
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, changed, every_second, require_positive
+from tinyformer.analysis.removal.ablation import head_importance, losses_without, rank_correlation
+from tinyformer.errors import require_at_least
+from tinyformer.measures.intervals import CHANGE_COLUMNS
+from tinyformer.nn import BaseAttention
+from tinyformer.report.charts import change_grid
+from tinyformer.report.result import AnalysisResult
+
+LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # of Adam, for logits, and what it falls to, as a factor
+LARGEST_LOGIT = 6.0  # gates lie between 0.0025 and 0.9975, from where their gradient can still bring them back
+LEAST_KEPT, LEAST_NEEDED = 0.5, 0.1  # the values of g⁺ and g⁻ from which a head counts as kept
+
+ROLES = ("facilitating", "interfering", "irrelevant")
+SCORES = ("facilitation", "interference", "irrelevance")
+"""The score of each role, see `HeadGating`."""
+
+NUM_DRAWN = 24  # heads in the picture of the scores
+
+
+@contextmanager
+def gates_on(layers: Sequence[BaseAttention], gates: Float[Tensor, " heads"]) -> Iterator[None]:
+    """Multiply the outputs of all heads by their gates inside the block; an ablated head stays ablated."""
+    with ExitStack() as stack:
+        for layer, own in zip(layers, gates.split([layer.num_heads for layer in layers]), strict=True):
+            factors = layer.head_gate.factors
+            stack.enter_context(changed([layer.head_gate], factors=own if factors is None else factors * own))
+        yield
+
+
+def learned_gates(
+    context: AnalysisContext,
+    logits: Float[Tensor, " heads"],
+    pressure: float,
+    counts: Float[Tensor, " windows"],
+    num_steps: int,
+) -> Float[Tensor, " heads"]:
+    """The logits z, from `logits` on, that minimise L(σ(z)) - pressure · Σ z by Adam.
+
+    L is the loss with gates σ(z), in nats per target, in which each window counts as often as `counts` says.
+    """
+    logits = logits.clone().requires_grad_()
+    optimizer = torch.optim.Adam([logits], LEARNING_RATE)
+    schedule = LinearLR(optimizer, 1.0, LAST_FACTOR, num_steps)
+    layers = context.network.attentions()
+    of_batches = counts.split([len(batch["inputs"]) for batch in context.batches])
+    for _ in range(num_steps):
+        gradient, num_targets = torch.zeros_like(logits), counts.new_zeros(())
+        for batch, own in zip(context.batches, of_batches, strict=True):
+            with torch.enable_grad(), context.precision(), gates_on(layers, logits.sigmoid()):
+                nats, targets = context.task.nats(context.network, batch)
+                gradient += torch.autograd.grad((own * nats).sum(), logits)[0]
+            num_targets += (own * targets).sum()
+        logits.grad = gradient / num_targets - pressure
+        optimizer.step()
+        schedule.step()
+        logits.data.clamp_(-LARGEST_LOGIT, LARGEST_LOGIT)
+    return logits.detach()
+
+
+@dataclass(eq=False)
+class HeadGating:
+    """Causal head gating: heads that facilitate the model's output, that interfere, and that are irrelevant.
+
+    With frozen weights, gates g in (0, 1) on all heads at once minimise L(g) ∓ λ Σ_h σ⁻¹(g_h) (Nam et al. 2025, arXiv
+    2505.13737). g⁺, with -λ, keeps every head that does no harm; g⁻, with +λ, keeps only what the model needs.
+
+    - A head's scores are facilitation g⁻, interference 1 - g⁺ and irrelevance g⁺ (1 - g⁻). It is interfering if g⁺ is
+      below 1/2; otherwise facilitating if g⁻ is at least 0.1, else irrelevant. A head that the model needs does not
+      keep g⁻ = 1: the gate falls to where the loss grows by λ per unit of log-odds, below 1/2 where half of the
+      head's output is enough. The gate of one that it does not need falls to its lower bound.
+    - Each fit starts from random gates, learns them with λ = 0 first, and has a bootstrap resample of its own of the
+      first, third, … window. A head whose role is not the same in all fits is `varying`: it depends on which others are
+      kept, or is close to the margin.
+    - The other windows give the loss with only the heads that g⁺ keeps (`harmless`), or g⁻ (`needed`), by these
+      thresholds, and the ablation and importance of each head. The control is the untrained network.
+
+    Args:
+        margin: 4 λ, in nats per target. Where L is linear in a gate, a head with a smaller effect is irrelevant, since
+            ∂g/∂σ⁻¹(g) = g (1 - g) is at most 1/4.
+        num_steps: steps of Adam in each of the three stages of a fit, with λ = 0, -λ and +λ.
+    """
+
+    num_windows: int = 32
+    margin: float = 0.01
+    num_fits: int = 5
+    num_steps: int = 60
+    num_resamples: int = 1000  # bootstrap resamples of the windows, for the changes of the loss
+    seed: int = 0  # of the first gates and the windows of the fits
+    needs_gradient = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_windows", "num_fits", "num_steps", "num_resamples")
+        require_at_least(0, {"margin": 0.01}, margin=self.margin)
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        require_at_least(2, {"num_windows": 32}, num_windows=context.num_windows)  # to learn gates on, and to measure
+        heads, learning, measured = context.active_heads, every_second(context, 0), every_second(context, 1)
+        gates, control = (self._gates(replace(learning, network=of), heads) for of in context.networks().values())
+        (scores, verdicts), (_, of_control) = judged(gates), judged(control)
+        base, *without = losses_without(measured, [[], *([head] for head in heads)])
+        changes = [after.change_from(base, self.num_resamples) for after in without]
+        importance = dict(zip(context.heads, head_importance(measured), strict=True))
+        others = {"ablation": [change.mean for change in changes], "importance": [importance[head] for head in heads]}
+        means, pairs = scores.mean(dim=1), gates.mean(dim=0).T.tolist()
+        spans = torch.stack([means, scores.amin(dim=1), scores.amax(dim=1)], dim=1).flatten(0, 1).T.tolist()
+        rows = {
+            head: [verdicts[at], *pairs[at], *changes[at].row(base), importance[head], of_control[at]]
+            for at, head in enumerate(heads)
+        }
+        titles, drawn = [context.head_title(*head) for head in heads], sorted(means[2].argsort()[:NUM_DRAWN].tolist())
+        cells = {(titles[at], name): float(means[row, at]) for at in drawn for row, name in enumerate(SCORES)}
+        title = f"Scores of heads by their gates, mean of {self.num_fits} fits"
+        found = AnalysisResult(
+            scalars={"analysis/loss": context.losses().mean},
+            lines={"gates": f"the role of a head in all {self.num_fits} fits (of the untrained model):"},
+            tables={
+                "gates": context.head_table(["verdict", "g+", "g-", *CHANGE_COLUMNS, "importance", "untrained"], rows),
+                "gate_scores": context.head_table(
+                    [f"{name}{bound}" for name in SCORES for bound in ("", "_lowest", "_highest")],
+                    dict(zip(heads, spans, strict=True)),
+                ),
+            },
+            figures={
+                "gates": context.head_grid(
+                    dict(zip(heads, (means[0] - means[1]).tolist(), strict=True)),
+                    "The role of each head by its gates: 1 facilitating, 0 irrelevant, -1 interfering",
+                    "facilitation - interference",
+                    diverging=True,
+                ),
+                "gate_scores": change_grid(cells, [titles[at] for at in drawn], SCORES, title, "score, from 0 to 1"),
+            },
+        )
+        for verdict in (*ROLES, "varying"):
+            names = [title for title, own in zip(titles, verdicts, strict=True) if own == verdict]
+            number = of_control.count(verdict)
+            found.scalars |= {f"analysis/{verdict}": len(names), f"analysis/untrained_{verdict}": number}
+            found.lines[f"  {verdict}"] = f"{len(names)} ({number}){': ' * bool(names)}{', '.join(names)}"
+        found.lines["rounded"] = measured.describe_losses(base)
+        kinds = {"harmless": LEAST_KEPT, "needed": LEAST_NEEDED}
+        for (kind, least), of_fits in zip(kinds.items(), gates.unbind(dim=1), strict=True):
+            removed = [[head for head, own in zip(heads, fit, strict=True) if own < least] for fit in of_fits.tolist()]
+            nats = torch.stack([losses.nats for losses in losses_without(measured, removed)]).mean(dim=0)
+            change = replace(base, nats=nats).change_from(base, self.num_resamples)
+            kept = len(heads) - statistics.fmean(map(len, removed))
+            found.scalars |= {f"analysis/{kind}_heads": kept, f"analysis/{kind}_change": change.mean}
+            found.lines[f"  {kind} heads"] = f"{change} with {kept:.1f} of {len(heads)}"
+        for other, values in others.items() if len(heads) > 1 else ():
+            rhos = {name: rank_correlation(own, values) for name, own in zip(SCORES, means.tolist(), strict=True)}
+            found.scalars |= {f"analysis/{name}/{other}": rho for name, rho in rhos.items()}
+            found.lines[f"rank correlation with {other}"] = ", ".join(f"{name} {rho:.3f}" for name, rho in rhos.items())
+        return found
+
+    def _gates(self, context: AnalysisContext, heads: Sequence[Head]) -> Float[Tensor, "fits 2 heads"]:
+        """g⁺ and g⁻ of some heads in each fit."""
+        device, size, fits = context.batches[0]["inputs"].device, context.num_windows, []
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.num_fits):
+            counts = torch.randint(size, (size,), generator=generator).bincount(minlength=size).float().to(device)
+            logits = torch.rand(len(context.heads), generator=generator).logit().to(device)
+            free = learned_gates(context, logits, 0.0, counts, self.num_steps)
+            pressures = self.margin / 4, -self.margin / 4
+            fits.append(torch.stack([learned_gates(context, free, each, counts, self.num_steps) for each in pressures]))
+        return torch.stack(fits).sigmoid()[..., [context.heads.index(head) for head in heads]].cpu()
+
+
+def judged(gates: Float[Tensor, "fits 2 heads"]) -> tuple[Float[Tensor, "3 fits heads"], list[str]]:
+    """The `SCORES` of each head in each fit, from g⁺ and g⁻, and the verdict on each head."""
+    kept, needed = gates.unbind(dim=1)
+    scores, is_facilitating = torch.stack([needed, 1 - kept, kept * (1 - needed)]), needed >= LEAST_NEEDED
+    indices = torch.where(kept < LEAST_KEPT, 1, torch.where(is_facilitating, 0, 2))
+    roles = [{ROLES[role] for role in of_head} for of_head in indices.T.tolist()]
+    return scores, [of_head.pop() if len(of_head) == 1 else "varying" for of_head in roles]

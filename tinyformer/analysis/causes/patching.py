@@ -1,0 +1,289 @@
+"""Activation patching: which activations, moved from one prompt into another, take the answer with them."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, cast
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
+from tinyformer.analysis.removal.ablation import rank_correlation
+from tinyformer.analysis.removal.redundancy import simultaneous
+from tinyformer.errors import require_at_least
+from tinyformer.measures.intervals import Change, Losses
+from tinyformer.measures.points import points_of
+from tinyformer.report.charts import change_grid
+from tinyformer.report.result import AnalysisResult
+
+NUM_PRINTED, NUM_DRAWN = 4, 24  # sublayers that are printed, tokens in a picture
+MAX_TOKENS = 2048  # in a forward pass, each of whose rows is a prompt with one place patched
+
+BY_TOKEN = re.compile(r"(\w+coder\.)?(embedding|layers\.\d+\.(residual_post|\w+\.output))")
+"""The points that are patched at each token."""
+
+BY_HEAD, PARTS = "output_by_head", {"pattern": "weights", "values": "values"}
+"""The point of what is patched of each head, and those of its parts."""
+
+COLUMNS = [f"{way}{end}" for way in ("denoising", "noising") for end in ("", "_low", "_high", "_by_gradient")]
+
+
+class Place(NamedTuple):
+    """A place that is patched alone."""
+
+    point: str
+    what: str  # of a head: "output", or what of it is due to its "pattern" or "values"; "" for the vector of a token
+    number: int  # of the head, or of the token from the end: -1 is the last
+
+
+Effects: TypeAlias = dict[Place, Float[Tensor, "*directions 2 pairs"]]
+"""What patching a place does to the score of each prompt, exactly and as gradients estimate it."""
+
+
+def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequence[str]) -> tuple[Tensor, Effects]:
+    """The scores of prompts, and what is added to them by each activation of other prompts, in the place of their own.
+
+    The estimate is (other - own) · ∂ score / ∂ own, for all places in one backward pass (Nanda 2023, attribution
+    patching; Kramár et al. 2024, arXiv 2403.00745).
+    """
+    with torch.enable_grad():
+        scores, before = own.run(context, capture=points, gradients=True)
+        gradients = torch.autograd.grad(scores.sum(), [before[point] for point in points], materialize_grads=True)
+    parts = [point.replace(BY_HEAD, part) for point in points if point.endswith(BY_HEAD) for part in PARTS.values()]
+    _, after = other.run(context, capture=[*points, *parts])
+    scores, effects, num_rows = scores.detach(), Effects(), max(1, MAX_TOKENS // own.batch["inputs"].shape[1])
+
+    def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
+        """The effect of each place alone on the scores; only those that differ need a pass."""
+        patched = scores.unsqueeze(1).repeat(1, new.shape[1])
+        differing = (at_own != new).flatten(2).any(dim=2).nonzero()
+        for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
+            rows, places = some.unbind(dim=1)
+            value = at_own[rows]
+            value[range(len(rows)), places] = new[rows, places]
+            patched[rows, places], _ = own.rows(rows).run(context, replace={point: value})
+        return patched - scores.unsqueeze(1)
+
+    for point, gradient in zip(points, gradients, strict=True):
+        at_own = before[point].detach()
+        new = {"output" if point.endswith(BY_HEAD) else "": after[point]}
+        for what, part in PARTS.items() if "output" in new else ():
+            name = point.replace(BY_HEAD, part)
+            new[what] = own.run(context, capture=point, replace={name: after[name]})[1][point]
+        for what, value in new.items():
+            estimate = (gradient * (value - at_own)).flatten(2).sum(dim=2)
+            both = torch.stack([added(point, at_own, value), estimate]).double().cpu()
+            for number in range(both.shape[2]):
+                effects[Place(point, what, number if what else number - both.shape[2])] = both[:, :, number]
+    return scores.double().cpu(), effects
+
+
+def patch_pairs(
+    context: AnalysisContext, groups: Sequence[Pairs], points: Sequence[str]
+) -> tuple[Float[Tensor, " pairs"], Effects]:
+    """Clean minus corrupted scores, and how much of it each place restores by denoising and destroys by noising.
+
+    Tokens are counted from the end, as far as the pairs of all groups reach.
+    """
+    differences, effects = [], []
+    for group in groups:
+        corrupted, restored = patch(context, group.corrupted, group.clean, points)
+        clean, destroyed = patch(context, group.clean, group.corrupted, points)
+        differences.append(clean - corrupted)
+        effects.append({place: torch.stack([effect, -destroyed[place]]) for place, effect in restored.items()})
+    common = [place for place in effects[0] if all(place in of_group for of_group in effects)]
+    return torch.cat(differences), {place: torch.cat([of[place] for of in effects], dim=-1) for place in common}
+
+
+class Share(NamedTuple):
+    """The effects of a place, with intervals unless there is one pair, and their estimates by gradients."""
+
+    restores: Change
+    destroys: Change
+    estimates: tuple[float, float]
+
+    @property
+    def most(self) -> float:
+        return max(self.restores.mean, self.destroys.mean)
+
+    def row(self) -> list[float]:
+        """The values of `COLUMNS`."""
+        both = zip(self[:2], self.estimates, strict=True)
+        return [value for change, estimate in both for value in (change.mean, change.low, change.high, estimate)]
+
+    def __str__(self) -> str:
+        return f"restores {self.restores}, destroys {self.destroys}"
+
+
+Shares: TypeAlias = Mapping[Place, Share]
+
+
+def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> Shares:
+    """The mean effects as shares of a mean over the same pairs; the intervals hold for all of them at once."""
+    every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
+    exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
+    changes = simultaneous(exact, [none] * len(exact), num_resamples)
+    if len(of) == 1:
+        changes = [Change(change.mean, math.nan, math.nan) for change in changes]
+    estimates = (every[:, :, 1].sum(dim=2) / of.sum()).tolist()
+    both = zip(effects, changes[::2], changes[1::2], estimates, strict=True)
+    return {place: Share(*share) for place, *share in both}
+
+
+@dataclass(eq=False)
+class ActivationPatching(PairAnalysis):
+    """Activation patching: places that restore or destroy an answer when moved between a clean and a corrupted prompt.
+
+    Denoising runs the corrupted prompt with one activation of the clean one; noising, the other way round. The score of
+    a prompt is the logit of the clean answer minus that of the corrupted one, and
+
+        restored = (patched - corrupted) / (clean - corrupted)    by denoising: whether an activation is enough
+        destroyed = (clean - patched) / (clean - corrupted)       by noising: whether it is needed
+
+    (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv
+    2404.15255), each a ratio of means over pairs. Patched are, at each token, the residual stream and what each
+    sublayer adds to it; and, at all tokens, the output of each head, or what its pattern alone or its values alone, the
+    rest being its own, make of it. Values that several heads share are patched for one of them at a time.
+
+    A head is named if the whole interval of its output is above `margin`. The control is the untrained network, whose
+    effects have the same unit. Where prompts do not differ by more than there, shares are not defined: effects are in
+    logits, and no head is named.
+
+    Args:
+        num_resamples: bootstrap resamples of the pairs, for which see `PairAnalysis`.
+        margin: the smallest share that counts.
+    """
+
+    num_resamples: int = 1000
+    margin: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_pairs")
+        require_at_least(2, {"num_resamples": 1000}, num_resamples=self.num_resamples)
+        require_at_least(0, {"margin": 0.1}, margin=self.margin)
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        groups, points, living = self.pairs(context), points_of(context.network), context.active_heads
+        gates = {layer.head_gate: at for at, layer in enumerate(context.layers)}
+        layers = {name: gates[point.module] for name, point in points.items() if point.module in gates}
+        difference, effects = patch_pairs(context, groups, [*filter(BY_TOKEN.fullmatch, points), *layers])
+        by_chance, control = patch_pairs(replace(context, network=context.untrained()), groups, [*layers])
+        findings, apart, apart_untrained, is_share = self.findings(context, groups, difference, by_chance)
+        of = difference if is_share else torch.ones_like(difference)
+        heads = {at: head for at in effects if at.what and (head := (layers[at.point], at.number)) in living}
+        tokens = [place for place in effects if not place.what]
+        of_tokens, of_heads, untrained = (
+            shares_of({place: found[place] for place in places}, of, self.num_resamples)
+            for found, places in ((effects, tokens), (effects, heads), (control, heads))
+        )
+        outputs = sorted((place for place in heads if place.what == "output"), key=lambda place: -of_heads[place].most)
+        named, named_untrained = (
+            [place for place in outputs if is_share and max(shares[place][0].low, shares[place][1].low) > self.margin]
+            for shares in (of_heads, untrained)
+        )
+        words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
+        unit = "share of clean minus corrupted" if is_share else "logits"
+        findings.lines["patching"] = f"{apart}; effects {words}:"
+        _add_tokens(findings, context, groups, of_tokens, unit)
+        rule = "one pair has no interval" if len(difference) == 1 else f"the whole interval is above {self.margin:g}"
+        findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: {rule}"
+        for place in named or outputs[:1]:
+            parts = {what: of_heads[place._replace(what=what)] for what in PARTS}
+            alone = (f"; its {what} alone {of[0].mean:+.3f}, {of[1].mean:+.3f}" for what, of in parts.items())
+            findings.lines[f"  {context.head_title(*heads[place])}"] = f"{of_heads[place]}{''.join(alone)}"
+        largest = max(untrained[place].most for place in outputs)
+        told = f"{len(named_untrained)} heads named, the largest effect is {largest:+.4f}"
+        findings.lines["untrained weights"] = f"clean minus corrupted {apart_untrained} logits; {told}"
+        _add_heads(findings, context, heads, {"heads": of_heads, "untrained_heads": untrained}, unit)
+        findings.scalars |= {"analysis/named_heads": len(named), "analysis/untrained_named_heads": len(named_untrained)}
+        for name, shares in {"heads": of_heads, "tokens": of_tokens}.items():
+            exact = [change.mean for share in shares.values() for change in share[:2]]
+            estimates = [estimate for share in shares.values() for estimate in share.estimates]
+            r = float(torch.corrcoef(torch.tensor([exact, estimates]))[0, 1])
+            rho = cast(float, rank_correlation(exact, estimates))
+            findings.scalars |= {f"analysis/gradient/{name}/r": r, f"analysis/gradient/{name}/rho": rho}
+            findings.lines[f"{name} by gradient"] = f"r = {r:.3f}, ρ = {rho:.3f} with the exact effects"
+        return findings
+
+
+def _add_heads(
+    findings: AnalysisResult,
+    context: AnalysisContext,
+    heads: Mapping[Place, Head],
+    shares: Mapping[str, Shares],
+    unit: str,
+) -> None:
+    """The effects by head: a table for each network, and a picture."""
+    columns = [*context.address_columns, "head", "what", *COLUMNS]
+    for name, of in shares.items():
+        rows = [[*context.head_address(*head), place.what, *of[place].row()] for place, head in heads.items()]
+        findings.tables[name] = columns, rows
+    cells = {}
+    for at, verb in enumerate(Share._fields[:2]):
+        for place, head in heads.items():
+            layer, number = context.head_title(*head).split(" head ")
+            cells[f"{layer} {place.what}", f"head {number}\n{verb}"] = shares["heads"][place][:2][at].mean
+    title = "What each head restores in the corrupted prompt, and destroys in the clean one"
+    findings.figures["heads"] = _grid(cells, title, unit)
+
+
+def _add_tokens(
+    findings: AnalysisResult, context: AnalysisContext, groups: Sequence[Pairs], shares: Shares, unit: str
+) -> None:
+    """The effects by token: of the sublayers in words, and of all in a table and a picture for each stack."""
+    labels, sublayers = _labels(context, groups), [place for place in shares if place.point.endswith("output")]
+    for place in sorted(sublayers, key=lambda place: -shares[place].most)[:NUM_PRINTED]:
+        position, token = labels[_stack(place), place.number]
+        findings.lines[f"  {_title(place.point)}, token {position} {token}"] = str(shares[place])
+    for stack in dict.fromkeys(map(_stack, shares)):
+        name = "source_tokens" if stack == "encoder" else "tokens"
+        places = {place: labels[stack, place.number] for place in shares if _stack(place) == stack}
+        rows = [[place.point, *label, *shares[place].row()] for place, label in places.items()]
+        findings.tables[name] = ["point", "position", "token", *COLUMNS], rows
+        strongest = sorted(places, key=lambda place: -abs(shares[place].restores.mean))
+        drawn = [*dict.fromkeys(place.number for place in strongest)][:NUM_DRAWN]
+        # The stream first, as papers print it, then what each kind of sublayer adds to it.
+        ordered = sorted(places, key=lambda place: place.point.split(".")[-2] if "output" in place.point else "")
+        cells = {
+            (_title(place.point), "{}\n{}".format(*places[place])): shares[place].restores.mean
+            for place in ordered
+            if place.number in drawn
+        }
+        findings.figures[name] = _grid(cells, "What each token restores in the corrupted prompt", unit)
+
+
+def _stack(place: Place) -> str:
+    """The stack of a place; "" where there is only one."""
+    return "".join(re.findall(r"^\w+coder", place.point))
+
+
+def _title(point: str) -> str:
+    """A point in words: "encoder layer 0 cross-attention"."""
+    words = point.replace("layers.", "layer ").replace("residual_post", "residual stream").removesuffix(".output")
+    return words.replace(".", " ").replace("_", "-")
+
+
+def _labels(context: AnalysisContext, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
+    """The position, from the end if there are several groups, and the token or role of each index in each stack."""
+    keys = [side.keys(context, row) for of in groups for side in of[:2] for row in range(len(side.answers))]
+    labels = {}
+    for stack in keys[0]:
+        number = min(len(strings[stack]) for strings in keys)
+        for index in range(-number, 0):
+            tokens = dict.fromkeys(strings[stack][index] for strings in keys)
+            role = groups[0].roles[index] if groups[0].roles else "…"
+            position = index if len(groups) > 1 else number + index
+            labels[stack, index] = position, "/".join(tokens) if len(tokens) <= 2 else role
+    return labels
+
+
+def _grid(cells: Mapping[tuple[str, str], float], title: str, unit: str) -> Figure:
+    rows, columns = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
+    return change_grid(cells, rows, columns, title, unit)

@@ -1,0 +1,275 @@
+"""Prompts, after each of which a model predicts a token, and pairs of them that call for different ones."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tinyformer.analysis.context import AnalysisContext, Text, changed, refuse_target
+from tinyformer.analysis.texts.relation_lines import compare, read_columns
+from tinyformer.batch import Batch, tensors
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.measures.points import ForwardPass, forward_pass, lengths_of
+from tinyformer.nn import BACKENDS
+from tinyformer.report.result import AnalysisResult
+from tinyformer.tasks import CausalLM, Classification, Seq2Seq
+from tinyformer.tasks.user_texts import TextReader
+
+COLUMNS = ("clean", "corrupted", "answer", "against")  # of a file of pairs
+LENGTH = 24  # tokens of a prompt of `induction_pairs`
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of one length, and the token (or class) after each whose logit is its score."""
+
+    batch: Batch  # without padding
+    places: Int[Tensor, " prompts"] | None  # whose logits are read; None for a classifier, which has them for a text
+    answers: Int[Tensor, " prompts"]  # the index of the answer among the logits
+    against: Int[Tensor, " prompts"] | None = None  # the index of the one whose logit is subtracted
+
+    def score(self, logits: Float[Tensor, "prompts *seq scores"]) -> Float[Tensor, " prompts"]:
+        """The logit of each answer, minus that of `against`."""
+        rows = torch.arange(len(logits), device=logits.device)
+        at_place = logits if self.places is None else logits[rows, self.places]
+        at_place = at_place.to(torch.promote_types(logits.dtype, torch.float32))
+        score = at_place[rows, self.answers]
+        return score if self.against is None else score - at_place[rows, self.against]
+
+    def title(self, context: AnalysisContext, row: int = 0) -> str:
+        """The answer of a prompt in words, such as "mat", or "mat" minus "dog"."""
+        names = [_string(context, int(of[row])) for of in (self.answers, self.against) if of is not None]
+        return " minus ".join(f'"{name}"' for name in names)
+
+    def keys(self, context: AnalysisContext, row: int = 0) -> dict[str, list[str]]:
+        """The tokens of a prompt, as the keys of each kind of attention."""
+        tokens = context.tokenizer.token_strings(self.batch["inputs"][row])
+        if "source" not in self.batch:
+            return {"": tokens}
+        source = context.tokenizer.token_strings(self.batch["source"][row])
+        return {"encoder": source, "decoder": tokens, "cross": source}
+
+    def rows(self, rows: Int[Tensor, " rows"]) -> "Prompts":
+        """Some of the prompts."""
+        return _joined([self], lambda parts: parts[0][rows])
+
+    def run(self, context: AnalysisContext, **options: Any) -> tuple[Float[Tensor, " prompts"], dict[str, Tensor]]:
+        """The scores in an `exact_pass`, and its captured activations."""
+        logits, activations = exact_pass(context, self.batch, **options)
+        return self.score(logits), activations
+
+
+def exact_pass(context: AnalysisContext, batch: Batch, **options: Any) -> ForwardPass:
+    """A forward pass of the context's network, with the options of `forward_pass`.
+
+    Attention is computed by its definition, and in the dtype of the weights instead of that of `context.precision`, so
+    that what adds up in the network adds up in its activations.
+    """
+    network = context.network
+    with changed(network.attentions(), resolved=BACKENDS["eager"]):
+        return forward_pass(network, lambda: context.task.forward(network, batch), lengths_of(batch), **options)
+
+
+class Pairs(NamedTuple):
+    """Clean prompts, and corrupted ones of the same length, which are scored by the same tokens."""
+
+    clean: Prompts
+    corrupted: Prompts
+    roles: Sequence[str] = ()  # of the tokens, where each pair has others; "" for none
+
+
+def read_text(
+    context: AnalysisContext, text: Text, target: str | None = None, argument: str = "text", is_scored: bool = False
+) -> Batch:
+    """A text, or a pair of texts, as the task reads it, with its targets if it is scored."""
+    task, reader, others = context.task, TextReader(context.network, context.tokenizer), list[Any]()
+    if isinstance(task, Seq2Seq):
+        others = [] if target is None else [[target]]
+    else:
+        refuse_target(target)
+    context.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
+    row: Any = text if isinstance(text, str) else tuple(text)
+    sizes = {"len(texts[0])": f"len({argument})", "len(targets[0])": "len(target)"}
+    with argument_path(passed={"texts": argument, "targets": "target"} | sizes):
+        return (task.read_scored if is_scored else task.read)(reader, [row], *others)
+
+
+def read_prompt(
+    context: AnalysisContext,
+    text: Text,
+    target: str | None = None,
+    answer: str | None = None,
+    against: str | None = None,
+    argument: str = "text",
+) -> Prompts:
+    """The prompt of a text: by default, its answer is what the model predicts.
+
+    That is the token after a text, the one at its mask token, the label of a text, or the next token of an
+    encoder–decoder's target, which begins with `target`.
+    """
+    beginning = (target or "") if isinstance(context.task, Seq2Seq) else target
+    batch = read_text(context, text, beginning, argument)
+    with argument_path(passed={"text": argument}):
+        places = context.task.places(batch, context.tokenizer)
+    if answer:
+        index = _index(context, "answer", answer)
+    else:
+        with torch.no_grad(), context.precision():
+            logits = context.task.forward(context.network, batch)[0]
+        index = int((logits if places is None else logits[places[0]]).argmax())
+    answers = batch["inputs"].new_tensor([index])
+    second = answers.new_tensor([_index(context, "against", against)]) if against else None
+    return Prompts(batch, places, answers, second)
+
+
+@dataclass(eq=False)
+class PairAnalysis:
+    """An analysis of clean prompts, and of corrupted ones that call for another answer.
+
+    Args:
+        clean: a prompt, see `read_prompt`; by default, pairs of random tokens that repeat, see `induction_pairs`.
+        corrupted: one with as many tokens that calls for another answer.
+        target: the beginning of the target of both, in an encoder–decoder.
+        answer: the token (or label) that the clean prompt calls for; by default what the model predicts.
+        against: the one that the corrupted prompt calls for; by default what the model predicts.
+        file: a .csv or .jsonl file of pairs, with the columns `clean, corrupted, answer, against`.
+        num_pairs: pairs of random tokens.
+        seed: of the random tokens, and of all else that is drawn.
+    """
+
+    clean: Text | None = None
+    corrupted: Text | None = None
+    target: str | None = None
+    answer: str | None = None
+    against: str | None = None
+    file: str | None = None
+    num_pairs: int = 64
+    seed: int = 0
+    num_windows = 1  # of the sample, which is not read
+    needs_gradient = False  # of the kernels: `exact_pass` uses its own
+
+    def pairs(self, context: AnalysisContext) -> list[Pairs]:
+        """The pair of two texts, those of a file, or else `induction_pairs`; those of each length apart."""
+        names = ("clean", "corrupted", "target", "answer", "against")
+        given = next((name for name in names if getattr(self, name) is not None), None)
+        if given is None and self.file is None:
+            return [induction_pairs(context, self.num_pairs, self.seed)]
+        if given and self.file is not None:
+            reason = f"`file`={self.file} has the prompts and their answers"
+            raise ArgumentError(given, getattr(self, given), reason, {given: None})
+        for name in names[:2] if given else ():
+            if getattr(self, name) is None:
+                reason = f"must be given with `{given}`: a pair has two prompts"
+                raise ArgumentError(name, None, reason, {name: "A cat is"})
+        of_length: dict[Any, list[Pairs]] = defaultdict(list)
+        for pair in [self._pair(context)] if self.file is None else self._of_file(context, self.file):
+            of_length[tuple(part.shape for part in tensors(pair.clean.batch).values())].append(pair)
+        groups = (zip(*group, strict=True) for group in of_length.values())
+        return [Pairs(_joined(clean, torch.cat), _joined(corrupted, torch.cat)) for clean, corrupted, _ in groups]
+
+    def findings(
+        self, context: AnalysisContext, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
+    ) -> tuple[AnalysisResult, str, str, bool]:
+        """AnalysisResult on clean minus corrupted scores, both in words, and whether the trained are clearly above."""
+        number, (own, control) = len(trained), map(compare, (trained, untrained))
+        title = groups[0].clean.title(context) if number == 1 else f"{number} pairs"
+        facts = {name: fact for name, fact in context.facts.items() if name != "data"}
+        facts["pairs"] = f"{number} of {self.file or 'random tokens that repeat'}"
+        if self.clean and self.corrupted:
+            texts = ([text] if isinstance(text, str) else text for text in (self.clean, self.corrupted))
+            facts = context.facts_of_text([*chain(*texts)])
+        found = AnalysisResult(
+            {"analysis/difference": own.mean, "analysis/untrained_difference": control.mean}, facts=facts
+        )
+        is_clear = min(own.low, compare(trained, untrained).low) > 0
+        return found, f"{title}: clean minus corrupted {own} logits", str(control), is_clear
+
+    def _pair(self, context: AnalysisContext) -> Pairs:
+        texts: Any = self.clean, self.corrupted
+        first = read_prompt(context, texts[0], self.target, self.answer, self.against, "clean")
+        second = read_prompt(context, texts[1], self.target, self.against, argument="corrupted")
+        sizes = [[part.shape[1] for part in tensors(side.batch).values() if part.ndim > 1] for side in (first, second)]
+        if sizes[0] != sizes[1]:
+            own, other = (context.tokenizer.token_strings(context.tokens_of(text)) for text in texts)
+            reason = f"must have as many tokens as the clean prompt, {len(own)}: {own}; it has {other}"
+            raise ArgumentError("corrupted", self.corrupted, reason)
+        answers, others = first.answers, second.answers if first.against is None else first.against
+        if torch.equal(answers, others):
+            reason = f'must be another answer than "{_string(context, int(others))}", that of the clean prompt'
+            raise ArgumentError("against", self.against, reason)
+        first, second = (replace(side, answers=answers, against=others) for side in (first, second))
+        return Pairs(first, second)
+
+    def _of_file(self, context: AnalysisContext, file: str) -> Iterator[Pairs]:
+        rows = read_columns(file, COLUMNS)
+        for number, row in enumerate(rows, start=1):
+            texts: Any = dict(zip(COLUMNS, (str(value or "") for value in row), strict=True))
+            try:
+                yield replace(self, **texts)._pair(context)
+            except ArgumentError as error:
+                raise ArgumentError("file", file, f"row {number}: {error.describe().removesuffix('.')}") from None
+        if not rows:
+            raise ArgumentError("file", file, "has no pairs")
+
+
+def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pairs:
+    """Random tokens that begin to repeat: "… A B … C D … A" calls for B, the corrupted "… C B … A D … A" for D.
+
+    Both prompts have both answers, at the same positions: what precedes them is all that tells which is right.
+    """
+    if not isinstance(context.task, CausalLM):
+        reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"
+        raise ArgumentError("clean", None, reason, {"clean": "A cat is", "corrupted": "A dog is"})
+    network, tokenizer = context.network, context.tokenizer
+    words = torch.tensor(tokenizer.text_ids(network.vocab_size))
+    start = torch.tensor(tokenizer.around[0], dtype=torch.long)
+    length = min(LENGTH, network.max_seq_len - len(start), len(words))
+    period = max(5 * length // 8, length // 2 + 2)
+    a, b, c, d = length - period - 1, length - period, period - 2, period - 1
+    generator, device = torch.Generator().manual_seed(seed), next(network.parameters()).device
+    drawn = [torch.randperm(len(words), generator=generator)[:period] for _ in range(number)]
+    clean = words[torch.stack(drawn)].repeat(1, 2)[:, :length]
+    corrupted = clean.clone()
+    corrupted[:, [a, c]] = clean[:, [c, a]]
+
+    def prompts(tokens: Int[Tensor, "prompts seq"]) -> Prompts:
+        inputs = torch.cat([start.expand(number, -1), tokens], dim=1).to(device)
+        lengths = torch.full((number,), inputs.shape[1], device=device)
+        return Prompts({"inputs": inputs, "lengths": lengths}, lengths - 1, *clean[:, [b, d]].to(device).unbind(dim=1))
+
+    named = {a: "A/C", b: "B", c: "C/A", d: "D", length - 1: "A"}
+    return Pairs(prompts(clean), prompts(corrupted), [named.get(at, "") for at in range(-len(start), length)])
+
+
+def _string(context: AnalysisContext, index: int) -> str:
+    """A token, or a class, of the logits."""
+    if isinstance(context.task, Classification):
+        return context.task.labels[index]
+    return context.tokenizer.token_strings([index])[0]
+
+
+def _index(context: AnalysisContext, argument: str, word: str) -> int:
+    """The index of a token, or of a class, among the logits."""
+    if isinstance(context.task, Classification):
+        return context.task.index_of(argument, word)
+    ids = TextReader(context.network, context.tokenizer).rows_of(word, around=False)[0]
+    if len(ids) != 1 or ids[0] == context.tokenizer.unk_id:
+        reason = f"must be one token of the vocabulary; it is {context.tokenizer.token_strings(ids)}"
+        raise ArgumentError(argument, word, reason, {argument: context.tokenizer.decode(ids[:1])})
+    return ids[0]
+
+
+def _joined(prompts: Sequence[Prompts], join: Callable[[list[Tensor]], Tensor]) -> Prompts:
+    """Prompts whose tensors are made of those of several prompts."""
+
+    def of(parts: list[Any]) -> Any:
+        return None if parts[0] is None else join(parts)
+
+    batch = {name: of([tensors(some.batch)[name] for some in prompts]) for name in prompts[0].batch}
+    others = (of([getattr(some, name) for some in prompts]) for name in ("places", "answers", "against"))
+    return Prompts(cast(Batch, batch), *others)

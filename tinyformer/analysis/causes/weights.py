@@ -1,0 +1,313 @@
+"""Heads by their weights alone: the tokens that they match and promote, and the earlier heads that they read from."""
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
+from tinyformer.analysis.removal.redundancy import weights_by_head
+from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.nn import Attention, BaseAttention, LayerNorm, Network, PreNormBlock, RMSNorm, TokenReadout
+from tinyformer.nn.heads import layer_title
+from tinyformer.nn.maps import is_own
+from tinyformer.nn.position import RelativePosition
+from tinyformer.report.charts import head_graph
+from tinyformer.report.result import AnalysisResult
+
+NUM_PRINTED, MAX_EDGES = 3, 16  # heads, writers and tokens that are printed, and edges in the picture
+ENTRIES = 2**24  # of a matrix of vocabulary × vocabulary, the most that are held at once
+SIDES = {"K": "keys", "Q": "queries", "V": "values"}  # what a later head computes, by the name of the composition
+
+Projection: TypeAlias = Float[Tensor, "heads width d_model"]
+Vocabulary: TypeAlias = Float[Tensor, "vocab_size d_model"]
+Scores: TypeAlias = Mapping[str, Mapping[Any, float]]  # by circuit or composition, and by head or pair of heads
+
+
+@dataclass(eq=False)
+class HeadWeights:
+    """The circuits of each head, and which heads read from which, from the weights without any input.
+
+    After Elhage et al. 2021 (transformer-circuits.pub/2021/framework), with embeddings E and unembeddings U:
+
+    - OV = E W_V W_O U says which tokens a head promotes for a token that it attends to; QK = E W_Q W_Kᵀ Eᵀ which tokens
+      a token attends to, with rotary positions QK_Δ = E W_Q R_Δ W_Kᵀ Eᵀ those Δ tokens back. Σλ / Σ|λ| over the
+      eigenvalues λ is 1 where each token promotes itself ("copying") or attends to its equals ("matching"), and -1 for
+      the contrary. `tokens.csv` has the largest and the smallest entries.
+    - A later head reads from an earlier one by ‖W_OV W‖ / (‖W_OV‖ ‖W‖), with W_OV of the earlier head, Frobenius norms,
+      and W of the later: W_QK for Q-composition, its transpose for K, W_OV for V; without rotation.
+
+    As in TransformerLens, norms are folded in as far as they are linear, and U has mean 0 over the vocabulary, which no
+    softmax sees. Left out are factors that depend on the token (the division by its norm, an output gate), biases,
+    positions that are added, and feed-forward networks between heads.
+
+    A score is beyond chance above a limit that no head, or pair, of 95 % of untrained networks exceeds: by a Gumbel
+    distribution, that of maxima, with the mean and the variance of the largest score of each untrained network. Of an
+    encoder–decoder, the self-attention of each stack is analysed; OV needs logits of tokens that are linear.
+
+    Args:
+        distances: of query and key in tokens, for rotary positions; others do not enter into the circuits.
+        num_tokens: the largest and the smallest entries of each circuit in the table.
+        num_untrained: untrained networks, with the seeds that follow the model's own.
+        num_windows: as in all analyses; none is read.
+    """
+
+    distances: Sequence[int] = (0, 1, 2, 4, 8)
+    num_tokens: int = 10
+    num_untrained: int = 20
+    num_windows: int = 1
+    needs_gradient = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "num_tokens", "num_windows")
+        require_at_least(2, {"num_untrained": 20}, num_untrained=self.num_untrained)
+        if min(self.distances, default=-1) < 0:
+            reason = "must hold distances from 0 on, in tokens"
+            raise ArgumentError("distances", list(self.distances), reason, {"distances": [0, 1]})
+
+    @torch.no_grad()
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        if any(map(rotates, context.layers)):
+            require_at_most(context.network.max_seq_len - 1, {"distances": [0, 1]}, distances=max(self.distances))
+        heads, seeds = context.active_heads, range(1, self.num_untrained + 1)
+        trained = scores_of(context.network, self.distances, heads)
+        untrained = [scores_of(context.untrained(seed), self.distances, heads) for seed in seeds]
+        chances = {name: Chance.of([scores[name] for scores in untrained]) for name in trained}
+        found = self._circuits(context, trained, chances)
+        if trained.keys() & SIDES:
+            _add_compositions(found, context, trained, chances)
+        for name, scores in trained.items():
+            found.scalars[f"analysis/{name}/largest"] = max(scores.values())
+            found.scalars[f"analysis/{name}/beyond_chance"] = chances[name].num_beyond(scores)
+        return found
+
+    def _circuits(self, context: AnalysisContext, trained: Scores, chances: Mapping[str, "Chance"]) -> AnalysisResult:
+        """The score of each circuit, and its largest and smallest entries."""
+        rows, told = list[list[Any]](), dict[Any, str]()
+        for circuit in circuits(folded_stacks(context.network), self.distances):
+            for head in (head for head in trained[circuit.name] if head[0] == circuit.layer):
+                place, sentences = [*context.head_address(*head), circuit.name], []
+                for end, entries in circuit.extremes(head[1], self.num_tokens).items():
+                    pairs = [context.tokenizer.token_strings(pair) for _, *pair in entries]
+                    rows += [[*place, end, *pair, value] for pair, (value, *_) in zip(pairs, entries, strict=True)]
+                    sentences.append(f"{end} " + ", ".join(map(" → ".join, pairs[:NUM_PRINTED])))
+                told[circuit.name, head] = "; ".join(sentences)
+        names = sorted(trained.keys() - SIDES, key=lambda name: (name[:2], len(name), name))
+        limits = f"95 % of untrained networks stay below each limit, estimated from {self.num_untrained}"
+        meaning = "OV is 1 if each token promotes itself where it is attended to, QK if each attends to its equals"
+        by_distance = "; QK_n is QK for a key n tokens before the query, QK_0 at the query's own position"
+        meaning += by_distance * any(name.startswith("QK_") for name in names)
+        lines = {"weights": f"no input is read; {limits}", "scores": f"from -1 to 1: {meaning}"}
+        for name in names:
+            lines[name] = chances[name].sentence(trained[name], "heads")
+            for head in sorted(trained[name], key=trained[name].__getitem__, reverse=True)[:NUM_PRINTED]:
+                lines[f"  {name} of {context.head_title(*head)}"] = f"{trained[name][head]:+.3f}; {told[name, head]}"
+        columns = [f"{name}{kind}" for name in names for kind in ("", "_untrained", "_limit")]
+        of_head = {head: [(trained[name].get(head), *chances[name]) for name in names] for head in trained[names[-1]]}
+        table = {head: list(itertools.chain(*values)) for head, values in of_head.items()}  # an encoder has no OV
+        title = f"{names[0]} ({'copying' if names[0] == 'OV' else 'matching'}): {lines[names[0]]}"
+        token_columns = [*context.address_columns, "head", "circuit", "end", "from", "to", "entry"]
+        return AnalysisResult(
+            lines=lines,
+            tables={"circuits": context.head_table(columns, table), "tokens": (token_columns, rows)},
+            figures={"circuits": context.head_grid(trained[names[0]], title, "Σλ / Σ|λ|", diverging=True)},
+        )
+
+
+def _add_compositions(
+    found: AnalysisResult, context: AnalysisContext, trained: Scores, chances: Mapping[str, "Chance"]
+) -> None:
+    """Add which heads read from which."""
+    rows, edges = list[list[Any]](), list[tuple[str, Any, Any, float]]()
+    lines = {"weights": found.lines.pop("weights")}
+    for name, side in SIDES.items():
+        scores, chance, writers = trained[name], chances[name], defaultdict[Head, list[str]](list)
+        lines[f"{name}-composition"] = chance.sentence(scores, "pairs")
+        for writer, reader in sorted(scores, key=scores.__getitem__, reverse=True):
+            score, address = scores[writer, reader], (*context.head_address(*writer), *context.head_address(*reader))
+            difference, is_beyond = score - chance.mean, score > chance.limit
+            rows.append([name, *address, score, chance.mean, difference, is_beyond])
+            edges += [(f"{name}-composition", writer, reader, difference)] * is_beyond
+            writers[reader].append(f"{context.head_title(*writer)}: {score:.3f}{'' if is_beyond else ' (chance)'}")
+        for reader, told in itertools.islice(writers.items(), NUM_PRINTED):
+            lines[f"  {side} of {context.head_title(*reader)}"] = f"from {', '.join(told[:NUM_PRINTED])}"
+    found.lines = lines | found.lines
+    columns = [f"{name}_{side}" for side in ("writer", "reader") for name in (*context.address_columns, "head")]
+    found.tables["composition"] = ["composition", *columns, "score", "untrained", "difference", "beyond_chance"], rows
+    heads = dict.fromkeys(itertools.chain(*trained["Q"]))
+    names = {head: (layer_title(context.addresses[head[0]]), context.head_address(*head)[-1]) for head in heads}
+    drawn = sorted(edges, key=lambda edge: -edge[-1])[:MAX_EDGES]
+    title = f"Which heads read from which: {len(drawn)} of the {len(edges)} compositions beyond chance, of {len(rows)}"
+    found.figures["composition"] = head_graph(names, drawn, title)
+
+
+class Chance(NamedTuple):
+    """The mean of the scores of untrained networks, and the limit of chance, see `HeadWeights`."""
+
+    mean: float
+    limit: float
+
+    @classmethod
+    def of(cls, controls: Sequence[Mapping[Any, float]]) -> "Chance":
+        maxima = [max(scores.values()) for scores in controls]
+        scale = math.sqrt(6) / math.pi * statistics.stdev(maxima)
+        limit = statistics.fmean(maxima) - scale * (np.euler_gamma + math.log(-math.log(0.95)))
+        return cls(statistics.fmean(itertools.chain(*(scores.values() for scores in controls))), limit)
+
+    def num_beyond(self, scores: Mapping[Any, float]) -> int:
+        return sum(score > self.limit for score in scores.values())
+
+    def sentence(self, scores: Mapping[Any, float], what: str) -> str:
+        controls = f"untrained {self.mean:.3f}, limit {self.limit:.3f}"
+        return f"{self.num_beyond(scores)} of {len(scores)} {what} beyond chance; {controls}"
+
+
+class Layer(NamedTuple):
+    """The projections of the heads of a layer, with the norm before them and the scale of its branch folded in."""
+
+    at: int  # in `AnalysisContext.layers`
+    attention: BaseAttention
+    q: Projection
+    k: Projection
+    v: Projection
+    o: Projection
+
+    @classmethod
+    def of(cls, at: int, block: Any) -> "Layer":
+        require_linear(block)
+        layer, norm, device = block.attention, block.attention_norm, block.attention.o_proj.weight.device
+        weights = {name: weight.to(device, torch.float64) for name, weight in weights_by_head(layer).items()}
+        q, k, v = (folded(norm, weights[name]) for name in ("W_Q", "W_K", "W_V"))
+        q, k = folded(layer.q_norm, q.mT), folded(layer.k_norm, k.mT).mT
+        q = layer.transform_queries(q.unsqueeze(0)).squeeze(0).mT
+        return cls(at, layer, q, k, v, centred(norm, block.attention_residual.branch * weights["W_O"]))
+
+
+Stack: TypeAlias = tuple[list[Layer], Vocabulary, Vocabulary | None]
+"""Layers of the same residual stream, embeddings, and unembeddings if logits of tokens are linear in the stream."""
+
+
+class Circuit(NamedTuple):
+    """The circuit S Aᵀ B Tᵀ of each head of a layer: an entry for each token and each token that it is mapped to."""
+
+    name: str
+    layer: int
+    a: Projection
+    b: Projection
+    source: Vocabulary  # S
+    target: Vocabulary  # T
+    between: Float[Tensor, "d_model d_model"]  # Tᵀ S, the same for all layers
+
+    def eigenvalue_scores(self) -> Float[Tensor, " heads"]:
+        """Σλ / Σ|λ|, by the eigenvalues of the small B Tᵀ S Aᵀ, which are those of S Aᵀ B Tᵀ without zeros."""
+        eigenvalues = torch.linalg.eigvals(self.b @ self.between @ self.a.mT)
+        return (eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)).nan_to_num()  # 0 of a head of zeros
+
+    def extremes(self, head: int, count: int) -> dict[str, list[tuple[float, int, int]]]:
+        """The largest ("most") and smallest ("least") entries of a head, with row and column, by blocks of rows."""
+        left, right = (self.source @ self.a[head].mT).float(), (self.b[head] @ self.target.mT).float()
+        width, found = right.shape[1], dict[str, list[Any]](most=[], least=[])
+        for first in range(0, len(left), step := max(1, ENTRIES // width)):
+            block = (left[first : first + step] @ right).flatten()
+            for end, known in found.items():
+                values, places = block.topk(min(count, len(block)), largest=end == "most")
+                rows, columns = (first + places // width).tolist(), (places % width).tolist()
+                known.extend(zip(values.tolist(), rows, columns, strict=True))
+                known[:] = sorted(known, reverse=end == "most")[:count]
+        return found
+
+
+def scores_of(network: Network, distances: Sequence[int], heads: Sequence[Head]) -> Scores:
+    """The scores of some heads, and of all pairs of them."""
+    found, stacks = defaultdict[str, dict[Any, float]](dict), [*folded_stacks(network)]
+    for circuit in circuits(stacks, distances):
+        of_layer = circuit.eigenvalue_scores()
+        found[circuit.name] |= {head: of_layer[head[1]].item() for head in heads if head[0] == circuit.layer}
+    for earlier, later in (pair for layers, *_ in stacks for pair in itertools.combinations(layers, 2)):
+        of_layers = [[head for head in heads if head[0] == layer.at] for layer in (earlier, later)]
+        for name, scores in composition(earlier, later).items():
+            found[name] |= {(a, b): scores[a[1], b[1]].item() for a, b in itertools.product(*of_layers)}
+    return {name: scores for name, scores in found.items() if scores}
+
+
+def folded_stacks(network: Network) -> Iterator[Stack]:
+    """The stacks of a network, norms folded in, in double precision."""
+    stacks, attentions, readout = network.stacks(), network.attentions(), network.readout
+    for stack in stacks:
+        layers = [Layer.of(attentions.index(block.attention), block) for block in list[Any](stack.layers)]
+        norm, u = stack.embedding_norm, None
+        if type(readout) is TokenReadout and stack is stacks[-1]:
+            (logits,) = readout.features(readout.proj.weight.double().unsqueeze(0))
+            u = folded(stack.final_norm, logits - logits.mean(dim=0))
+        yield layers, centred(norm, stack.token_embedding.weight.double()) * getattr(norm, "weight", 1.0), u
+
+
+def require_linear(block: Any) -> None:
+    """Refuse a block whose heads are no products of weights between a residual stream and itself."""
+    layer, norm, residual = block.attention, block.attention_norm, block.attention_residual
+    is_cut = not (residual.skip and block.feed_forward_residual.skip)
+    for is_refused, part, reason in (
+        (type(layer) is not Attention, layer, "has heads that are no products of W_Q, W_K, W_V and W_O"),
+        (is_own(layer.score) or layer.score.compare, layer.score, "is no product of query and key"),
+        (not isinstance(block, PreNormBlock), block, "normalises the residual stream between any two heads"),
+        (not isinstance(norm, LayerNorm | RMSNorm | nn.Identity), norm, "cannot be folded into weights"),
+        (is_cut, residual, "with skip=0 leaves no path between heads"),
+    ):
+        if is_refused:
+            raise ArgumentError("analysis", "weights", f"{type(part).__name__} {reason}", {"analysis": "heads"})
+
+
+def circuits(stacks: Iterable[Stack], distances: Sequence[int]) -> Iterator[Circuit]:
+    """The circuits of each layer."""
+    for layers, e, u in stacks:
+        if u is not None:
+            between = u.mT @ e
+            yield from (Circuit("OV", layer.at, layer.v, layer.o, e, u, between) for layer in layers)
+        between = e.mT @ e
+        for layer in layers:
+            names = {f"QK_{distance}": distance for distance in distances} if rotates(layer.attention) else {"QK": 0}
+            for name, distance in names.items():
+                q, k = rotated(layer.attention, layer.q, distance), rotated(layer.attention, layer.k, 0)
+                yield Circuit(name, layer.at, q, k, e, e, between)
+
+
+def composition(earlier: Layer, later: Layer) -> dict[str, Float[Tensor, "heads later_heads"]]:
+    """The composition of each later head with each earlier one, by the names of `SIDES`; see `HeadWeights`."""
+    # R a with bᵀ = Q R has the norm of bᵀ a, also before a product from the right, since QᵀQ = 1.
+    writes, found = torch.linalg.qr(earlier.v.mT).R @ earlier.o, {}
+    for name, a, b in (("Q", later.q, later.k), ("K", later.k, later.q), ("V", later.v, later.o)):
+        reads = torch.linalg.qr(b.mT).R @ a
+        norms = torch.outer(*(torch.linalg.matrix_norm(part) for part in (writes, reads)))
+        found[name] = (torch.linalg.matrix_norm(writes.unsqueeze(1) @ reads.mT) / norms).nan_to_num()
+    return found
+
+
+def rotates(layer: BaseAttention) -> bool:
+    """Return True if positions rotate queries and keys."""
+    return type(layer.position).rotate is not RelativePosition.rotate
+
+
+def rotated(layer: BaseAttention, projection: Projection, position: int) -> Projection:
+    """The projection to queries or keys at a position."""
+    columns = projection.permute(2, 0, 1).unsqueeze(2)  # a batch of one token for each dimension of the stream
+    return layer.position.rotate(columns, position).squeeze(2).permute(1, 2, 0)
+
+
+def folded(norm: nn.Module, weights: Tensor) -> Tensor:
+    """The weights behind a norm, with what is linear in it."""
+    return centred(norm, weights * getattr(norm, "weight", 1.0))
+
+
+def centred(norm: nn.Module, weights: Tensor) -> Tensor:
+    """Weights with mean 0 over d_model where the norm subtracts the mean."""
+    return weights - weights.mean(dim=-1, keepdim=True) if isinstance(norm, LayerNorm) else weights

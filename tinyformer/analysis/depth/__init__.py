@@ -1,0 +1,1 @@
+"""Residual streams, gradients and accuracy over the depth of a model."""

@@ -1,0 +1,91 @@
+"""Any analysis over the snapshots of a run: its tables and numbers by step, and a curve for each head."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tinyformer.analysis.context import Analysis, Trained
+from tinyformer.nn.heads import layer_title
+from tinyformer.report.charts import lines
+from tinyformer.report.result import AnalysisResult, Table
+
+MOST_NAMED = 8
+"""Number of heads whose curves are in colour and named: those that change most."""
+
+
+@dataclass(eq=False)
+class OverSteps:
+    """An analysis of each snapshot of a run, in turn and on the same data; only one of their networks is in memory.
+
+    Each table has a first column `step`, and the numbers of the analysis are the table `scalars`. Figures show them by
+    step: `NAME_by_step` for a table NAME with a row for each head, and for each number. Other figures, lines and files
+    are those of the last snapshot.
+    """
+
+    analysis: Analysis
+
+    def __post_init__(self) -> None:
+        self.num_windows, self.needs_gradient = self.analysis.num_windows, self.analysis.needs_gradient
+
+    def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
+        context = model.sample(self.num_windows)
+        tables = dict[str, dict[int, Table]]()
+        with TemporaryDirectory() as unkept:
+            for snapshot in context.snapshots:
+                place = folder if snapshot is context.snapshots[-1] else Path(unkept)
+                findings = self.analysis(replace(context, network=snapshot.network(), snapshots=()), place)
+                scalars = {name.removeprefix("analysis/"): value for name, value in findings.scalars.items()}
+                own: dict[str, Table] = {"scalars": ([*scalars], [[*scalars.values()]])} if scalars else {}
+                for name, table in (own | findings.tables).items():
+                    tables.setdefault(name, {})[snapshot.step] = table
+        findings.tables = {name: joined(of_steps) for name, of_steps in tables.items()}
+        steps = [snapshot.step for snapshot in context.snapshots]
+        span = f"{steps[0]:,} to {steps[-1]:,}"
+        findings.lines = {"snapshots": f"{len(steps)}, of steps {span}; what follows is of the last"} | findings.lines
+        for name, figure in charts(findings.tables).items():
+            findings.figures[f"{name}_by_step"] = figure
+            findings.own_facts[f"{name}_by_step"] = {**(findings.facts or context.facts), "step": span}
+        return findings
+
+
+def joined(tables: Mapping[int, Table]) -> Table:
+    """The rows of a table at several steps, after a column `step`; None in a column that a step lacks."""
+    columns = list(dict.fromkeys(name for names, _ in tables.values() for name in names))
+    rows = []
+    for step, (names, of_step) in tables.items():
+        rows += [[step, *map(dict(zip(names, row, strict=True)).get, columns)] for row in of_step]
+    return ["step", *columns], rows
+
+
+def charts(tables: Mapping[str, Table]) -> dict[str, Figure]:
+    """A chart of each scalar by step, and of the change or else the first measure in a table with a row for each head.
+
+    Heads beyond the `MOST_NAMED` that change most are in grey.
+    """
+    drawn = {}
+    for name, (columns, rows) in tables.items():
+        at = [columns.index(each) for each in ("kind", "layer", "head") if each in columns and "head" in columns]
+        measured = [index for row in rows[:1] for index, value in enumerate(row) if isinstance(value, float)]
+        shown = [columns.index("change")] if "change" in columns else measured[:1]
+        if name == "scalars":
+            at, shown = [], list(range(1, len(columns)))
+        elif not at or len({(row[0], *(row[index] for index in at)) for row in rows}) < len(rows):
+            continue
+        for index in shown:
+            curves: dict[str, tuple[list[float], list[float]]] = {}
+            for row in rows:
+                *layer, head = [row[place] for place in at] or [""]
+                curve = curves.setdefault(f"{layer_title(tuple(layer))} head {head}" if layer else "", ([], []))
+                curve[0].append(row[0])
+                curve[1].append(math.nan if row[index] is None else row[index])
+            ranked = sorted(curves, key=lambda head: -np.ptp(np.nan_to_num(curves[head][1])))
+            named = {head: curve for head, curve in curves.items() if head in ranked[:MOST_NAMED]}
+            grey = {f"_{head}": curves[head] for head in ranked[MOST_NAMED:]}
+            words = f"{name}: {columns[index]} by step of training", "optimizer step", columns[index]
+            drawn[name if at else columns[index].replace("/", "_")] = lines(named, *words, baselines=grey, by_step=True)
+    return drawn

@@ -1,1 +1,0 @@
-"""Maps, plots and pages."""

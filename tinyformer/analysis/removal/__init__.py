@@ -1,0 +1,1 @@
+"""The removal of heads: ablation, importance, pruning, circuits and redundancy."""

@@ -1,0 +1,1 @@
+"""Attention in texts: maps, relations between words, alignment and predictions."""

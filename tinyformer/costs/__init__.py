@@ -1,0 +1,1 @@
+"""The cost of a model: parameters, FLOPs and memory."""

@@ -1,0 +1,222 @@
+"""Memory and FLOPs of a training step on a batch, without memory for the tensors themselves.
+
+The network, its optimizer and one forward pass run on torch's fake tensors, which have shapes and dtypes alone. So the
+state of the optimizer and what autograd stores for the backward pass are counted, not estimated:
+
+    memory  weights + gradients + state of the optimizer + activations
+
+The weights and their gradients are in fp32, as in mixed precision. Activations are what the layers store; a tensor that
+several operations share counts once. Fused attention kernels store queries, keys, values, outputs and one number for
+each query and head (Dao et al. 2022, arXiv 2205.14135), the eager kernel also the weights of all query–key pairs. Not
+counted are the logits, which are computed in chunks, and memory that is used and freed within an operation.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tinyformer.costs.network import count_costs, num_bytes
+from tinyformer.errors import require_at_least
+from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.nn.kernels.sdpa import widened
+from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
+from tinyformer.nn.score import Scoring
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """FLOPs and memory of a training step on `batch` sequences of T tokens, and of decoding them."""
+
+    batch: int
+    tokens: int  # of all sequences; in an encoder–decoder, of the targets
+    training_flops: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int  # that the layers store for the backward pass
+    training_bytes: int  # the sum of the four before
+    cache_bytes: int  # of all sequences after T tokens
+
+
+def count_batch(
+    make_network: Callable[[], Network],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    batch: int,
+    dtype: str = "bf16",
+) -> BatchCosts:
+    """The costs of a batch, given factories that are called where tensors take no memory.
+
+    Activations and the KV cache are in `dtype`, "bf16" as in mixed precision or "fp32".
+    """
+    require_at_least(1, {"batch": 8}, batch=batch)
+    with FakeTensorMode():
+        network = make_network().train()
+        costs = count_costs(network, dtype)
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        activations = activation_bytes(network, batch, dtype)
+        state = _state_bytes(make_optimizer(network), parameters)
+        weights, gradients = num_bytes(network.parameters()), num_bytes(parameters)
+    return BatchCosts(
+        batch=batch,
+        tokens=batch * costs.seq_len,
+        training_flops=batch * costs.seq_len * costs.training_flops_per_token,
+        weight_bytes=weights,
+        gradient_bytes=gradients,
+        optimizer_bytes=state,
+        activation_bytes=activations,
+        training_bytes=weights + gradients + state + activations,
+        cache_bytes=batch * costs.cache_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class GpuCosts:
+    """Memory and traffic of a training step on each of several GPUs, with a batch of its own.
+
+    With `trainer=ddp` a GPU holds what `BatchCosts` counts. With `trainer=fsdp` it has a part of every weight, gradient
+    and state, the first GPU the largest one, and whole weights and gradients for the pass through a block. Traffic is
+    that of rings, in which a GPU sends (n - 1) / n of what it reduces, gathers or scatters, in fp32 but for gathered
+    weights; of each batch, if gradients are accumulated with `trainer=fsdp`.
+    """
+
+    gpus: int
+    sent_bytes: int  # with `trainer=ddp`, to reduce the gradients
+    sharded_sent_bytes: int  # to gather the weights of a block twice and all others once, and to scatter the gradients
+    sharded_weight_bytes: int
+    sharded_gradient_bytes: int
+    sharded_optimizer_bytes: int
+    whole_weight_bytes: int  # of the weights outside of the blocks, and of the largest block and the next
+    whole_gradient_bytes: int  # of the weights outside of the blocks, and of the largest block
+    sharded_bytes: int  # the sum of the five before
+
+
+def count_gpus(
+    make_network: Callable[[], Network],
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    gpus: int,
+    dtype: str = "bf16",
+) -> GpuCosts:
+    """The costs of each of several GPUs, given factories as for `count_batch`; blocks are gathered in `dtype`.
+
+    What Muon sends, a direction for each matrix, is not counted.
+    """
+    require_at_least(1, {"gpus": 8}, gpus=gpus)
+    size = 2 if dtype == "bf16" else 4
+    with FakeTensorMode():
+        network = make_network().train()
+        weights = list(network.parameters())
+        trained = [weight for weight in weights if weight.requires_grad]
+        blocks = sorted(sum(weight.numel() for weight in block.parameters()) for block in network.separate_blocks())
+        others, gradients = num_bytes(weights) - 4 * sum(blocks), num_bytes(trained)
+        parts = [4 * _part(weights, gpus), 4 * _part(trained, gpus)]
+        parts += [_state_bytes(make_optimizer(network), trained, gpus)]
+        parts += [others + size * sum(blocks[-2:]), others + size * sum(blocks[-1:])]
+    return GpuCosts(
+        gpus=gpus,
+        sent_bytes=2 * gradients * (gpus - 1) // gpus,
+        sharded_sent_bytes=(2 * size * sum(blocks) + others + gradients) * (gpus - 1) // gpus,
+        sharded_weight_bytes=parts[0],
+        sharded_gradient_bytes=parts[1],
+        sharded_optimizer_bytes=parts[2],
+        whole_weight_bytes=parts[3],
+        whole_gradient_bytes=parts[4],
+        sharded_bytes=sum(parts),
+    )
+
+
+def _part(tensors: Iterable[Tensor], gpus: int) -> int:
+    """The number of elements of the first GPU's part of tensors, whose rows are divided among them."""
+    return sum(-(-len(tensor) // gpus) * tensor[0].numel() for tensor in tensors)
+
+
+def activation_bytes(network: Network, batch: int, dtype: str) -> int:
+    """Bytes that the layers store for the backward pass of sequences as long as the context; it changes the network.
+
+    With activation checkpointing these are the inputs of all layers, and what the layer that stores most stores. Copies
+    of the weights in bf16 are counted where a layer stores them, not for as long as autocast keeps them.
+    """
+    own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
+    stored: dict[int, Tensor] = {}
+    inputs: list[int] = []
+    before: list[int] = []
+
+    def store(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage()._cdata not in own:
+            stored.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    def note_input(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs.append(num_bytes(arguments[:1]))
+        before.append(_bytes(stored.values()))
+
+    ids = torch.zeros(batch, network.max_seq_len, dtype=torch.long)
+    recomputes = network.encoder.checkpoint_activations
+    _choose_kernels(network)
+    for stack in network.stacks():
+        stack.checkpoint_activations = False
+        for layer in cast(Any, stack.layers):
+            layer.register_forward_pre_hook(note_input)
+    casts = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16")
+    with torch.autograd.graph.saved_tensors_hooks(store, lambda tensor: tensor), casts:
+        if isinstance(network, EncoderDecoder):
+            network.decoder(ids, AttentionMask(causal=True), None, network.encode(ids))
+        else:
+            network.encoder(ids, AttentionMask(causal=True))
+    total = _bytes(stored.values())
+    if not recomputes:
+        return total
+    largest = max(after - first for first, after in zip(before, [*before[1:], total], strict=True))
+    return before[0] + sum(inputs) + largest
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], gpus: int = 1) -> int:
+    """Bytes of an optimizer's state, which its first step creates; of the first GPU's part, where it is sharded."""
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    parts = getattr(optimizer, "optimizers", [optimizer])
+    states = [(weight, value) for part in parts for weight in part.state for value in part.state[weight].values()]
+    whole = [value for weight, value in states if isinstance(value, Tensor) and value.shape != weight.shape]
+    of_weights = [value for weight, value in states if isinstance(value, Tensor) and value.shape == weight.shape]
+    return _bytes(whole) + sum(_part([value], gpus) * value.element_size() for value in of_weights)
+
+
+def _choose_kernels(network: Network) -> None:
+    """On any device, make each layer store what its kernel on CUDA would store."""
+    fused = Backend("fused", _fused, lambda case: None)
+    for layer in network.attentions():
+        case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)
+        name = select_backend("auto", case).name if layer.backend == "auto" else layer.backend
+        layer.resolved = BACKENDS["eager"] if name == "eager" else fused
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float = 0.0) -> Tensor:
+    # As in `sdpa`, the kernels take queries, keys and values of one size.
+    width, v_head_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    out: Tensor = _FusedAttention.apply(*(widened(x, width) for x in (q, k, v)))
+    return out[..., :v_head_dim]
+
+
+class _FusedAttention(torch.autograd.Function):
+    """The allocations of a fused kernel, without its arithmetic."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Float[Tensor, "batch num_heads q_seq head_dim"],
+        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+        v: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    ) -> Float[Tensor, "batch num_heads q_seq head_dim"]:
+        # In memory the heads of a token are side by side, so that the output projection needs no copy.
+        out = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:3], dtype=torch.float32))
+        return out

@@ -1,0 +1,330 @@
+"""The points of a network, named activations, and a forward pass that returns or replaces some of them."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from html import escape
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from tinyformer.batch import IGNORED, Batch
+from tinyformer.errors import ArgumentError
+from tinyformer.measures.capture import running_hooks
+from tinyformer.nn import AttentionInputs, BaseAttention, ClassReadout, Encoder, Network
+from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
+from tinyformer.nn.textbook import TextbookAttention
+
+Shape: TypeAlias = tuple[int | str, ...]
+"""The sizes of a tensor; dimensions of variable size have a name: "batch", "seq" or "source_seq"."""
+
+Lengths: TypeAlias = Mapping[str, Int[Tensor, " batch"]]
+"""The number of tokens of each row without padding, for "seq" and, in an encoder–decoder, "source_seq"."""
+
+Replacement: TypeAlias = Tensor | Callable[[Tensor], Tensor]
+"""What takes the place of an activation: a tensor, or a function of the activation that returns one."""
+
+
+class Points(dict[str, Shape]):
+    """The shape of each point of a model by name, in the order of computation; it prints as a table."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}  {_words(shape)}" for name, shape in self.items())
+
+    def _repr_html_(self) -> str:
+        rows = (f"<tr><td>{escape(name)}</td><td>{_words(shape)}</td></tr>" for name, shape in self.items())
+        return f"<table><tr><th>point</th><th>shape</th></tr>{''.join(rows)}</table>"
+
+
+def _words(shape: Shape) -> str:
+    return " ".join(map(str, shape))
+
+
+@dataclass(frozen=True)
+class Point:
+    """An activation of a network, which a module computes.
+
+    `get` takes it out of the module's inputs and output, and `put` makes the output with another in its place. A point
+    that is one of several terms of the output is replaced by adding the difference.
+    """
+
+    module: nn.Module
+    shape: Shape
+    get: Callable[[Any, Any], Tensor] = lambda inputs, output: output
+    put: Callable[[Any, Any, Tensor], Any] = lambda inputs, output, value: value
+    is_input: bool = False  # whether it is what the module reads, which is then given as `output`
+
+
+def points_of(network: Network) -> dict[str, Point]:
+    """The points of a network by name, in the order of computation; in an encoder–decoder with its stack in front."""
+    points: dict[str, Point] = {}
+    stacks = network.stacks()
+    sides = [("", "seq")] if len(stacks) == 1 else [("encoder.", "source_seq"), ("decoder.", "seq")]
+    for stack, (prefix, seq) in zip(stacks, sides, strict=True):
+        points |= {prefix + name: point for name, point in _of_stack(stack, seq)}
+    readout: Any = network.readout
+    batch: Shape = ("batch",) if isinstance(readout, ClassReadout) else ("batch", "seq")
+    scores = readout.proj.out_features if hasattr(readout, "proj") else "scores"
+    points["logits"] = Point(readout, (*batch, scores))
+    return points
+
+
+def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
+    stream: Shape = ("batch", seq, stack.token_embedding.embedding_dim)
+    yield from _of_embedding(stack, stream)
+    yield "embedding", Point(stack.dropout, stream)
+    for index, layer in enumerate(stack.layers):
+        modules = dict(layer.named_children())
+        for attention, keys_seq, mid in (("attention", seq, "mid"), ("cross_attention", "source_seq", "cross_mid")):
+            module = modules.get(attention)
+            if isinstance(module, BaseAttention) and not isinstance(module, TextbookAttention):
+                for name, point in _of_attention(module, seq, keys_seq):
+                    yield f"layers.{index}.{attention}.{name}", point
+            if attention in modules:
+                yield f"layers.{index}.{attention}.output", Point(modules[attention], stream)
+            if f"residual_{mid}_hook" in modules:
+                yield f"layers.{index}.residual_{mid}", Point(modules[f"residual_{mid}_hook"], stream)
+        if feed_forward := modules.get("feed_forward"):
+            yield f"layers.{index}.feed_forward.input", Point(feed_forward, stream, is_input=True)
+            if isinstance(down := getattr(feed_forward, "down_proj", None), nn.Linear):
+                neurons: Shape = ("batch", seq, down.in_features)
+                yield f"layers.{index}.feed_forward.neurons", Point(down, neurons, is_input=True)
+            yield f"layers.{index}.feed_forward.output", Point(feed_forward, stream)
+        yield f"layers.{index}.residual_post", Point(layer, stream)
+    yield "final_norm", Point(stack.final_norm, stream)
+
+
+def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
+    """The token's and its absolute position's part of the stream: with zeros as token, the position alone."""
+    position: Any = stack.position
+    if position is None:
+        yield "token_embedding", Point(stack.embedding_norm, stream, is_input=True)
+        return
+
+    def of_position(inputs: Any, output: Tensor) -> Tensor:
+        tokens, *others = inputs
+        return position.forward(torch.zeros_like(tokens), *others)
+
+    yield "token_embedding", _term(position, stream, lambda inputs, output: output - of_position(inputs, output))
+    yield "position_embedding", _term(position, stream, of_position)
+
+
+def _term(module: nn.Module, shape: Shape, get: Callable[[Any, Any], Tensor]) -> Point:
+    """A point whose value, or the sum of its values over the heads, is a term of the output."""
+
+    def put(inputs: Any, output: Tensor, value: Tensor) -> Tensor:
+        difference = value - get(inputs, output)
+        return output + (difference.sum(dim=1) if difference.ndim > output.ndim else difference)
+
+    return Point(module, shape, get, put)
+
+
+def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tuple[str, Point]]:
+    maps, keys = layer.num_heads * layer.num_softmaxes, layer.num_kv_heads * layer.num_softmaxes
+
+    def projected(part: str, shape: Shape) -> Point:
+        def put(inputs: Any, call: AttentionInputs, value: Tensor) -> AttentionInputs:
+            return call._replace(qkv=call.qkv._replace(**{part: value}))
+
+        return Point(layer.inputs_hook, shape, lambda inputs, call: getattr(call.qkv, part), put)
+
+    def scores(inputs: Any, call: AttentionInputs) -> Tensor:
+        return layer.maps_of_call(call).logits
+
+    def weights(inputs: Any, call: AttentionInputs) -> Tensor:
+        return layer.maps_of_call(call).weights if call.weights is None else F.pad(call.weights, (call.num_behind, 0))
+
+    def put_weights(inputs: Any, call: AttentionInputs, value: Tensor) -> AttentionInputs:
+        return call._replace(weights=value[..., call.num_behind :])
+
+    def put_scores(inputs: Any, call: AttentionInputs, value: Tensor) -> AttentionInputs:
+        if is_own(layer):
+            maps = layer.maps_of_call(call)
+            error = layer.weights_of_scores(call, maps.logits) - maps.weights
+            if error.abs().max() > TOLERANCES.get(error.dtype, 0.03):
+                raise NoMapsError(layer, "has weights that are no softmax of its scores")
+        return call._replace(weights=layer.weights_of_scores(call, value[..., call.num_behind :]))
+
+    def added(inputs: Any, output: Tensor) -> Tensor:
+        heads = inputs[0].unflatten(-1, (layer.num_heads, -1))
+        return torch.einsum("bshv,dhv->bhsd", heads, layer.o_proj.weight.to(heads.dtype).unflatten(1, heads.shape[-2:]))
+
+    yield "queries", projected("q", ("batch", maps, seq, layer.head_dim))
+    yield "keys", projected("k", ("batch", keys, keys_seq, layer.head_dim))
+    yield "values", projected("v", ("batch", layer.num_kv_heads, keys_seq, layer.v_head_dim))
+    shape: Shape = ("batch", maps, seq, keys_seq)
+    yield "scores", Point(layer.inputs_hook, shape, scores, put_scores)
+    yield "weights", Point(layer.inputs_hook, shape, weights, put_weights)
+    yield "output_by_head", Point(layer.head_gate, ("batch", layer.num_heads, seq, layer.v_head_dim))
+    by_head: Shape = ("batch", layer.num_heads, seq, layer.o_proj.out_features)
+    yield "added_by_head", _term(layer.o_proj, by_head, added)
+
+
+def matching(points: Mapping[str, Any], patterns: Iterable[str], argument: str) -> dict[str, str]:
+    """The points that match the patterns in an argument, each with its pattern; `*` stands for any characters."""
+    matched: dict[str, str] = {}
+    for pattern in patterns:
+        names = [name for name in points if fnmatchcase(name, pattern)]
+        if not names:
+            near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
+            what = {"points": "point with features", "weights": "matrix of weights"}.get(argument, "point")
+            reason = f"is no {what} of the model; it has {', '.join(near)} and others"
+            reason += ", see model.points" * (argument != "weights")
+            raise ArgumentError(argument, pattern, reason)
+        if argument == "replace" and (twice := [name for name in names if name in matched]):
+            raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")
+        matched |= dict.fromkeys(names, pattern)
+    return matched
+
+
+class ForwardPass(NamedTuple):
+    """The results of a forward pass; all values at padding are zero."""
+
+    logits: Float[Tensor, "batch *seq scores"]  # as `Model.logits` returns them
+    activations: dict[str, Tensor]  # by the names of their points, after any replacement
+
+
+def forward_pass(
+    network: Network, forward: Callable[[], Tensor], lengths: Lengths, *others: Any, **options: Any
+) -> ForwardPass:
+    """Run a network with the `intervention` of the other arguments; `forward` runs it and returns its logits."""
+    with intervention(network, lengths, *others, **options) as passes:
+        logits = _of_tokens(forward(), points_of(network)["logits"], lengths)
+    return ForwardPass(logits, {name: of_passes[-1] for name, of_passes in passes.items()})
+
+
+@contextmanager
+def intervention(
+    network: Network,
+    lengths: Lengths,
+    capture: str | Sequence[str] = (),
+    replace: Mapping[str, Replacement] | None = None,
+    gradients: bool = False,
+) -> Iterator[dict[str, list[Tensor]]]:
+    """Capture some activations and replace others in every forward pass inside the block, by name those of each pass.
+
+    All that depends on replaced activations is computed from them; a compiled network runs uncompiled. In the names of
+    points, `*` stands for any characters. With `gradients`, or a replacement that requires one, the logits are computed
+    from the captured tensors themselves, so that autograd knows the derivative with respect to each.
+    """
+    points, replace = points_of(network), {} if replace is None else replace
+    capture = [capture] if isinstance(capture, str) else capture
+    if not isinstance(capture, Sequence) or not all(isinstance(name, str) for name in capture):
+        raise ArgumentError("capture", capture, "must be the name of a point, or a list of names", {"capture": ["*"]})
+    if not isinstance(replace, Mapping):
+        raise ArgumentError("replace", replace, "must be a dictionary, from points to replacements")
+    for name, replacement in replace.items():
+        if not isinstance(name, str):
+            raise ArgumentError("replace", name, "must be the name of a point, see model.points")
+        if not isinstance(replacement, Tensor) and not callable(replacement):
+            reason = "must be a tensor, or a function of the activation that returns one"
+            raise ArgumentError("replace", {name: replacement}, reason)
+    replaced = {name: replace[pattern] for name, pattern in matching(points, replace, "replace").items()}
+    captured = matching(points, capture, "capture")
+    gradients = gradients or any(isinstance(other, Tensor) and other.requires_grad for other in replaced.values())
+    is_replacing = False
+
+    def hook_on(name: str, point: Point) -> RemovableHandle:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
+            nonlocal is_replacing
+            if is_replacing:  # in a forward pass that a replacing function runs
+                return output
+            seen.add(name)
+            try:
+                value = point.get(inputs, output)
+                if name in replaced:
+                    is_replacing = True
+                    value = _replacement(name, value, replaced[name], point, lengths)
+                    is_replacing = False
+                else:
+                    value = _of_tokens(value, point, lengths)
+                if gradients:
+                    value.requires_grad_()
+                    output = point.put(inputs, output, _of_tokens(value, point, lengths))  # no gradient at padding
+                elif name in replaced:
+                    output = point.put(inputs, output, value)
+                if name in captured:
+                    passes.setdefault(name, []).append(value)
+            except NoMapsError:  # a pattern may match the weights of a user-defined class that has none
+                if name in replaced or name in capture:
+                    raise
+            return output
+
+        def input_hook(module: nn.Module, inputs: Any) -> Any:
+            return (hook(module, inputs, inputs[0]), *inputs[1:])
+
+        if point.is_input:
+            return point.module.register_forward_pre_hook(input_hook)
+        return point.module.register_forward_hook(hook)
+
+    # Hooks of a module run in the order of their points, so that weights are computed from replaced queries.
+    watched = {name: point for name, point in points.items() if name in replaced or name in captured}
+    seen, passes = set[str](), dict[str, list[Tensor]]()
+    hooks = [hook_on(name, point) for name, point in watched.items()]
+    hooks.append(network.encoder.register_forward_hook(lambda *_: seen.add("")))  # in every pass
+    with running_hooks(network, hooks), torch.set_grad_enabled(gradients):
+        yield passes
+    for name in [name for name in watched if seen and name not in seen]:
+        argument = "replace" if name in replaced else "capture"
+        raise ArgumentError(argument, name, "is not computed in the forward pass of this network")
+
+
+def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:
+    """The replacement of an activation, with zeros at padding.
+
+    A function is given the rows of each length without padding, so that a text is as if it were alone.
+    """
+    if isinstance(replacement, Tensor):
+        return _of_tokens(_fitting(name, replacement, value), point, lengths)
+    new, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
+    sizes = {dim: lengths[str(size)] for dim, size in enumerate(point.shape) if size in lengths}
+    if not sizes:
+        return _fitting(name, replacement(value), value).clone()
+    of_rows = torch.stack([*sizes.values()], dim=1)
+    for row in of_rows.unique(dim=0):
+        part: list[Any] = [(of_rows == row).all(dim=1), *[slice(None)] * (value.ndim - 1)]
+        for dim, length in zip(sizes, row.tolist(), strict=True):
+            part[dim] = slice(length)
+        given = value[tuple(part)].contiguous()
+        new[tuple(part)] = _fitting(name, replacement(given), given)
+    return new
+
+
+def _fitting(name: str, new: Any, value: Tensor) -> Tensor:
+    """A replacement, which must be of the activation's kind."""
+    if not isinstance(new, Tensor) or _kind(new) != _kind(value):
+        given = _kind(new) if isinstance(new, Tensor) else type(new).__name__
+        raise ArgumentError("replace", {name: given}, f"must be a tensor of the activation's kind, {_kind(value)}")
+    return new
+
+
+def _kind(value: Tensor) -> str:
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+
+
+def _of_tokens(x: Tensor, point: Point, lengths: Lengths) -> Tensor:
+    """A copy of an activation with zeros at padding; for weights, at padded queries and keys."""
+    x = x.clone()
+    for dim, size in enumerate(point.shape):
+        x = without_padding(x, lengths[str(size)], dim) if size in lengths else x
+    return x
+
+
+def without_padding(x: Float[Tensor, "batch ..."], lengths: Int[Tensor, " batch"], dim: int = 1) -> Tensor:
+    """A tensor with zeros at padding, given the dimension of the tokens."""
+    is_padding = torch.arange(x.shape[dim], device=x.device) >= lengths.unsqueeze(1)
+    return x.masked_fill(is_padding.view(len(x), *(1,) * (dim - 1), -1, *(1,) * (x.ndim - dim - 1)), 0.0)
+
+
+def lengths_of(batch: Batch) -> Lengths:
+    """The lengths of the rows of a batch."""
+    if "source" in batch:
+        return {"source_seq": batch["source_lengths"], "seq": (batch["targets"] != IGNORED).sum(dim=1)}
+    return {"seq": batch["lengths"]}

@@ -1,0 +1,243 @@
+"""Measures of all heads on fixed inputs, fast enough to be computed during training."""
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+from tinyformer.batch import Batch
+from tinyformer.data import TextTokenizer
+from tinyformer.data.batches.windows import document_starts
+from tinyformer.files import finite
+from tinyformer.measures.capture import CapturedMaps, LayerCall, attention_calls, capture_pair, map_names
+from tinyformer.measures.events import TRAITS, Trait, head_labels
+from tinyformer.measures.formulas import repeated_tokens
+from tinyformer.measures.inputs import TokenPair
+from tinyformer.measures.table import (
+    CROSS_MEASURES,
+    MEASURES,
+    PATTERNS,
+    WHOLE,
+    Measure,
+    combine_inputs,
+    measure_layers,
+)
+from tinyformer.nn import QKV, AttentionInputs, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
+from tinyformer.nn.heads import Address
+from tinyformer.tasks import Task
+
+
+@dataclass(frozen=True)
+class Probe:
+    """An input on the network's device, its attention mask, and the measures that are computed on it."""
+
+    tokens: Int[Tensor, "batch seq"]
+    mask: AttentionMask
+    measures: Mapping[str, Measure]
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs that are measured together; measures with the same name must be the same."""
+
+    each: Sequence[Probe]
+
+    @functools.cached_property
+    def joined(self) -> tuple[Int[Tensor, "batch seq"], AttentionMask] | None:
+        """The inputs as one batch in which no token attends to padding; None if no single mask allows that.
+
+        A forward pass launches hundreds of kernels, which take most of its time on a GPU, so all inputs share one.
+        """
+        masks = [probe.mask for probe in self.each]
+        kinds = {(mask.causal, mask.window) for mask in masks}
+        if len(kinds) > 1 or any(mask.lengths is not None for mask in masks):
+            return None
+        longest = max(probe.tokens.shape[1] for probe in self.each)
+        tokens = torch.cat([F.pad(probe.tokens, (0, longest - probe.tokens.shape[1])) for probe in self.each])
+        ((causal, window),) = kinds
+        mask = AttentionMask(causal=causal, window=window)
+        if causal and all(mask.documents is None for mask in masks):
+            return tokens, mask  # padding comes after all keys that a token attends to
+        documents = torch.cat([_documents(probe, longest) for probe in self.each])
+        starts = torch.from_numpy(document_starts(documents.cpu().numpy(), most=longest)).to(tokens.device)
+        return tokens, replace(mask, documents=documents, document_starts=starts)
+
+
+def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
+    """The documents of a probe's tokens, with one more document for the padding up to `seq`."""
+    known = probe.mask.documents
+    documents = torch.zeros_like(probe.tokens) if known is None else known
+    return torch.cat([documents, (documents.max() + 1).expand(len(documents), seq - documents.shape[1])], dim=1)
+
+
+def make_probes(
+    task: Task, windows: Sequence[Batch], tokenizer: TextTokenizer, vocab_size: int, max_seq_len: int, *sizes: int
+) -> Probes:
+    """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on `repeated_tokens`.
+
+    Of these, `sizes` are the number and the largest period; none are made where two tokens do not fit into the context.
+    """
+    probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
+    num_sequences, period = sizes
+    period = min(period, (max_seq_len - len(tokenizer.around[0])) // 2)
+    if period > 0:
+        repeated = repeated_tokens(vocab_size, num_sequences, period, tokenizer).to(probes[0].tokens.device)
+        probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
+    return Probes(probes)
+
+
+@dataclass(frozen=True)
+class HeadMeasures:
+    """The measures of every head."""
+
+    names: Sequence[Sequence[str]]  # name of each map of each layer, see `map_names`
+    values: Mapping[str, Sequence[Sequence[float]]]  # by measure, for each map of each layer; or nan
+    addresses: Sequence[Address]  # see `Network.layer_addresses`
+    ablated: Sequence[Sequence[bool]]  # see `ablated_maps`; the measures of such maps are not defined
+
+    @classmethod
+    def of(cls, network: Network, values: Mapping[str, Sequence[Sequence[float]]]) -> "HeadMeasures":
+        names = [map_names(layer) for layer in network.attentions()]
+        whole = {
+            name: [[of if math.isnan(of) else round(of) for of in layer] for layer in layers]
+            for name, layers in values.items()
+            if name in WHOLE
+        }
+        return cls(names, {**values, **whole}, network.layer_addresses(), ablated_maps(network))
+
+    def scalars(self) -> dict[str, float]:
+        """The finite values by name, such as `attention/cross/layer_00/head_00/entropy`."""
+        layers = ["/".join([*map(str, kind), f"layer_{index:02d}"]) for *kind, index in self.addresses]
+        return {
+            f"attention/{layers[layer]}/head_{head}/{measure}": value
+            for measure, by_layer in self.values.items()
+            for layer, values in enumerate(by_layer)
+            for head, value in zip(self.names[layer], values, strict=True)
+            if math.isfinite(value)
+        }
+
+    def table(self, traits: Mapping[str, Trait] = TRAITS) -> tuple[list[str], list[list[int | str | float | None]]]:
+        """Columns and rows: one row for each head, one column for each measure, and the label, see `head_labels`.
+
+        The first column is the kind of attention, such as "cross", where there are several.
+        """
+        rows: list[list[int | str | float | None]] = []
+        labels = head_labels(self.values, traits)
+        for layer, heads in enumerate(self.names):
+            for index, head in enumerate(heads):
+                values = (by_layer[layer][index] for by_layer in self.values.values())
+                numbers = map(finite, values)
+                label = "ablated" if self.ablated[layer][index] else labels[layer][index]
+                rows.append([*self.addresses[layer], head, *numbers, label])
+        kinds = ["kind"] if len(self.addresses[0]) > 1 else []
+        return [*kinds, "layer", "head", *self.values, "label"], rows
+
+
+@torch.no_grad()
+def measure_heads(
+    network: Transformer,
+    probes: Probes,
+    rows: int,
+    precision: AbstractContextManager[object],
+    costly: bool = True,
+    random: int | None = None,
+) -> HeadMeasures:
+    """The measures of several probes, of `rows` queries each, see `capture_attention`; nan where they are not defined.
+
+    Values of the same measures are combined, weighted by the numbers of rows. The forward pass is in `precision`, the
+    measures in that of the attention weights. Without `costly`, the costly ones are left out, see `Measure`. With a
+    seed `random`, they are those of `random_maps`.
+    """
+    captured = [CapturedMaps() for _ in probes.each]
+    with precision:
+        for maps, calls in zip(captured, _calls(network, probes), strict=True):
+            maps.add(calls, rows)
+            if random is not None:
+                random_maps(maps, random)
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for number, probe in enumerate(probes.each):
+        alike[tuple(probe.measures)].append(number)
+    values: dict[str, list[list[float]]] = {}
+    for numbers in alike.values():
+        of_probe = probes.each[numbers[0]].measures
+        measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
+        of_inputs = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
+        values |= combine_inputs(measures, of_inputs, [len(probes.each[number].tokens) for number in numbers])
+    return HeadMeasures.of(network, values)
+
+
+def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
+    """For each probe, the call of each layer."""
+    if probes.joined is None:
+        return [attention_calls(network, probe.tokens, probe.mask) for probe in probes.each]
+    calls = attention_calls(network, *probes.joined)
+    firsts = itertools.accumulate((len(probe.tokens) for probe in probes.each), initial=0)
+    return [
+        [(layer, _part(call, first, probe)) for layer, call in calls]
+        for first, probe in zip(firsts, probes.each, strict=False)
+    ]
+
+
+def _part(call: AttentionInputs, first: int, probe: Probe) -> AttentionInputs:
+    """The part of a layer's call that belongs to one of several joined inputs, without its padding."""
+    rows, seq = probe.tokens.shape
+    qkv = QKV(*(part[first : first + rows, :, :seq] for part in call.qkv))
+    return call._replace(qkv=qkv, mask=probe.mask.within(call.mask.window))
+
+
+def measure_pairs(
+    network: EncoderDecoder,
+    pairs: Sequence[TokenPair],
+    precision: AbstractContextManager[object],
+    random: int | None = None,
+) -> HeadMeasures:
+    """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
+
+    With a seed `random`, they are those of `random_maps`. Each pair has a forward pass of its own, since the lengths
+    differ and padding would be measured.
+    """
+    of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)
+    with precision:
+        for pair in pairs:
+            for kind, maps in capture_pair(network, pair).items():
+                if random is not None:
+                    random_maps(maps, random)
+                tokens = pair.source if kind == "encoder" else pair.target
+                of_kinds[kind].append(measure_layers(_measures_of(kind), maps, tokens))
+    values = {name: [[math.nan] * len(maps) for maps in ablated_maps(network)] for name in MEASURES | CROSS_MEASURES}
+    first = 0
+    for kind, layers in network.attentions_by_kind().items():
+        for name, of_layers in combine_inputs(_measures_of(kind), of_kinds[kind], [1] * len(pairs)).items():
+            values[name][first : first + len(layers)] = of_layers
+        first += len(layers)
+    return HeadMeasures.of(network, values)
+
+
+def random_maps(maps: CapturedMaps, seed: int = 0) -> None:
+    """Put random weights in place of captured ones: the control of a measure, which has no pattern but the mask's.
+
+    Each row is drawn from the flat Dirichlet distribution over its visible keys: any division is equally likely.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for index, layer in enumerate(maps.layers):
+        drawn = torch.empty(layer.logits.shape).exponential_(generator=generator).log().to(layer.logits)
+        logits = drawn.masked_fill(layer.logits == -torch.inf, -torch.inf)
+        maps[index] = logits.softmax(dim=-1).nan_to_num()  # zeros for a query without visible keys
+        maps.layers[index] = AttentionMaps(maps[index], logits)
+
+
+def _measures_of(kind: str) -> dict[str, Measure]:
+    return CROSS_MEASURES if kind == "cross" else MEASURES
+
+
+def ablated_maps(network: Network) -> list[list[bool]]:
+    """For each layer, whether the head of each of its maps is ablated."""
+    return [layer.ablated_maps() for layer in network.attentions()]

@@ -1,0 +1,206 @@
+"""Displays in a notebook: attention maps as heat maps, tables of heads, and pages."""
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any, cast
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from torch import Tensor
+
+from tinyformer.errors import ArgumentError
+from tinyformer.report.charts import Chart, ink_on
+from tinyformer.report.picture import readable, set_fonts
+
+CELL, SIDE = 0.34, 9.0
+"""Inches: the side of a cell that holds a number, and the longest side of a map; in larger maps, cells are smaller."""
+
+MAX_ACROSS = 5  # maps side by side; others are below them
+MAX_LARGE, SIDE_OF_MANY = 3, 3.0  # number of maps that are drawn at full size; and the longest side of more of them
+LABEL_POINTS, NUMBER_POINTS = 7.5, 6.5
+LABEL_PITCH = 0.13  # smallest distance in inches between labels; if tokens are closer, only some of them are labelled
+WEIGHT_TICKS = (0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of the colour bar, on which small weights are spread out
+LEAST_SPAN = 0.1  # the smallest end of a signed colour scale, so that rounding errors do not look like differences
+PAGE_HEIGHT = 720  # height of the frame of a page in pixels; dragging its corner changes it
+LARGEST_PAGE = 24_000_000  # largest number of characters of a page in a notebook, whose file stores each page
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A map to be drawn, with the lines above it; where weights can be negative, the scale is linear around 0."""
+
+    weights: Float[Tensor, "queries keys"]
+    title: str
+    signed: bool = False
+    label: str = "Attention weight"
+
+
+def chart_of_maps(
+    panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], axes: Sequence[Axes] = ()
+) -> Figure:
+    """Maps of the same tokens side by side, on the given axes of matplotlib, one for each, or in a new `Chart`."""
+    if not axes:
+        cell = min(CELL, (SIDE if len(panels) <= MAX_LARGE else SIDE_OF_MANY) / max(len(queries), len(keys)))
+        width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
+        down, across = math.ceil(len(panels) / MAX_ACROSS), min(len(panels), MAX_ACROSS)
+        chart = Chart(figsize=(width * across, height * down), dpi=130, layout="constrained")
+        axes = [chart.add_subplot(down, across, place) for place in range(1, len(panels) + 1)]
+    for panel, axes_of_panel in zip(panels, axes, strict=True):
+        _draw(axes_of_panel, panel, queries, keys)
+        set_fonts(axes_of_panel)
+    return cast(Figure, axes[0].get_figure(root=True))
+
+
+def heat_map(
+    weights: Float[Tensor, "*maps queries keys"] | Float[np.ndarray, "*maps queries keys"],
+    tokens: str | Sequence[str],
+    keys: str | Sequence[str] | None = None,
+    titles: Sequence[str] = (),
+) -> Figure:
+    """A heat map of any weights with their tokens, or several side by side, as `TextMaps.plot` draws a model's.
+
+        heat_map(weights, "The cat sat on the mat").savefig("cat.png")
+
+    The colour is the square root of the weight, from 0 to 1; scores, with values below 0 or above 1, have a linear
+    scale around 0. A mismatch of weights and tokens is an `ArgumentError`.
+
+    Args:
+        weights: a map, or several of the same tokens; for example those that `torch.nn.MultiheadAttention` returns.
+        tokens: the tokens of the queries; a text is divided at spaces.
+        keys: those of the keys, if they are others.
+        titles: one for each map.
+    """
+    maps = torch.as_tensor(weights).detach().float()
+    if maps.ndim not in (2, 3) or not maps.numel():
+        reason = "must be the shape of one map, queries × keys, or of several, maps × queries × keys"
+        raise ArgumentError("weights.shape", tuple(maps.shape), reason, {"weights.shape": tuple(maps.shape[-2:])})
+    if not maps.isfinite().all():
+        reason = "has values that are not finite; those that a mask hides are 0 in weights"
+        raise ArgumentError("weights", float(maps[~maps.isfinite()][0]), reason)
+    sides = [side.split() if isinstance(side, str) else list(map(str, side)) for side in (tokens, keys or tokens)]
+    axes = ("tokens", "rows (queries)"), ("keys", "columns (keys)")
+    for (name, what), side, size in zip(axes, sides, maps.shape[-2:], strict=True):
+        if len(side) != size:
+            raise ArgumentError(name, side, f"has {len(side)} tokens, while the weights have {size} {what}")
+    maps = maps.reshape(-1, *maps.shape[-2:])
+    if titles and len(titles) != len(maps):
+        raise ArgumentError("titles", list(titles), f"must have one title for each of {len(maps)} maps")
+    signed = bool((maps < 0).any() or (maps > 1 + 1e-3).any())
+    label = "Score" if signed else Panel.label
+    titled = zip(maps, titles or [""] * len(maps), strict=True)
+    return chart_of_maps([Panel(each, title, signed, label) for each, title in titled], sides[0], sides[1])
+
+
+def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
+    values = panel.weights.detach().float().cpu().numpy()
+    largest = max(LEAST_SPAN, float(np.abs(values).max()))
+    norm = Normalize(-largest, largest) if panel.signed else PowerNorm(0.5, 0, 1)
+    colours = mpl.colormaps["RdBu_r" if panel.signed else "viridis"]
+    image = axes.imshow(values, cmap=colours, norm=norm, interpolation="nearest")
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width, height = axes.get_window_extent().size
+    cell = min(width / len(keys), height / len(queries)) / figure.dpi
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": NUMBER_POINTS}
+    for row, column in np.argwhere(values != 0) if cell >= 0.8 * CELL else ():  # cells of masked keys stay empty
+        value = values[row, column]
+        axes.text(column, row, f"{value:z.2f}", color=ink_on(colours(norm(value))), **style)
+    step = math.ceil(LABEL_PITCH / cell)
+    for axis, tokens in (("x", keys), ("y", queries)):
+        places = range(0, len(tokens), step)
+        labels = [readable(tokens[place], longest=24) for place in places]
+        rotation = 90 if axis == "x" and max(map(len, labels)) > 2 else 0
+        getattr(axes, f"set_{axis}ticks")(places, labels, parse_math=False, fontsize=LABEL_POINTS, rotation=rotation)
+    axes.set_xlabel("Keys (attended to)", fontsize=LABEL_POINTS + 1)
+    axes.set_ylabel("Queries (from)", fontsize=LABEL_POINTS + 1)
+    axes.set_title(panel.title, fontsize=LABEL_POINTS + 1.5, loc="left", parse_math=False)
+    axes.tick_params(length=0)
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
+    if not panel.signed:
+        bar.set_ticks(WEIGHT_TICKS, labels=[f"{tick:g}" for tick in WEIGHT_TICKS])
+    bar.set_label(panel.label, fontsize=LABEL_POINTS)
+    bar.ax.tick_params(labelsize=LABEL_POINTS)
+
+
+class Table(list[dict[str, Any]]):
+    """Rows as dictionaries with the same keys, which `pandas.DataFrame` accepts; None where a value is not defined.
+
+    It prints as a table in a terminal and shows as one in a notebook, with the meanings of columns as tooltips.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], meanings: Mapping[str, str] | None = None) -> None:
+        super().__init__(map(dict, rows))
+        self.meanings = dict(meanings or {})
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self[0]) if self else []
+
+    def __repr__(self) -> str:
+        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in self.columns:
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in self:
+            table.add_row(*map(_shown, row.values()))
+        lines = StringIO()
+        # Not the width of the terminal: a folded table cannot be read. In a notebook, rich would display it itself.
+        settings: dict[str, Any] = {"color_system": None, "highlight": False, "markup": False, "force_jupyter": False}
+        Console(file=lines, width=10_000, **settings).print(table)
+        return "\n".join(stripped for line in lines.getvalue().splitlines() if (stripped := line.rstrip()))
+
+    def _repr_html_(self) -> str:
+        def cell(tag: str, text: str, title: str = "") -> str:
+            hint = f' title="{html.escape(title)}"' if title else ""
+            return f'<{tag}{hint} style="text-align:right">{html.escape(text)}</{tag}>'
+
+        head = "".join(cell("th", column, self.meanings.get(column, "")) for column in self.columns)
+        rows = ("".join(cell("td", _shown(value)) for value in row.values()) for row in self)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _shown(value: Any) -> str:
+    """A value as shown in a cell: floats with three decimals, integers with thousands separators."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+THEME = """\
+(() => {
+  const root = document.documentElement, body = document.body, frame = document.currentScript.previousElementSibling;
+  const named = `${body.dataset.vscodeThemeKind ?? root.getAttribute("theme") ?? ""}`;
+  const isDark = body.dataset.jpThemeLight === "false" || /dark$|contrast$/.test(named);
+  if (!isDark && !named && !body.dataset.jpThemeLight) return;
+  const themed = frame.cloneNode(true);  // Chromium may not paint a frame whose page changes while it loads
+  themed.srcdoc = frame.srcdoc.replace("<html", `<html data-theme="${isDark ? "dark" : "light"}"`);
+  frame.replaceWith(themed);
+})()"""
+"""Script that gives the page the theme of JupyterLab, VS Code or Colab, which may differ from the system's."""
+
+
+def framed(page: str) -> str:
+    """An HTML page in a frame that needs no server, for JupyterLab, VS Code and Colab.
+
+    The frame holds the whole page (`srcdoc`), whose root element takes its theme from `data-theme`, and is sandboxed:
+    its scripts run, but cannot access the notebook. A notebook that is not trusted shows a sentence in its place.
+    """
+    if len(page) > LARGEST_PAGE:
+        size = f"{len(page) / 1e6:,.0f} MB"
+        return f"<p>The page has {size}, too much for a notebook: <code>maps.save('atlas.html')</code> writes it.</p>"
+    style = f"display:block;width:100%;height:{PAGE_HEIGHT}px;border:0;resize:vertical;overflow:auto"
+    frame = f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" style="{style}" title="Attention atlas">'
+    return f"<div>{frame}Trust this notebook to see the attention maps.</iframe><script>{THEME}</script></div>"

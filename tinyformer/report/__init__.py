@@ -1,0 +1,8 @@
+"""The results of an analysis, and their tables, pictures and page.
+
+Each name in `__init__.pyi` is imported on first use.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

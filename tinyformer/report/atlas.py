@@ -1,0 +1,201 @@
+"""The atlas: an interactive page with the attention maps of all heads of a model on one text, or on a pair of texts.
+
+The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
+send anything, so that it can be mailed, stored next to a run, or logged to Weights & Biases. The folder `atlas_page`
+holds its parts: a template, a style sheet, and JavaScript that needs no build step.
+"""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from jaxtyping import Float, UInt8
+from matplotlib.colors import to_hex
+from torch import Tensor
+
+from tinyformer.errors import ArgumentError
+from tinyformer.files import finite
+from tinyformer.measures.inputs import Axes
+from tinyformer.measures.table import EXPLANATIONS, WHOLE
+from tinyformer.nn.heads import Address
+
+SCRIPTS = ["data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compare.js", "lines.js"]
+SCRIPTS += ["events.js", "projection.js", "search.js", "film.js", "page.js"]
+"""The scripts, concatenated in this order into one module."""
+
+MOST_WEIGHTS = 100_000_000  # of a page, whose 267 MB browsers open
+LEVELS = 65535  # weights are stored as integer multiples of 1/65535, with an error of at most 0.000008
+SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}  # visible signs for the empty token and for white space
+
+
+def write_atlas(path: str | Path, *arguments: Any, **options: Any) -> Path:
+    """Write the page of `atlas_html`, which takes the other arguments, to a file; its folder is created."""
+    page, path = atlas_html(*arguments, **options), Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def atlas_html(
+    maps: Sequence[Float[Tensor, "_heads _queries _keys"]],
+    tokens: Sequence[str] | Mapping[str, Axes],
+    measures: Mapping[str, Sequence[Sequence[float | None]]],
+    names: Sequence[Sequence[str]] | None = None,
+    title: str = "Attention atlas",
+    descriptions: Mapping[str, str] | None = None,
+    addresses: Sequence[Address] | None = None,
+    facts: Mapping[str, str] | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+    ablated: Sequence[Sequence[bool]] | None = None,
+    further: Mapping[str, Any] | None = None,
+    of_heads: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
+
+    The page opens on a scatter of all heads by any two measures, and on their thumbnails, ordered by layer or by a
+    measure; for an encoder–decoder, of one kind of attention at a time. A head opens as a map with its tokens, as lines
+    between tokens, or as both, of at most 256 tokens at a time; a second head can stand next to it. Selecting a token
+    shows which tokens it attends to, or which attend to it. The colour, and the opacity of a line, is the square root
+    of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in a frame, too: `<iframe srcdoc="…">`
+    with the page escaped as HTML.
+
+    Args:
+        maps: exact attention weights of each layer, queries down and keys across.
+        tokens: the token strings, in which white space and control characters are made visible; for an
+            encoder–decoder, those of each kind of attention.
+        measures: values by measure, then by layer and map; None or nan where a measure is not defined.
+        names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
+            indices.
+        title: title of the page.
+        descriptions: a sentence about each measure, with its unit; by default those of `EXPLANATIONS`.
+        addresses: see `Network.layer_addresses`; by default the indices of the layers.
+        facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
+        labels: the label of each layer's maps, such as "previous token"; empty for none.
+        ablated: whether the head of each layer's maps is ablated; by default, none is.
+        further: further data of the page, as JSON, by name: those of its parts that `analysis=atlas` and `film` fill.
+        of_heads: further data of each map, by name.
+    """
+    names = names or [[str(head) for head in range(len(layer))] for layer in maps]
+    labels = labels or [[""] * len(layer) for layer in maps]
+    ablated = ablated or [[False] * len(layer) for layer in maps]
+    addresses = addresses or [(index,) for index in range(len(maps))]
+    descriptions = EXPLANATIONS if descriptions is None else descriptions
+    kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
+    shown = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
+    kinds = {kind: axes for kind, axes in kinds.items() if kind in shown}
+    by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
+    by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
+    _require_fit(maps, kinds, by_layer, addresses)
+    heads = [
+        {
+            "kind": list(kinds).index(_kind(address)),
+            "layer": address[-1],
+            "name": name,
+            "label": labels[layer][head],
+            "ablated": ablated[layer][head],
+            "values": [finite(values[layer][head]) for values in measures.values()],
+            "weights": packed((weights.detach().float().clamp(0, 1) * LEVELS).round().to(torch.uint16)),
+        }
+        for layer, address in enumerate(addresses)
+        for head, (name, weights) in enumerate(zip(names[layer], maps[layer], strict=True))
+    ]
+    heads = [{**head, **own} for head, own in zip(heads, of_heads or [{}] * len(heads), strict=True)]
+    data = {
+        **(further or {}),
+        "title": title,
+        "facts": dict(facts or {}),
+        "kinds": [
+            {"name": kind, "queries": list(map(_visible, axes.queries)), "keys": list(map(_visible, axes.keys))}
+            for kind, axes in kinds.items()
+        ],
+        "measures": [
+            {"name": name, "description": descriptions.get(name, ""), "isWhole": name in WHOLE} for name in measures
+        ],
+        "colours": [to_hex(colour) for colour in mpl.colormaps["viridis"](range(256))],
+        "heads": heads,
+    }
+    # Half of a surrogate pair cannot be encoded as UTF-8.
+    return _page(title, data).encode("utf-8", "xmlcharrefreplace").decode()
+
+
+def _kind(address: Address) -> str:
+    return str(address[0]) if len(address) > 1 else ""
+
+
+def _page(title: str, data: dict[str, Any]) -> str:
+    parts = files("tinyformer.report") / "atlas_page"
+    style = (parts / "atlas.css").read_text(encoding="utf-8")
+    script = "\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    policy = f"script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    return Template((parts / "template.html").read_text(encoding="utf-8")).substitute(
+        policy=f"default-src 'none'; {policy}",
+        title=html.escape(title),
+        style=style,
+        # "<" could end the element. In JSON it occurs only within strings, where an escape is allowed.
+        data=json.dumps(data, separators=(",", ":")).replace("<", r"\u003c"),
+        script=script,
+    )
+
+
+def _hash(text: str) -> str:
+    """The hash by which a Content-Security-Policy admits an inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def as_bytes(weights: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    """Weights in 8 bits, round(255 √w), which distinguishes small ones; w is at most √w / 255 away."""
+    return (weights.float().clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
+
+
+def packed(numbers: Tensor) -> str:
+    """Numbers in base64, row by row, each with its least significant byte first."""
+    return base64.b64encode(numbers.cpu().contiguous().numpy().tobytes()).decode()
+
+
+def _visible(token: str) -> str:
+    """A token string in which every character is visible: ␣ for a space, ⏎ for a newline, codes for other controls."""
+    if not token:
+        return SIGNS[token]
+    return "".join(SIGNS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in token)
+
+
+def _require_fit(
+    maps: Sequence[Tensor],
+    kinds: Mapping[str, Axes],
+    by_layer: Mapping[str, Sequence[Sequence[Any]]],
+    addresses: Sequence[Address],
+) -> None:
+    """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
+    if (size := sum(layer.numel() for layer in maps)) > MOST_WEIGHTS:
+        reason = f"must be at most {MOST_WEIGHTS:,}, which browsers open: show fewer tokens"
+        raise ArgumentError("maps", f"{size:,} weights", reason)
+    if not kinds:
+        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
+    if not all(tokens for axes in kinds.values() for tokens in axes):
+        raise ArgumentError("tokens", [], "must hold at least one token")
+    for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
+        if not len(layer):
+            continue
+        queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
+        if list(layer.shape[1:]) != [queries, keys]:
+            numbers = f"{queries} `tokens`" if queries == keys else f"{queries} and {keys} `tokens`"
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), f"must be maps of {[queries, keys]} for {numbers}")
+        # A softmax may round to slightly more than 1; nan fails every comparison.
+        if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), "must hold attention weights from 0 to 1")
+    counts = [len(layer) for layer in maps]
+    for name, entries in by_layer.items():
+        sizes = [len(layer) for layer in entries]
+        if sizes != counts:
+            raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
+    for index, names in enumerate(by_layer["names"]):
+        if len(set(names)) < len(names):  # the page addresses heads by name
+            raise ArgumentError(f"names[{index}]", list(names), "must be unique within a layer")

@@ -1,0 +1,318 @@
+"""Charts of heads, layers and classes, drawn with matplotlib."""
+
+import itertools
+import math
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from jaxtyping import Int
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from torch import Tensor
+
+from tinyformer.report.picture import readable, set_fonts
+from tinyformer.report.plots import columns_of
+
+FONT_POINTS = 8
+MAX_TOLD = 8  # events that are listed below a chart
+MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
+
+MAX_FINE_DECADES = 3
+"""Range of a logarithmic axis, in powers of ten, up to which its ticks include multiples of 2 and 5."""
+GREY = (0.9, 0.9, 0.9, 1.0)
+HATCH_COLOUR, BASELINE_COLOUR = "0.6", "0.5"
+
+
+class Chart(Figure):
+    """A figure that a notebook shows, whether or not pyplot has been imported."""
+
+    def draw(self, renderer: RendererBase) -> None:
+        set_fonts(self)
+        super().draw(renderer)
+
+    def _repr_png_(self) -> bytes:
+        data = BytesIO()
+        self.savefig(data, format="png")
+        return data.getvalue()
+
+
+def head_grid(
+    values: Sequence[Sequence[float]],
+    names: Sequence[Sequence[str]],
+    title: str,
+    diverging: bool = False,
+    layers: Sequence[Sequence[str | int]] | None = None,
+    label: str = "",
+    ablated: Sequence[Sequence[bool]] | None = None,
+) -> Figure:
+    """A grid with one cell per head, layers down and heads across, showing each value as a number and a colour.
+
+    With `diverging`, the colour scale is centred on zero, for signed changes. `layers` are their labels, in parts, such
+    as ("cross", 3), by default indices; `label` is that of the colour bar, by default the title. Ablated heads are
+    hatched and have no number.
+    """
+    columns = columns_of(names)
+    rows = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
+    cells: dict[tuple[int, int], float] = {}
+    hatched = []
+    for layer, heads in enumerate(names):
+        for head, name in enumerate(heads):
+            cells[layer, columns[name]] = values[layer][head]
+            if ablated and ablated[layer][head]:
+                hatched.append((layer, columns[name]))
+    figure, axes = _value_grid(cells, rows, list(columns), title, label or title, diverging, hatched)
+    axes.set(xlabel="head", ylabel="layer")
+    return figure
+
+
+def change_grid(
+    changes: Mapping[tuple[str, str], float], rows: Sequence[str], columns: Sequence[str], title: str, label: str
+) -> Figure:
+    """A grid of signed changes by row and column, each as a number and a colour, on a scale that is centred on zero."""
+    cells = {(rows.index(row), columns.index(column)): value for (row, column), value in changes.items()}
+    return _value_grid(cells, rows, columns, title, label, True)[0]
+
+
+def _value_grid(
+    cells: Mapping[tuple[int, int], float],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    label: str,
+    diverging: bool,
+    hatched: Collection[tuple[int, int]] = (),
+) -> tuple[Figure, Axes]:
+    """A grid of values with a colour bar; see `head_grid`."""
+    margin = 0.075 * max(0, *(len(row) - 3 for row in rows))  # inches, for labels that name a kind of attention
+    pitch = max(0.62, *(0.075 * len(line) for column in columns for line in column.splitlines()))
+    figure, axes = _canvas(margin + max(5.6, 1.8 + pitch * len(columns)), 1.5 + 0.42 * len(rows))
+    shown = {place: value for place, value in cells.items() if place not in hatched}
+    finite = [value for value in shown.values() if math.isfinite(value)] or [0.0]
+    largest = max(map(abs, finite)) or 1.0
+    norm = Normalize(-largest, largest) if diverging else Normalize(min(*finite, 0.0), max(finite) or 1.0)
+    colours = mpl.colormaps["RdBu_r" if diverging else "viridis"]
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": FONT_POINTS - 1}
+    for (row, column), value in shown.items():
+        colour = colours(norm(value)) if math.isfinite(value) else GREY
+        axes.add_patch(Rectangle((column, row), 0.96, 0.94, color=colour))
+        axes.text(column + 0.48, row + 0.47, _number(value, largest), color=ink_on(colour), **style)
+    for row, column in hatched:
+        axes.add_patch(Rectangle((column, row), 0.96, 0.94, facecolor=GREY, edgecolor=HATCH_COLOUR, hatch="////"))
+        axes.text(column + 0.48, row + 0.47, "ablated", **style, bbox={"color": GREY, "pad": 1})
+    axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
+    axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
+    axes.set_yticks([i + 0.47 for i in range(len(rows))], rows)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    _add_colour_bar(figure, axes, ScalarMappable(norm, colours), label)
+    _simplify(axes)
+    return figure, axes
+
+
+def ink_on(colour: Sequence[float]) -> str:
+    """The colour of text on a cell, from the perceived brightness of red, green and blue (ITU-R BT.601)."""
+    return "white" if np.dot(colour[:3], (0.299, 0.587, 0.114)) < 0.5 else "black"
+
+
+def _add_colour_bar(figure: Figure, axes: Axes, values: ScalarMappable, label: str) -> None:
+    bar = figure.colorbar(values, ax=axes, fraction=0.05, pad=0.02)
+    bar.set_label(textwrap.fill(label, 40), fontsize=FONT_POINTS)
+    bar.ax.tick_params(labelsize=FONT_POINTS - 1, length=2)
+    bar.locator = MaxNLocator(4)
+    bar.outline.set_visible(False)
+
+
+def head_graph(
+    heads: Mapping[Any, tuple[str, Any]], edges: Sequence[tuple[str, Any, Any, float]], title: str
+) -> Figure:
+    """Heads in rows by layer, the first below, with an arrow for each edge.
+
+    `heads` has the layer and the number of each; what is no head has a row and None. An edge has a kind, shown as
+    colour, the heads from and to which it leads, and a weight, shown as width.
+    """
+    rows = list(dict.fromkeys(row for row, _ in heads.values()))
+    numbers = sorted({number for _, number in heads.values() if number is not None}) or [0]
+    columns = dict(zip(numbers, range(len(numbers)), strict=True)) | {None: (len(numbers) - 1) / 2}
+    figure, axes = _canvas(max(5.6, 1.8 + 0.7 * len(numbers)), 0.8 + 1.1 * len(rows))
+    places = {head: (columns[number], rows.index(row)) for head, (row, number) in heads.items()}
+    kinds = sorted({kind for kind, *_ in edges})
+    for number, kind in enumerate(kinds):
+        axes.plot([], [], color=f"C{number}", linewidth=3, label=kind)
+        bend = 0.12 * (number - (len(kinds) - 1) / 2)  # so that the edges of two kinds are seen side by side
+        for _, source, target, weight in (edge for edge in edges if edge[0] == kind):
+            width = 0.5 + 3.5 * weight / max(weight for *_, weight in edges)
+            style: dict[str, Any] = {"arrowstyle": "-|>", "color": f"C{number}", "linewidth": width, "alpha": 0.7}
+            style |= {"shrinkA": 10, "shrinkB": 10, "connectionstyle": f"arc3,rad={bend}"}
+            axes.annotate("", places[target], places[source], arrowprops=style)
+    for head, place in places.items():
+        row, number = heads[head]
+        label, shape = (row.split()[-1], "round") if number is None else (str(number), "circle")
+        box = {"boxstyle": shape, "facecolor": "white", "edgecolor": BASELINE_COLOUR}
+        axes.text(*place, label, ha="center", va="center", fontsize=FONT_POINTS, bbox=box)
+    if kinds:
+        figure.legend(fontsize=FONT_POINTS, frameon=False, loc="outside right center")
+    axes.set(xlim=(-0.5, len(numbers) - 0.5), ylim=(-0.4, len(rows) - 0.6), xticks=[])
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    _simplify(axes)
+    return figure
+
+
+def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[str]) -> Figure:
+    """A confusion matrix: number of examples by true class (down) and predicted class (across)."""
+    names = [readable(name, longest=40) for name in names]
+    # A cell holds five digits, and the labels on both axes need space.
+    side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))
+    figure, axes = _canvas(max(4.0, 1.4 + side + name_inches), max(3.0, 1.2 + side + name_inches))
+    image = axes.imshow(confusion.numpy(), cmap="viridis", vmin=0)
+    _add_colour_bar(figure, axes, image, "number of examples")
+    for row, numbers in enumerate(confusion.tolist()):
+        for column, number in enumerate(numbers):
+            colour = "white" if 2 * number < confusion.max() else "black"
+            axes.text(column, row, str(number), ha="center", va="center", fontsize=FONT_POINTS - 1, color=colour)
+    axes.set(xlabel="predicted class", ylabel="true class")
+    axes.set_xticks(range(len(names)), names, parse_math=False)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_title("Confusion matrix", fontsize=FONT_POINTS + 1, loc="left")
+    _simplify(axes)
+    axes.tick_params(axis="x", labelrotation=90 if max(map(len, names)) > 3 else 0)
+    axes.tick_params(axis="y", labelrotation=0)
+    return figure
+
+
+def lines(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    yscale: str = "linear",
+    baselines: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    marked: tuple[float, float, str] | None = None,
+    by_step: bool = False,
+) -> Figure:
+    """A line chart of x and y by name, with a legend if it has several lines whose names do not begin with "_".
+
+    `baselines` are drawn in grey, to compare with; `marked` is a point and its label. With `by_step`, x is on a
+    logarithmic axis that begins at 0.
+    """
+    figure, axes = _canvas(6.0, 3.6)
+    for (name, (x, y)), style in zip((baselines or {}).items(), itertools.cycle((":", "--", "-."))):
+        axes.plot(x, y, linestyle=style, color=BASELINE_COLOUR, label=name)
+    for name, (x, y) in series.items():
+        axes.plot(x, y, marker=".", label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+    if not any(value > 0 if yscale == "log" else math.isfinite(value) for _, y in series.values() for value in y):
+        say_empty(axes, "no value above 0" if yscale == "log" else "no value is defined")
+    if yscale == "log":
+        axes.set_yscale("log", nonpositive="mask")  # by default, the line would fall to the edge at 0
+        _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if by_step:
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(left=-0.2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    if marked:
+        left, value, words = marked
+        axes.plot([left], [value], marker="o", markersize=9, fillstyle="none", color="black", linestyle="", label=words)
+    if len(series) + len(baselines or {}) > 1 or marked:
+        axes.legend(fontsize=FONT_POINTS, frameon=False)
+    axes.grid(alpha=0.3)
+    _simplify(axes)
+    return figure
+
+
+def curves_by_step(
+    panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
+) -> Figure:
+    """Panels of curves by step of training, each with its layer, as its colour, and its values; events are dotted."""
+    across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *first_told([*events])]
+    down, handles = -(-len(panels) // across), {}
+    figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
+    colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))
+    are_shares = not any(of > 1.01 for curves in panels.values() for _, values in curves for of in values.values())
+    for place, (name, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes and are_shares else None)
+        for layer, values in curves:
+            (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), ".-", lw=1, ms=4, color=colours[layer])
+        for step in set(events.values()):
+            axes.axvline(step, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
+        axes.set_xscale("symlog", linthresh=1)  # step 0 has no logarithm
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_xlim(-0.3, 1.3 * max(step for _, values in curves for step in values))
+        if yscale == "log":
+            axes.set_yscale("log", nonpositive="mask")
+            _set_log_ticks(axes, [value for _, values in curves for value in values.values() if value > 0])
+        axes.set_title(name, fontsize=FONT_POINTS, loc="left")
+        axes.grid(alpha=0.3)
+        _simplify(axes)
+    figure.supylabel(ylabel, fontsize=FONT_POINTS)
+    figure.supxlabel("\n".join(told), fontsize=FONT_POINTS, x=0.01, ha="left")
+    figure.legend(handles.values(), handles, fontsize=FONT_POINTS, frameon=False, loc="outside right center")
+    return figure
+
+
+def first_told(events: Sequence[Any]) -> list[str]:
+    """The first events in words, and how many more there are."""
+    return [*map(str, events[:MAX_TOLD]), *[f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)]
+
+
+def scatter(points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str) -> Figure:
+    """A scatter of named points."""
+    figure, axes = _canvas(6.0, 4.2)
+    for name, place in points.items():
+        axes.plot(*place, marker="o", color="C0", alpha=0.7)
+        style: dict[str, Any] = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": FONT_POINTS - 2}
+        axes.annotate(name, place, **style)
+    if not points:
+        say_empty(axes, f"no head has both {xlabel} and {ylabel}")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    axes.grid(alpha=0.3)
+    _simplify(axes)
+    return figure
+
+
+def say_empty(axes: Axes, reason: str) -> None:
+    """Write why a chart has no curves or points."""
+    axes.text(0.5, 0.5, reason, ha="center", fontsize=FONT_POINTS, transform=axes.transAxes)
+
+
+def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Choose ticks of a logarithmic axis: several for any range, labelled "0.1", as exponents are too small to read."""
+    decades = math.log10(max(values) / min(values)) if values else 0.0
+    fine = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
+    axes.yaxis.set_major_locator(fine if decades > 1 else MaxNLocator(5))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _number(value: float, largest: float) -> str:
+    """A number with the decimals that give the largest three digits; in scientific notation if they are too many."""
+    decimals = max(0, 2 - math.floor(math.log10(largest)))
+    return f"{value:z.{decimals}f}" if decimals <= MAX_DECIMALS else f"{value:.1e}"
+
+
+def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Chart(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _simplify(axes: Axes) -> None:
+    axes.tick_params(labelsize=FONT_POINTS, length=0)
+    axes.xaxis.label.set_fontsize(FONT_POINTS)
+    axes.yaxis.label.set_fontsize(FONT_POINTS)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
