@@ -361,7 +361,7 @@ BREAKS = (
     ),
     Break(
         "bootstrap_divided_by_all_targets",
-        "analysis/context.py",
+        "measures/intervals.py",
         "self.targets[draws].sum(dim=1)",
         "self.targets.sum()",
         ("tests/analysis/test_ablation.py",),
