@@ -19,7 +19,7 @@ import pytest
 from commands import ROOT, Ended, Program, ran, results_of
 
 from tinyformer.nn import LACKS, Feature
-from tinyformer.programs.findings.files import QUESTIONS, finding_names, read_finding
+from tinyformer.programs.findings.files import finding_names, read_finding
 from tinyformer.programs.findings.outcomes import read_outcomes
 from tinyformer.programs.findings.pages import headlines, page
 
@@ -274,7 +274,7 @@ def test_the_table_of_axes_lists_every_choice() -> None:
 
 
 def test_what_is_read_first_is_short() -> None:
-    assert len(PAGES["README.md"].encode()) <= 10_240
+    assert len(PAGES["README.md"].encode()) <= 9_216
     assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 6_144
     first_table = PAGES["README.md"].split("| axis |")[1].split("\n\n")[0]
     assert max(map(len, f"| axis |{first_table}".splitlines())) <= 80  # the width of a terminal
@@ -296,7 +296,7 @@ def test_findings_are_those_that_were_measured() -> None:
     findings = [read_finding(name) for name in finding_names()]
     outcomes = read_outcomes(ROOT / "docs/pages/findings", finding_names())
     lines = headlines(findings, outcomes)
-    assert [line.split("? ")[0][2:] + "?" for line in lines] == list(QUESTIONS.values())[:5]
+    assert len(lines) == 5
     assert "\n".join(lines) + "\n\n" in PAGES["README.md"]
     assert PAGES["docs/pages/findings.md"] == page(findings, outcomes, "findings")
 

@@ -1,4 +1,4 @@
-"""The page of all findings, and the lines about them in the README."""
+"""The page of all findings, and the rows about them in the README."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,10 +51,10 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
 
 
 def headlines(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measurement]]) -> list[str]:
-    """A line for each question, with the finding that answers it, in Markdown."""
+    """Rows of a table in Markdown: for each question the finding that answers it, its effect and its verdicts."""
     return [
-        f"- {asked} {takeaway_of(finding, last)} (`{finding.name}`: {summary(last['verdicts'])})"
-        for question, asked in QUESTIONS.items()
+        f"| `{finding.name}` | {takeaway_of(finding, last)} | {summary(last['verdicts'])} |"
+        for question in QUESTIONS
         for finding in findings
         for last in outcomes.get(finding.name, [])[-1:]
         if finding.is_headline and finding.question == question
