@@ -1,14 +1,16 @@
-"""A hundred one-line bugs, each of which a test must catch.
+"""One-line bugs, each of which a test must catch: a table of more than a hundred, and others drawn at random.
 
-    python benchmarks/breaks.py                         all of them, about half an hour on one core
-    python benchmarks/breaks.py --only alibi_slopes     some of them, by name
+    python benchmarks/breaks.py                         the table, about half an hour on one core
+    python benchmarks/breaks.py --only alibi_slopes     some of its rows, by name
     python benchmarks/breaks.py --unbroken              their tests on the code as it is, which must pass
+    python benchmarks/breaks.py --draw 100 --seed 1     mutants of the whole package, about three hours of two cores
     python benchmarks/breaks.py --json breaks.json      also write the outcomes to a file
 
-Each bug is put alone into a copy of the repository, and the tests listed beside it are run there: it is "caught" if one
-fails, and has "survived" if all pass. Exit codes: 0 if all were caught, 1 if one survived, 2 if the table does not fit
-the code: an old text that does not occur exactly once in its file, or tests that cannot be run. If you move the code,
-update the table.
+Each bug is put alone into a copy of the repository, and tests are run there: it is "caught" if one fails, and has
+"survived" if all pass. A row of the table names its tests. Of a mutant, those tests run first that import its file, or
+that import what imports it, then the fast tier, then the slow one. Exit codes: 0 if all were caught, 1 if one survived,
+2 if the table does not fit the code: an old text that does not occur exactly once in its file, or tests that cannot be
+run. If you move the code, update the table.
 """
 
 import argparse
@@ -23,6 +25,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from mutants import Mutant, draw
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,6 +61,10 @@ class Break:
     new: str
     tests: tuple[str, ...]
     marker: str = FAST
+
+    def applied(self, text: str) -> str:
+        """The text of the file with the bug."""
+        return text.replace(self.old, self.new)
 
 
 BREAKS = (
@@ -969,13 +977,19 @@ def outcome_of(name: str, tree: Path, arguments: Sequence[str], marker: str) -> 
     return Outcome(name, "error", seconds, " | ".join(printed.strip().splitlines()[-3:]))
 
 
-def try_break(one: Break, tree: Path) -> Outcome:
-    """Break the tree, run the tests, and restore it."""
-    path = tree / "tinyformer" / one.file
+def try_bug(bug: Break | Mutant, tests: Sequence[str], tree: Path) -> Outcome:
+    """Put a bug into the tree, run tests, and restore it; those of a mutant are followed by all others."""
+    path = tree / "tinyformer" / bug.file
     whole = path.read_text(encoding="utf-8")
-    path.write_text(whole.replace(one.old, one.new), encoding="utf-8")
+    path.write_text(bug.applied(whole), encoding="utf-8")
     try:
-        return outcome_of(one.name, tree, one.tests, one.marker)
+        if isinstance(bug, Break):
+            return outcome_of(bug.name, tree, tests, bug.marker)
+        for arguments, marker in ((tests, FAST), (["tests"], FAST), (["tests"], SLOW)):
+            outcome = outcome_of(bug.name, tree, [*arguments, "-n", "2"], marker)
+            if outcome.outcome == "caught" or (outcome.outcome == "error" and arguments == ["tests"]):
+                break  # the nearest tests may all be slow, which is an error of the first run
+        return outcome
     finally:
         path.write_text(whole, encoding="utf-8")
 
@@ -1015,10 +1029,13 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description="One-line bugs, each of which a test must catch.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="try these breaks only")
+    parser.add_argument("--draw", type=int, default=0, metavar="N", help="try N mutants in place of the table")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to a file")
     parser.add_argument("--unbroken", action="store_true", help="run the tests on the code as it is")
     options = parser.parse_args()
     breaks = [one for one in BREAKS if options.only is None or one.name in options.only]
+    drawn = list(draw(options.draw, options.seed))
     problems = [
         f"{name}: there is no such break." for name in options.only or () if name not in {b.name for b in BREAKS}
     ]
@@ -1034,9 +1051,9 @@ def main() -> int:
         shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
         if options.unbroken:
             return try_unbroken(breaks, tree)
-        for one in breaks:
-            outcomes.append(outcome := try_break(one, tree))
-            print(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {one.name:<48} {outcome.by}", flush=True)
+        for bug, tests in drawn or [(one, one.tests) for one in breaks]:
+            outcomes.append(outcome := try_bug(bug, tests, tree))
+            print(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {bug.name:<48} {outcome.by}", flush=True)
             if options.json:
                 write(options.json, outcomes)
     survived = [one.name for one in outcomes if one.outcome == "survived"]

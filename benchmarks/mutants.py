@@ -1,32 +1,19 @@
-"""One-line bugs drawn at random from the whole package, and how many of them no test catches.
+"""Mutants: the package with one operator, number, condition or call changed (DeMillo et al. 1978).
 
-    python benchmarks/mutants.py                      100 mutants, about three hours of two cores
-    python benchmarks/mutants.py --count 20 --seed 1  others
-    python benchmarks/mutants.py --list               what would be tried, with the tests
-    python benchmarks/mutants.py --json mutants.json  also write the outcomes to a file
-
-A mutant differs from the code in one operator, number, condition or call (DeMillo et al. 1978). First those tests run
-that import its file, or that import what imports it; if they pass, the whole fast tier, then the slow one. Some mutants
-compute the same as the code, such as a larger number of bins or rows, and cannot be caught. Exit codes as of
-`breaks.py`.
+`breaks.py --draw` tries them. Some compute the same as the code, such as a larger number of bins or rows, and cannot be
+caught.
 """
 
-import argparse
 import ast
-import json
 import random
 import re
-import shutil
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from breaks import FAST, NOT_COPIED, ROOT, SLOW, Outcome, outcome_of
-
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, TESTS = ROOT / "tinyformer", ROOT / "tests"
 
 OPERATORS = {
@@ -59,7 +46,7 @@ class Mutant:
     """A change of one line.
 
     Attributes:
-        file: the file, relative to the repository.
+        file: the file, relative to the package.
         line: the number of the line, from 1 on.
         start: where the changed text begins within the line, in characters.
         old: the text.
@@ -156,7 +143,7 @@ class Source:
 def mutants_of(path: Path) -> list[Mutant]:
     """All mutants of a file, in the order of its nodes."""
     text = path.read_text(encoding="utf-8")
-    return list(Source(path.relative_to(ROOT).as_posix(), text.splitlines()).mutants(ast.parse(text)))
+    return list(Source(path.relative_to(PACKAGE).as_posix(), text.splitlines()).mutants(ast.parse(text)))
 
 
 @cache
@@ -198,53 +185,13 @@ def nearest_tests(file: Path, importers: Mapping[Path, set[Path]]) -> list[str]:
     return []
 
 
-def main() -> int:
-    """Draw mutants, and try them.
-
-    Returns:
-        The exit code: 0 if all were caught, 1 if one survived, 2 if tests could not be run.
-    """
-    parser = argparse.ArgumentParser(description="One-line bugs drawn at random from the package.")
-    parser.add_argument("--count", type=int, default=100, help="number of mutants (100)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (0)")
-    parser.add_argument("--list", action="store_true", help="print the mutants and their tests, and try none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to a file")
-    options = parser.parse_args()
+def draw(count: int, seed: int) -> Iterator[tuple[Mutant, list[str]]]:
+    """Some mutants of the package, drawn at random, each with its nearest tests."""
     files = sorted(PACKAGE.rglob("*.py"))
     importers: dict[Path, set[Path]] = defaultdict(set)
     for path in [*files, *TESTS.rglob("*.py")]:
         for one in imported(path):
             importers[one].add(path)
     every = [mutant for path in files for mutant in mutants_of(path)]
-    drawn = random.Random(options.seed).sample(every, min(options.count, len(every)))
-    print(f"{len(drawn)} of {len(every):,} mutants, seed {options.seed}.", flush=True)
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
-        for mutant in drawn:
-            tests = nearest_tests(ROOT / mutant.file, importers)
-            if options.list:
-                print(f"{mutant.name}  {' '.join(tests)}")
-                continue
-            path = tree / mutant.file
-            text = path.read_text(encoding="utf-8")
-            path.write_text(mutant.applied(text), encoding="utf-8")
-            for paths, marker in ((tests, FAST), (["tests"], FAST), (["tests"], SLOW)):
-                outcome = outcome_of(mutant.name, tree, [*paths, "-n", "2"], marker)
-                if outcome.outcome == "caught" or (outcome.outcome == "error" and paths == ["tests"]):
-                    break  # the nearest tests may all be slow, which is an error of the first run
-            path.write_text(text, encoding="utf-8")
-            outcomes.append(outcome)
-            print(f"{outcome.outcome:<9} {outcome.seconds:6.1f} s  {mutant.name}  {outcome.by}", flush=True)
-            if options.json:
-                record = {"seed": options.seed, "mutants": [asdict(one) for one in outcomes]}
-                options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    survived, errors = (sum(one.outcome == kind for one in outcomes) for kind in ("survived", "error"))
-    if outcomes:
-        print(f"{len(outcomes) - survived - errors} of {len(outcomes)} caught, {survived} survived.")
-    return 2 if errors else int(survived > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for mutant in random.Random(seed).sample(every, min(count, len(every))):
+        yield mutant, nearest_tests(PACKAGE / mutant.file, importers)
