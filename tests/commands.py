@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from tinyformer.checkpoint.file import load_raw
+
 ROOT = Path(__file__).parent.parent
 PYTHON = Path(sys.executable)
 
@@ -72,7 +74,7 @@ def results_of(run: str | Path) -> dict[str, Any]:
 
 def weights_of(run: str | Path, name: str = "last") -> dict[str, torch.Tensor]:
     """The weights of a checkpoint of a run."""
-    return torch.load(Path(run) / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"]
+    return load_raw(Path(run) / "checkpoints" / f"{name}.ckpt")["state_dict"]
 
 
 def column(run: str | Path, name: str) -> dict[int, str]:

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from wandb_file import read_history
 
 import tinyformer
-from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint, load_raw
+from tinyformer.checkpoint.format import write_raw
 from tinyformer.config.compose import compose_run
 from tinyformer.nn import AttentionMask
 
@@ -34,10 +35,10 @@ def evaluate(program: Program, checkpoint: Path | str, *overrides: str) -> dict[
 
 def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **overrides: str) -> None:
     """Write a copy of the checkpoint with other overrides, and with one weight scaled."""
-    raw = torch.load(trained.last, weights_only=True)
+    raw = load_raw(trained.last)
     raw["state_dict"]["network.encoder.layers.0.attention.o_proj.weight"] *= scale
     raw["tinyformer"]["overrides"] |= overrides
-    torch.save(raw, path)
+    write_raw(path, raw)
 
 
 @pytest.mark.smoke

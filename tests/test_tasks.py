@@ -12,7 +12,8 @@ from commands import SMALL, Program, Trained, ran, results_of, table, weights_of
 from model.models import answerer
 
 import tinyformer
-from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint, load_raw
+from tinyformer.checkpoint.format import write_raw
 from tinyformer.errors import ArgumentError
 from tinyformer.files import write_table
 
@@ -307,9 +308,9 @@ def test_a_reader_its_continuation_its_evaluation_and_its_analyses(
 
 def refuse_changed(checkpoint: str | Path, key: str, value: object, message: str) -> None:
     """A checkpoint with another override is not loaded."""
-    raw = torch.load(checkpoint, weights_only=True)
+    raw = load_raw(Path(checkpoint))
     raw["tinyformer"]["overrides"][key] = value
-    torch.save(raw, "other.ckpt")
+    write_raw(Path("other.ckpt"), raw)
     with pytest.raises(ArgumentError) as caught:
         tinyformer.load("other.ckpt")
     assert message in str(caught.value)

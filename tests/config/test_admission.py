@@ -11,7 +11,8 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint.file import KEY, Checkpoint
+from tinyformer.checkpoint.file import Checkpoint
+from tinyformer.checkpoint.format import KEY, write_raw
 from tinyformer.config import conf
 from tinyformer.config import stored as stored_config
 from tinyformer.config.admission import NotAdmittedError, admit_override
@@ -300,7 +301,7 @@ def file(tmp_path: Path) -> Any:
         model = composed(*overrides)["model"]
         weights = checkpoint({}, model["num_layers"], model["d_model"]).weights
         state = {f"network.{name}": tensor for name, tensor in weights.items() if not name.startswith("decoder")}
-        torch.save({"state_dict": state, "global_step": 1, KEY: contents}, tmp_path / name)
+        write_raw(tmp_path / name, {"state_dict": state, "global_step": 1, KEY: contents})
         return tmp_path / name
 
     return write

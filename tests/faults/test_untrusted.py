@@ -13,13 +13,15 @@ import pytest
 import torch
 import yaml
 from commands import ROOT, SMALL, TEXT, Program, Trained
-from tinyformer.run.custom_scores import register_score
 
 import tinyformer
+from tinyformer.checkpoint.file import load_raw
+from tinyformer.checkpoint.format import write_raw
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import network
+from tinyformer.run.custom_scores import register_score
 
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 
@@ -36,10 +38,10 @@ RESUME = ("train.py", "resume=run trainer.max_steps=6")
 
 def test_a_checkpoint_runs_nothing(program: Program, trained: Trained, book: Path) -> None:
     """By whichever way it is read; what else it may not say is in `tests/config/test_admission.py`."""
-    raw = torch.load(trained.last, weights_only=True)
+    raw = load_raw(trained.last)
     joined_by_hydra = {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]}
     raw["tinyformer"]["overrides"] |= joined_by_hydra
-    torch.save(raw, "evil.ckpt")
+    write_raw(Path("evil.ckpt"), raw)
     for script, words in (
         ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
         ("train.py", f"{SMALL} {TEXT} init_from=evil.ckpt hydra.run.dir=next"),
@@ -129,10 +131,10 @@ def test_malformed_files_of_a_run_folder_are_refused_in_one_sentence(program: Pr
     for copy in ("best", "previous"):
         last.with_name(f"{copy}.ckpt").unlink(missing_ok=True)
     for name, malform in MALFORMED.items():
-        raw = torch.load(last, weights_only=True)
+        raw = load_raw(last)
         malform(raw)
         shutil.copytree("run", "malformed")
-        torch.save(raw, "malformed/checkpoints/last.ckpt")
+        write_raw(Path("malformed/checkpoints/last.ckpt"), raw)
         said = require_refusal(program, "Error: resume=malformed", "train.py", "resume=malformed trainer.max_steps=6")
         assert len(said.splitlines()) == 1, (name, said)
         assert ("exp_avg does not fit a parameter" in said) == name.startswith("exp_avg"), said
@@ -171,9 +173,9 @@ def test_a_score_is_imported_by_its_own_name_alone() -> None:
 def test_a_run_starts_from_no_sizes_that_the_weights_lack(
     program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = torch.load(trained.last, weights_only=True)
+    raw = load_raw(trained.last)
     raw["tinyformer"]["overrides"] |= {"attention.head_dim": 2**20, "model.num_heads": 8}
-    torch.save(raw, "large.ckpt")
+    write_raw(Path("large.ckpt"), raw)
     monkeypatch.setattr(network.L, "seed_everything", None)  # which would allocate them
     words = f"init_from=large.ckpt {TEXT} trainer.max_steps=2 trainer.precision=32-true"
     require_refusal(program, "init_from=large.ckpt: ", "train.py", words)

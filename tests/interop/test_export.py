@@ -20,6 +20,7 @@ from interop.models import (
     tokens,
     transformers,
 )
+from tinyformer.checkpoint.file import load_raw
 from tinyformer.data import BPETokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.interop.folder import write_folder
@@ -82,7 +83,7 @@ def test_logits_text_and_weights_are_the_same(name: str, tmp_path: Path) -> None
     model = require_same_logits(EXPORTS[name], tmp_path)
     assert model.config.model_type == name.partition("-")[0]
     imported = network_of(checkpoint_of(tmp_path / "theirs", tmp_path / "imported.ckpt"))
-    stored = torch.load(tmp_path / "ours.ckpt")["state_dict"]
+    stored = load_raw(tmp_path / "ours.ckpt")["state_dict"]
     weights, own = imported.state_dict(), {key.removeprefix("network."): weight for key, weight in stored.items()}
     assert all(torch.equal(weights[name], weight) for name, weight in own.items())
     added = weights.keys() - own.keys()  # biases of zeros

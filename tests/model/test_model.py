@@ -16,7 +16,8 @@ from tokenizers import Tokenizer, models
 
 import tinyformer
 from model.models import causal, classifier, masked, model, translator
-from tinyformer.checkpoint.file import KEY
+from tinyformer.checkpoint.file import load_raw
+from tinyformer.checkpoint.format import KEY, write_raw
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.sampling import Sampling
@@ -146,9 +147,9 @@ def test_a_text_ends_where_its_document_ends():
 
 
 def test_a_checkpoint_uses_only_classes_that_are_trusted(trained: Trained, tmp_path):
-    raw, path = torch.load(trained.last, weights_only=True), tmp_path / "own.ckpt"
+    raw, path = load_raw(trained.last), tmp_path / "own.ckpt"
     raw[KEY]["overrides"]["norm._target_"] = "torch.nn.LayerNorm"
-    torch.save(raw, path)
+    write_raw(path, raw)
     with pytest.raises(ArgumentError, match=r"^checkpoint=.*'torch\.nn\.LayerNorm', .*name it in trusted\.$"):
         tinyformer.load(path)
     assert tinyformer.load(path, trusted=["torch.nn.LayerNorm"]).encode(["a"]).shape == (1, 2, 16)

@@ -27,6 +27,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 import tinyformer
+from tinyformer.checkpoint.file import load_raw
 from tinyformer.config.errors import ConfigError
 from tinyformer.training import TrainingModule
 
@@ -166,5 +167,5 @@ def test_ctrl_c_saves_the_run_and_the_handlers_are_the_callers() -> None:
     with pytest.raises(KeyboardInterrupt):
         tinyformer.train([*WORDS, *long])
     assert signal.getsignal(signal.SIGINT) == handler
-    step = torch.load("run/checkpoints/last.ckpt", weights_only=True)["global_step"]
+    step = load_raw(Path("run/checkpoints/last.ckpt"))["global_step"]
     assert tinyformer.train(["resume=run", f"trainer.max_steps={step + 1}"]).results["steps"] == step + 1

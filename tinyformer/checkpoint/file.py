@@ -1,17 +1,13 @@
 """Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
 
-A checkpoint is Lightning's, and also holds the overrides of the run's config, its tokenizer and the state of the random
-number generators. It is read with `weights_only=True`, so that no code in it runs; `config.admission` checks what it
-says of the config.
+A checkpoint is Lightning's in a safetensors file, see `format`, and also holds the overrides of the run's config, its
+tokenizer and the state of the random number generators. `config.admission` checks what it says of the config.
 """
 
 import copy
-import errno
 import os
 import random
 import re
-import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinyformer.checkpoint.format import FORMAT, KEY, is_archive, read_raw, write_raw
 from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError
-from tinyformer.files import atomic_write
-
-KEY, FORMAT = "tinyformer", 1
-"""The key of what we add to Lightning's checkpoint, and the version of its format."""
 
 PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
@@ -42,6 +35,9 @@ NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
 """Prefixes in the names of weights: of all weights in a file; within the network, of the readout, which depends on the
 task, and of the weights that do not depend on the vocabulary."""
+
+TRAINED_ON = f"{KEY}.trained_on"
+"""The name of the tensor of `Checkpoint.trained_on`."""
 
 EMBEDDING = "encoder.token_embedding.weight"
 
@@ -61,37 +57,29 @@ class Checkpoint:
     trained_on: Tensor | None = None  # the fingerprints of `run.data.known_text`, as int64
 
 
-def load_raw(path: Path) -> dict[str, Any]:
-    """Read all that Lightning and tinyformer have put into a checkpoint onto the CPU; refuse what no run wrote."""
+def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
+    """Read a checkpoint onto the CPU, or of its tensors only those whose names begin so; refuse what no run wrote."""
     if not os.path.isfile(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
         raise _not_a_file(path)
     try:
-        _require_intact(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about pickles that it did not write, which are refused
-            raw = torch.load(path, map_location="cpu", weights_only=True)
+        raw = read_raw(path, prefixes)
     except Exception as error:  # a damaged file can raise anything
         reason = (
             "cannot be read: the file is cut short, damaged, or not a checkpoint; a run writes "
             "RUN/checkpoints/last.ckpt, and best.ckpt next to it, which may be intact"
         )
+        if is_archive(path):
+            reason = "is an archive of PyTorch, as tinyformer wrote before format 2, and is not read; train it again"
         raise ArgumentError("path", str(path), reason) from error
     if problem := _malformation(raw):
         raise ArgumentError("path", str(path), problem)
     return raw
 
 
-def _require_intact(path: Path) -> None:
-    """Refuse a damaged archive, since torch writes checksums but does not check them."""
-    with zipfile.ZipFile(path) as archive:
-        if (damaged := archive.testzip()) is not None:
-            raise ValueError(damaged)
-
-
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Read a checkpoint onto the CPU, see `find_checkpoint`; one with weights that are not finite is refused, too."""
     path = find_checkpoint(path)
-    raw = load_raw(path)
+    raw = load_raw(path, (NETWORK_PREFIX, TRAINED_ON))
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor
         for name, tensor in raw["state_dict"].items()
@@ -135,11 +123,10 @@ def _not_a_file(path: Path) -> ArgumentError:
 def _malformation(raw: Any) -> str | None:
     """The reason why the contents of a file are not those of a run's checkpoint; None if they are."""
     foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
-    if not isinstance(raw, dict) or not isinstance(ours := raw.get(KEY), dict):
+    if not isinstance(ours := raw.get(KEY), dict) or "format" not in ours:
         return foreign
-    version = ours.get("format", FORMAT)
-    if not isinstance(version, int) or version > FORMAT:
-        return f"is of format {_shown(version)}, but this version of tinyformer reads only up to {FORMAT}; update it"
+    if (version := ours["format"]) != FORMAT:
+        return f"is of format {_shown(version)}, but this version of tinyformer reads only {FORMAT}"
     if not {"state_dict", "global_step"} <= raw.keys() or not PARTS.keys() <= ours.keys():
         return foreign
     step, state = raw["global_step"], raw["state_dict"]
@@ -170,10 +157,9 @@ def _shown(value: Any) -> str:
 def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
     """The fault in the weights of a network; None if there is none."""
     for name, weight in weights.items():
-        is_tensor = isinstance(weight, Tensor)
-        kind = (weight.layout, weight.device.type, weight.dtype) if is_tensor else type(weight).__name__
-        if kind not in [(torch.strided, "cpu", dtype) for dtype in DTYPES]:
-            return f"is malformed: its weight {name[:200]} is not a dense tensor of real numbers ({kind})"
+        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        if kind not in DTYPES:
+            return f"is malformed: its weight {name[:200]} is not a tensor of real numbers ({kind})"
     return first_not_finite(weights)
 
 
@@ -192,18 +178,6 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, o
     contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
     contents["trained_on"] = checkpoint.trained_on
     write_raw(path, {"state_dict": weights, "global_step": checkpoint.step, KEY: contents})
-
-
-def write_raw(path: Path, raw: dict[str, Any], previous: Path | None = None) -> None:
-    """Write what `load_raw` reads atomically, see `atomic_write`, into a folder that is made if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, previous) as temporary:
-        try:
-            torch.save(raw, temporary)
-        except RuntimeError as error:  # how torch reports a full disk
-            if "PytorchStreamWriter" not in str(error) and "unexpected pos" not in str(error):
-                raise
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:

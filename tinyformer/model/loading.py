@@ -9,7 +9,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import load_weights, require_fitting
+from tinyformer.checkpoint.file import load_weights
 from tinyformer.checkpoint.snapshots import load_step
 from tinyformer.config.checks import check_types
 from tinyformer.config.errors import cause_of
@@ -18,6 +18,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.nn.heads import plain_address
+from tinyformer.nn.init import NoInitialisation
 from tinyformer.run.custom_scores import register_score
 from tinyformer.run.data import require_known_tokens
 from tinyformer.run.network import make_network
@@ -69,11 +70,9 @@ def load(
     try:
         for part in ("network", "task.objective"):
             check_types(config, part)
-        sized = make_network(config, tokenizer, "meta")
-        _require_positions(sized, longest)
-        require_fitting(sized, stored)  # before memory is allocated
-        with torch.random.fork_rng():  # initial weights, which the checkpoint's replace, are drawn at random
+        with NoInitialisation():
             network = make_network(config, tokenizer)
+        _require_positions(network, longest)
     except InstantiationException as error:
         cause = cause_of(error)
         if isinstance(cause, ArgumentError) and cause.path[-1] in ("backend", "max_seq_len"):

@@ -1,9 +1,11 @@
 """Initialisation of the weights."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tinyformer.errors import require_at_least, require_choice
 from tinyformer.nn.position import RelativePosition
@@ -60,3 +62,15 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+class NoInitialisation(TorchFunctionMode):
+    """A context in which parameters are allocated and not initialised, for a network whose weights are loaded."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func.__module__ == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)

@@ -1,7 +1,7 @@
 """The network of a run: made from its config, with the weights of the checkpoint that the run begins with."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -62,7 +62,9 @@ def _freeze_encoder(network: Network) -> None:
 def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None, further: int = 0) -> Network:
     """The network of a run, its weights drawn from `seed`, or from one `further` on; see `make_network`."""
     L.seed_everything((config.seed + further) % 2**32, verbose=False)
-    return make_network(config, tokenizer)
+    network = make_network(config, tokenizer)
+    _try_out(network)
+    return network
 
 
 def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: str = "cpu") -> Network:
@@ -78,10 +80,7 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
     if device != "meta":
         _require_memory(sized)
     with torch.device(device):
-        network = instantiate(sized.network, _convert_="all")
-    if device == "cpu":
-        _try_out(network)
-    return network
+        return cast(Network, instantiate(sized.network, _convert_="all"))
 
 
 def _require_memory(config: Any) -> None:

@@ -14,7 +14,8 @@ from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint.file import FORMAT, Checkpoint, copy_with
+from tinyformer.checkpoint.file import Checkpoint, copy_with
+from tinyformer.checkpoint.format import FORMAT
 from tinyformer.config.admission import Plain
 from tinyformer.config.compose import CommandLine, compose_run, offer_stored_run
 from tinyformer.config.conf import AXES

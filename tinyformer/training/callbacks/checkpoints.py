@@ -14,7 +14,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from tinyformer.checkpoint.file import KEY, load_raw, random_state, restore_random_state
+from tinyformer.checkpoint.file import load_raw, random_state, restore_random_state
+from tinyformer.checkpoint.format import KEY
 from tinyformer.data.batches.loader import LostWorker
 from tinyformer.errors import ArgumentError
 from tinyformer.training.module import TrainingModule

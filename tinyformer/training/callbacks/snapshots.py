@@ -1,16 +1,17 @@
 """Snapshots of the weights during training."""
 
-import io
 import time
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import lightning as L
+import safetensors.torch
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.utilities import rank_zero_only
 
-from tinyformer.checkpoint.file import KEY, NETWORK_PREFIX, SNAPSHOTS, write_raw
+from tinyformer.checkpoint.file import NETWORK_PREFIX, SNAPSHOTS
+from tinyformer.checkpoint.format import KEY, encode, write_raw
 from tinyformer.checkpoint.snapshots import snapshot_path, snapshots_of
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.files import relative_path
@@ -54,10 +55,9 @@ class Snapshots(L.Callback):
         if self.every_n_steps:
             raw = self._raw(trainer, pl_module)
             self._first = None if self._first_step else raw
-            file = io.BytesIO()
-            torch.save(raw, file)
-            size = max_over_processes(torch.tensor(file.tell(), device=trainer.strategy.root_device))
-            self._plan(num_steps(trainer), int(size))  # in every process, which a refusal ends
+            size = len(safetensors.torch.save(*encode(raw)))
+            largest = max_over_processes(torch.tensor(size, device=trainer.strategy.root_device))
+            self._plan(num_steps(trainer), int(largest))  # in every process, which a refusal ends
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if cast(TrainingModule, pl_module).step_targets:

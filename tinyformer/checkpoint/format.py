@@ -1,0 +1,138 @@
+"""The format of a checkpoint: a safetensors file whose header holds, as JSON, all that is not a tensor.
+
+The JSON is Lightning's checkpoint. Each tensor in it is the name of a tensor of the file and its checksum; what JSON
+lacks is an object with one key, such as `{"$tuple": [1, 2]}`. Reading runs no code.
+"""
+
+import base64
+import errno
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tinyformer.files import atomic_write
+
+KEY, FORMAT = "tinyformer", 2
+"""The key of what we add to Lightning's checkpoint, also in the header, and the version of the format."""
+
+STATE_DICT = "state_dict"
+"""The key of the weights, whose tensors have their own names in the file; those of other tensors begin with a path."""
+
+
+def write_raw(path: Path, raw: Mapping[str, Any], previous: Path | None = None) -> None:
+    """Write what `read_raw` reads atomically, see `atomic_write`, into a folder that is made if needed.
+
+    Raises:
+        TypeError: a part, such as the state of a user-defined callback, is neither a plain value nor a tensor.
+    """
+    tensors, header = encode(raw)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path, previous) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # by the umask; the library's own is that of a secret
+        try:
+            save_file(tensors, temporary, header)
+            temporary.chmod(mode)
+        except SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))  # such as that of a full disk
+            number = int(code[1]) if code else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def encode(raw: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a checkpoint by name, and the header of its file."""
+    writer = _Writer()
+    header = {KEY: json.dumps(writer.plain(raw, ()))}
+    return writer.tensors, header
+
+
+class _Writer:
+    """Turns a checkpoint into JSON, and collects its tensors by name; one that occurs twice is stored once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.known: dict[Any, dict[str, Any]] = {}  # what stands for a tensor, by its place in memory
+
+    def plain(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """A value as JSON; `path` are the keys that lead to it."""
+        if isinstance(value, Tensor):
+            return self._tensor(value.detach(), path)
+        if isinstance(value, Mapping):
+            parts = {key: self.plain(part, (*path, key)) for key, part in value.items()}
+            is_object = all(isinstance(key, str) and not key.startswith("$") for key in parts)
+            return parts if is_object else {"$dict": [[self.plain(key, path), part] for key, part in parts.items()]}
+        if isinstance(value, list | tuple | set | frozenset):
+            items = [self.plain(part, (*path, index)) for index, part in enumerate(value)]
+            return items if isinstance(value, list) else {"$tuple" if isinstance(value, tuple) else "$set": items}
+        if isinstance(value, bytes):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(f"{'.'.join(map(str, path))} is a {type(value).__name__}, which no checkpoint can hold")
+
+    def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> dict[str, Any]:
+        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() == 0 or place not in self.known:
+            name = ".".join(map(str, path[1:] if path[0] == STATE_DICT else path))
+            stored = tensor.cpu().contiguous()
+            is_part = stored.untyped_storage().nbytes() != stored.nbytes
+            self.tensors[name] = stored.clone() if is_part else stored
+            self.known[place] = {"$tensor": name, "checksum": _checksum(self.tensors[name])}
+        return self.known[place]
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "$dict": dict,
+    "$tuple": tuple,
+    "$set": set,
+    "$bytes": base64.b64decode,
+}
+"""What makes the values that JSON lacks."""
+
+
+def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
+    """The contents of a checkpoint, on the CPU; tensors whose names begin with none of the prefixes are None.
+
+    Raises:
+        ValueError: the file is damaged, or no checkpoint of this format.
+        SafetensorError: it is no safetensors file.
+    """
+    with safe_open(path, framework="pt") as file:
+        found: dict[str, Tensor] = {}
+
+        def tensor(name: str, checksum: int) -> Tensor | None:
+            if name.startswith(prefixes) and name not in found:
+                found[name] = file.get_tensor(name).clone()
+                if _checksum(found[name]) != checksum:
+                    raise ValueError(f"{name} is damaged")
+            return found.get(name)
+
+        def value(read: dict[str, Any]) -> Any:
+            if "$tensor" in read:
+                return tensor(read["$tensor"], read["checksum"])
+            kind = next(iter(read), "")
+            return KINDS[kind](read[kind]) if kind in KINDS else read
+
+        header = file.metadata() or {}
+        contents = json.loads(header.get(KEY, "null"), object_hook=value)
+    return contents if isinstance(contents, dict) else {}
+
+
+def is_archive(path: Path) -> bool:
+    """Return True for a zip archive, which `torch.save` writes."""
+    return zipfile.is_zipfile(path)
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The CRC-32 of the bytes of a contiguous tensor on the CPU."""
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
