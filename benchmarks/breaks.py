@@ -107,8 +107,8 @@ BREAKS = (
     Break(
         "eager_at_the_last_key_of_short_decoding",
         "nn/kernels/fastest.py",
-        "<= CPU_BF16_DECODING_MAX_SEQ:",
-        "< CPU_BF16_DECODING_MAX_SEQ:",
+        "<= DECODING_SDPA_MAX_SEQ:",
+        "< DECODING_SDPA_MAX_SEQ:",
         ("tests/nn/test_support.py",),
     ),
     Break(

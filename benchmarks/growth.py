@@ -26,11 +26,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tinyformer.hardware import describe_device
-from tinyformer.programs.doctor.growth import BASE, measure_axis
+from tinyformer.errors import ArgumentError
+from tinyformer.hardware import describe_device, free_memory
+from tinyformer.programs.findings.measurements import measure_encoder
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("eager", "sdpa", "flash", "flex")
+BASE = {
+    "cpu": {"seq": 1024, "width": 128, "depth": 1, "heads": 8, "kv_heads": 8},
+    "cuda": {"seq": 2048, "width": 1024, "depth": 1, "heads": 16, "kv_heads": 16},
+}
+"""The values of all axes but the one that is varied."""
 VALUES = {
     "seq": (512, 1024, 2048, 4096, 8192, 16384),
     "width": (64, 128, 256, 512, 1024),
@@ -39,6 +45,21 @@ VALUES = {
     "kv_heads": (1, 2, 4, 8),
 }
 """The values of each axis. Heads share the width, so that more heads are narrower."""
+
+
+def measure(sizes: dict[str, int], backend: str, device: str, repeats: int) -> dict[str, Any]:
+    """The median seconds and the peak bytes of some passes, or why they are left out."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    weights = sizes["depth"] * sizes["heads"] * sizes["seq"] ** 2
+    needed = 3 * (4 if dtype == torch.float32 else 6) * weights  # the softmax in fp32, in bf16 with a copy in that
+    free = free_memory(device)
+    if backend == "eager" and free is not None and needed > free / 4:
+        return {"left_out": f"about {needed / 1e9:.0f} GB"}
+    try:
+        passes = [measure_encoder(sizes, backend, device, dtype) for _ in range(repeats)]
+    except ArgumentError as error:
+        return {"left_out": f"{backend} {error.reason}"}
+    return {"seconds": statistics.median(each["seconds"] for each in passes), "bytes": passes[0]["bytes"]}
 
 
 def exponent(values: Sequence[float], measured: Sequence[float]) -> float | None:
@@ -123,7 +144,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for axis in given.axes:
         values = [value for value in VALUES[axis] if axis != "seq" or value <= given.longest]
-        rows += measure_axis(axis, values, BACKENDS, device, given.repeats)
+        rows += [
+            {"axis": axis, "value": value, "backend": backend}
+            | measure(BASE[device] | {axis: value}, backend, device, given.repeats)
+            for value in values
+            for backend in BACKENDS
+        ]
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
     record = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tinyformer.programs.doctor.variants import combine
+from tinyformer.programs.doctor import variants
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,7 +57,10 @@ TITLES = {
 }
 """The variants that are trained, by their titles in the documentation's table."""
 
-VARIANTS = {title: list(combine(name).overrides) for title, name in TITLES.items()} | {
+VARIANTS = {
+    title: [override for part in name.split("+") for override in variants.VARIANTS[part].overrides]
+    for title, name in TITLES.items()
+} | {
     "no positions": ["position=none"],
     "learned": ["position=learned"],
     "sinusoidal": ["position=sinusoidal"],

@@ -14,7 +14,7 @@ from tinyformer.measures.capture import attention_calls
 from tinyformer.measures.probe import Probe, Probes, measure_heads
 from tinyformer.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
-from tinyformer.programs.doctor.speed import peak_memory
+from tinyformer.nn.timing import peak_bytes
 
 
 def test_only_passes_inside_the_block_are_captured():
@@ -108,7 +108,7 @@ def test_a_few_rows_of_a_long_sequence_take_little_memory():
     model, tokens = make_transformer(**sizes, position=False, backend="flash").eval(), token_ids(1, 16_384)
 
     # A map of 64 rows takes 4 MiB, and a few are held at once: 17 MiB. One bit for each pair would take 32 MiB.
-    assert peak_memory(lambda: capture_weights(model, tokens, CAUSAL, 64), "cpu") < 24 * 2**20
+    assert peak_bytes(lambda: capture_weights(model, tokens, CAUSAL, 64), "cpu") < 24 * 2**20
 
 
 # Probes.

@@ -211,7 +211,8 @@ def test_a_window_of_the_source_is_around_the_same_position(backend):
     for layer in network.attentions_by_kind()["cross"]:
         layer.window = 18
     assert error(network(SOURCE, TARGET, PADDED), whole(SOURCE, TARGET, PADDED)) <= 1e-5
-    assert network.resolve_backends("cpu", torch.float32, PADDED, training=False)
+    network.resolve_backends("cpu", torch.float32, PADDED, training=False)
+    assert all(layer.resolved for layer in network.attentions())
 
 
 def test_embeddings_are_shared_or_not():

@@ -1,7 +1,7 @@
 """The variants of `tinyformer doctor` at a size for tests, combinations of them, and what the tests of nn share."""
 
+from collections import ChainMap
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,7 +26,7 @@ from tinyformer.nn import (
     Transformer,
 )
 from tinyformer.programs.doctor.cases import factory_of
-from tinyformer.programs.doctor.variants import VARIANTS, Variant, combine
+from tinyformer.programs.doctor.variants import VARIANTS, Variant
 
 D_MODEL, NUM_HEADS = 32, 4
 CAUSAL = AttentionMask(causal=True)
@@ -82,12 +82,11 @@ def able(name: str, training: bool = True) -> tuple[str, ...]:
 
 
 def small(name: str) -> Variant:
-    """The variant of a name, with the options of `SMALL`."""
-    variant = combine(name)
-    options = dict(variant.options)
-    for part in name.split("+"):
-        options |= SMALL.get(part, {})
-    return replace(variant, options=options)
+    """The variant of a name, or of several joined by "+", with the options of `SMALL`."""
+    parts = [VARIANTS[part] for part in name.split("+")]
+    kind = next((part.attention for part in parts if part.attention != "Attention"), "Attention")
+    options = [part.options for part in parts] + [SMALL.get(part.name, {}) for part in parts]
+    return Variant(name, kind, dict(ChainMap(*reversed(options))))
 
 
 def factory(name: str) -> Callable[..., BaseAttention]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,19 +9,15 @@ import torch
 
 from tinyformer.nn import BACKENDS, timing
 from tinyformer.nn.kernels.eager import eager
-from tinyformer.programs.doctor import speed, verdict
+from tinyformer.programs.doctor import verdict
 from tinyformer.programs.doctor.cases import EXACT_SHAPE
 from tinyformer.programs.doctor.exactness import Errors
 
 
 @pytest.fixture(autouse=True)
-def only_gross_slowness_counts(monkeypatch):
-    """Small differences of time are for the timed test, which has the machine to itself, and a process of its own."""
-    for module in (speed, verdict):
-        monkeypatch.setattr(module, "MAX_SLOWDOWN", 5.0)
+def times_are_measured_briefly(monkeypatch):
     monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
     monkeypatch.setattr(timing, "BUDGET_SECONDS", 0.0)
-    monkeypatch.setattr(timing, "MIN_SPEEDUP", 5.0)
 
 
 @pytest.fixture
@@ -99,33 +94,14 @@ def test_a_broken_backend_fails(name, monkeypatch, examine):
     assert cells[cell]["failure"].startswith(failure)
 
 
-def test_auto_must_not_pick_a_slow_backend(monkeypatch, call):
-    def slow(*arguments):
-        end = time.process_time() + 0.05
-        while time.process_time() < end:
-            pass
-        return SDPA(*arguments)
-
-    monkeypatch.setitem(BACKENDS, "sdpa", replace(BACKENDS["sdpa"], compute=slow))
-    words = "doctor --variants=mha --masks=causal --dtypes=fp32 --backends=eager,sdpa --device=cpu"
-    assert call(words).code == 0  # it measures, and takes eager
-    monkeypatch.setattr(verdict, "faster", lambda usual, passes, device, patience: usual if patience == 1 else "eager")
-    assert call(words).code == 0  # in haste it takes sdpa, and eager as it looks again
-    monkeypatch.setattr(verdict, "faster", lambda usual, *arguments: usual)
-    ended = call(words)
-    assert ended.code == 1
-    assert "✗ sdpa mha causal fp32: is chosen by auto but takes " in ended.out
-    assert ended.out.rstrip().endswith("1 failed.")
-
-
 def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(call):
     ended = call("doctor --variants=mha,dropout --masks=full,causal --dtypes=fp32 --device=cpu")
     lines = ended.out.splitlines()
     assert ended.code == 0
-    assert re.sub(" +", " ", lines[1].strip()) == "attention dtype eager sdpa flash flex auto × output gradient"
+    assert re.sub(" +", " ", lines[1].strip()) == "attention dtype eager sdpa flash flex auto output gradient"
     numbers = r"\s+[\d.e-]+"
-    assert re.fullmatch(f"mha +fp32 +MM{numbers} +FF{numbers} +FF{numbers} +mm{numbers} +sdpa{3 * numbers} *", lines[2])
-    assert re.fullmatch(f"dropout +fp32 +MM{numbers} +MM{numbers} +·· +·· +eager{3 * numbers} *", lines[3])
+    assert re.fullmatch(f"mha +fp32 +MM{numbers} +FF{numbers} +FF{numbers} +mm{numbers} +sdpa{2 * numbers} *", lines[2])
+    assert re.fullmatch(f"dropout +fp32 +MM{numbers} +MM{numbers} +·· +·· +eager{2 * numbers} *", lines[3])
     assert "fa3 runs on CUDA, not on CPU: all" in lines
     counts = r"24 cells in \d+ s: 12 ran \(2 forward only\), 12 refused. All do what the table says."
     assert re.fullmatch(counts, lines[-1])

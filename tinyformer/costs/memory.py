@@ -113,19 +113,19 @@ def count_gpus(
         trained = [weight for weight in weights if weight.requires_grad]
         blocks = sorted(sum(weight.numel() for weight in block.parameters()) for block in network.separate_blocks())
         others, gradients = num_bytes(weights) - 4 * sum(blocks), num_bytes(trained)
-        parts = [4 * _part(weights, gpus), 4 * _part(trained, gpus)]
-        parts += [_state_bytes(make_optimizer(network), trained, gpus)]
-        parts += [others + size * sum(blocks[-2:]), others + size * sum(blocks[-1:])]
+        held = {
+            "sharded_weight_bytes": 4 * _part(weights, gpus),
+            "sharded_gradient_bytes": 4 * _part(trained, gpus),
+            "sharded_optimizer_bytes": _state_bytes(make_optimizer(network), trained, gpus),
+            "whole_weight_bytes": others + size * sum(blocks[-2:]),
+            "whole_gradient_bytes": others + size * sum(blocks[-1:]),
+        }
     return GpuCosts(
         gpus=gpus,
         sent_bytes=2 * gradients * (gpus - 1) // gpus,
         sharded_sent_bytes=(2 * size * sum(blocks) + others + gradients) * (gpus - 1) // gpus,
-        sharded_weight_bytes=parts[0],
-        sharded_gradient_bytes=parts[1],
-        sharded_optimizer_bytes=parts[2],
-        whole_weight_bytes=parts[3],
-        whole_gradient_bytes=parts[4],
-        sharded_bytes=sum(parts),
+        sharded_bytes=sum(held.values()),
+        **held,
     )
 
 
@@ -185,9 +185,11 @@ def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor],
     optimizer.step()
     parts = getattr(optimizer, "optimizers", [optimizer])
     states = [(weight, value) for part in parts for weight in part.state for value in part.state[weight].values()]
-    whole = [value for weight, value in states if isinstance(value, Tensor) and value.shape != weight.shape]
-    of_weights = [value for weight, value in states if isinstance(value, Tensor) and value.shape == weight.shape]
-    return _bytes(whole) + sum(_part([value], gpus) * value.element_size() for value in of_weights)
+    return sum(
+        _part([value], gpus) * value.element_size() if value.shape == weight.shape else value.nbytes
+        for weight, value in states
+        if isinstance(value, Tensor)
+    )
 
 
 def _choose_kernels(network: Network) -> None:

@@ -14,7 +14,7 @@ from .latent import LatentAttention
 from .maps import QKV, AttentionInputs
 from .mask import AttentionMask
 from .mixer import TokenMixer
-from .network import Network, backend_refusal, kernel_of_layer, resolve_backend
+from .network import Network, kernel_of_layer, resolve_backend
 from .norm import LayerNorm, RMSNorm
 from .position import (
     ALiBi,
@@ -84,7 +84,6 @@ __all__ = [
     "TokenReadout",
     "Transformer",
     "attention_weights",
-    "backend_refusal",
     "kernel_of_layer",
     "prune_heads",
     "resolve_backend",

@@ -15,7 +15,7 @@ from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import KINDS, Address, not_a_head, plain_address
 from tinyformer.nn.kernels.observe import running_kernel
-from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
+from tinyformer.nn.kernels.support import Backend, select_backend
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.mixer import TokenMixer
@@ -115,8 +115,8 @@ class Network(nn.Module):
         layers = zip(self.layer_addresses(), self.attentions(), strict=True)
         return [[*address, head] for address, layer in layers for head in layer.head_map.pruned]
 
-    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> str:
-        """Choose the attention backend of every layer, see `resolve_backend`; returns "eager, sdpa" or so.
+    def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> None:
+        """Choose the attention backend of every layer, see `resolve_backend`.
 
         A mask that a `TokenMixer` does not take is refused.
         """
@@ -124,11 +124,9 @@ class Network(nn.Module):
             with argument_path("encoder", "block"):
                 mixer.require_causal(mask)
         layers = zip(self.attentions(), self.attention_masks(mask), self.attention_paths(), strict=True)
-        names = set()
         for layer, own, path in layers:
             with argument_path(*path):
-                names.add(resolve_backend(layer, device, dtype, own, self.max_seq_len, training).name)
-        return ", ".join(sorted(names))
+                resolve_backend(layer, device, dtype, own, self.max_seq_len, training)
 
     def num_parameters(self) -> int:
         """The number of trainable parameters, embeddings included; shared ones count once."""
@@ -155,13 +153,6 @@ def resolve_backend(
     """
     layer.resolved = select_backend(layer.backend, layer.planned_case(device, dtype, mask, seq, training))
     return layer.resolved
-
-
-def backend_refusal(
-    layer: BaseAttention, backend: str, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None
-) -> str | None:
-    """The reason why the backend of this name cannot train a layer; None if it can; see `resolve_backend`."""
-    return BACKENDS[backend].refusal(layer.planned_case(device, dtype, mask, seq))
 
 
 def kernel_of_layer(

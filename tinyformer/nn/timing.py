@@ -1,10 +1,16 @@
-"""The time of backends, measured: which of them is the fastest on the machine at hand."""
+"""The time and memory of a pass, measured, and which backend is the fastest on the machine at hand.
 
+The passes of one comparison run in turns, so that a slow phase of the machine affects all.
+"""
+
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.kernels.support import Backend
@@ -17,8 +23,10 @@ CANDIDATES = ("eager", "sdpa")
 """The backends among which `auto` chooses on a CPU."""
 
 MIN_SPEEDUP, REPEATS = 1.1, 4
-"""How many times as fast as the usual choice another backend has to be, so that chance decides nothing, and how many
-times as long as usual they are compared."""
+"""The noise margin, how many times as fast as the usual choice another backend has to be, and how many times as long as
+usual they are compared."""
+
+Pass: TypeAlias = Callable[[], object]
 
 
 def seconds_on(device: str) -> float:
@@ -33,9 +41,31 @@ def seconds_on(device: str) -> float:
     return time.perf_counter()
 
 
-def heads_pass(
-    layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True
-) -> Callable[[], None]:
+def median_seconds(passes: Mapping[str, Pass], device: str, patience: int = 1) -> dict[str, float]:
+    """The median times of passes after a warm-up; a single one is timed once.
+
+    `patience` multiplies the time and the rounds of a comparison.
+    """
+    started = time.perf_counter()
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for index in range(WARM_UPS + (patience * MAX_ROUNDS if len(passes) > 1 else 1)):
+        if index >= WARM_UPS + MIN_ROUNDS and time.perf_counter() - started > patience * BUDGET_SECONDS:
+            break
+        for name in sorted(passes, reverse=bool(index % 2)):
+            start = seconds_on(device)
+            passes[name]()
+            times[name].append(seconds_on(device) - start)
+    return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
+
+
+def faster(usual: str, passes: Mapping[str, Pass], device: str) -> str:
+    """The name of the fastest pass, or the usual one unless that takes `MIN_SPEEDUP` times as long."""
+    seconds = median_seconds(passes, device, REPEATS)
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest if seconds[usual] > MIN_SPEEDUP * seconds[fastest] else usual
+
+
+def heads_pass(layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True) -> Pass:
     """One pass of a layer's heads by a backend, without their projections, and backward if there is a gradient."""
     qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
     leaves = [*qkv, *(weight for weight in layer.parameters() if weight.requires_grad)]
@@ -52,25 +82,21 @@ def heads_pass(
     return run
 
 
-def median_seconds(passes: Mapping[str, Callable[[], None]], device: str, patience: int = 1) -> dict[str, float]:
-    """The median times of passes, run in turns so that a slow phase of the machine affects all; a single one runs once.
-
-    `patience` multiplies the time and the rounds of a comparison.
-    """
-    started = time.perf_counter()
-    times: dict[str, list[float]] = {name: [] for name in passes}
-    for index in range(WARM_UPS + (patience * MAX_ROUNDS if len(passes) > 1 else 1)):
-        if index >= WARM_UPS + MIN_ROUNDS and time.perf_counter() - started > patience * BUDGET_SECONDS:
-            break
-        for name in sorted(passes, reverse=bool(index % 2)):
-            start = seconds_on(device)
-            passes[name]()
-            times[name].append(seconds_on(device) - start)
-    return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
+def peak_bytes(run: Pass, device: str) -> int:
+    """The most bytes that the tensors of a pass hold at once, beyond what is allocated before it."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in profiled_events(watched) if e.name() == "[memory]")
+    return max(itertools.accumulate((change for _, change in changes), initial=0))
 
 
-def faster(usual: str, passes: Mapping[str, Callable[[], None]], device: str, patience: int = REPEATS) -> str:
-    """The name of the fastest pass, or the usual one unless that takes `MIN_SPEEDUP` times as long."""
-    seconds = median_seconds(passes, device, patience)
-    fastest = min(seconds, key=seconds.__getitem__)
-    return fastest if seconds[usual] > MIN_SPEEDUP * seconds[fastest] else usual
+def profiled_events(watched: profile) -> list[Any]:
+    """The profiler's raw events; building the tree of `watched.events()` takes longer than the pass itself."""
+    assert watched.profiler is not None
+    assert watched.profiler.kineto_results is not None
+    return watched.profiler.kineto_results.events()

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
 
 import torch
 
@@ -41,10 +40,22 @@ def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, tr
 def training_kernels(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> tuple[list[str], str | None]:
-    """The kernels of training, as `choose_kernels` gives them or as measured; also what `measure_backends` returns."""
+    """The kernels of training, as `choose_kernels` gives them or as measured.
+
+    The second value names the backends of the layers that are "auto", as a checkpoint stores them, if they were
+    measured, now or before.
+    """
     kernels = choose_kernels(network, settings, mask, training=True)
-    measured = measure_backends(network, settings, mask, task, data)
-    return (kernels if measured is None else running_kernels(network, settings, mask, training=True)), measured
+    names = measured_backends(network, settings, mask, task, data)
+    if names is None:
+        return kernels, None
+    for layer, name in zip(_undecided(network), names, strict=True):
+        layer.resolved = BACKENDS[name]
+    return running_kernels(network, settings, mask, training=True), "-".join(names)
+
+
+def _undecided(network: Network) -> list[BaseAttention]:
+    return [layer for layer in network.attentions() if layer.backend == "auto"]
 
 
 def running_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
@@ -54,50 +65,41 @@ def running_kernels(network: Network, settings: Settings, mask: AttentionMask, t
     return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
 
 
-def measure_backends(
+def measured_backends(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
-) -> str | None:
-    """Give each layer of a long run on a CPU, where its backend is "auto", the one that is the fastest by measurement.
+) -> list[str] | None:
+    """The fastest backend of each layer that is "auto" in a long run on a CPU, by measurement; None for other runs.
 
     Which is faster depends on the processor. A layer's heads compute one batch forward and backward, by eager and
     by sdpa; the cache folder keeps which was faster on this machine. A resumed run goes on as it began, since backends
     round differently; several processes and `trainer.deterministic=true` take the usual choice.
-
-    Returns:
-        The names of the layers' backends, as a checkpoint stores them; None if none was measured, now or before.
     """
-    layers = [layer for layer in network.attentions() if layer.backend == "auto"]
+    layers = _undecided(network)
     if settings.device != "cpu" or not layers or settings.dtype not in (torch.bfloat16, torch.float32):
         return None
     if settings.is_resumed:
-        names = (settings.resumed_facts.get("backends") or "").split("-")
-        if not _can_be(names, network, settings, mask):
-            return None
-    elif (
-        settings.is_one_process
-        and not settings.arguments.get("deterministic")
-        and planned_seconds(network, settings, data) >= MIN_SECONDS
-    ):
-        batch = next(iter(data.evaluation_dataloader("validation")))
-        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, settings.dtype == torch.bfloat16):
-            calls = attention_calls(network, task, batch)
-            names = [faster_backend(layer, calls.get(layer)) for layer in layers]
-    else:
+        return _resumed_backends(network, settings, mask)
+    if not settings.is_one_process or settings.arguments.get("deterministic"):
         return None
-    for layer, name in zip(layers, names, strict=True):
-        layer.resolved = BACKENDS[name]
-    return "-".join(names)
+    if planned_seconds(network, settings, data) < MIN_SECONDS:
+        return None
+    batch = next(iter(data.evaluation_dataloader("validation")))
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, settings.dtype == torch.bfloat16):
+        calls = attention_calls(network, task, batch)
+        return [faster_backend(layer, calls.get(layer)) for layer in layers]
 
 
-def _can_be(names: Sequence[str], network: Network, settings: Settings, mask: AttentionMask) -> bool:
-    """Return True if these backends can compute the layers that are "auto": a resumed run may have other scores."""
-    masked = zip(network.attentions(), network.attention_masks(mask), strict=True)
-    layers = [(layer, own) for layer, own in masked if layer.backend == "auto"]
-    if len(names) != len(layers) or not set(names) <= set(CANDIDATES):
-        return False
-    facts = (settings.device, settings.dtype)
-    cases = [layer.planned_case(*facts, own, network.max_seq_len) for layer, own in layers]
-    return not any(BACKENDS[name].refusal(case) for name, case in zip(names, cases, strict=True))
+def _resumed_backends(network: Network, settings: Settings, mask: AttentionMask) -> list[str] | None:
+    """The backends of the resumed run; None if they cannot compute the layers, which may have other scores now."""
+    names = (settings.resumed_facts.get("backends") or "").split("-")
+    cases = [
+        layer.planned_case(settings.device, settings.dtype, own, network.max_seq_len)
+        for layer, own in zip(network.attentions(), network.attention_masks(mask), strict=True)
+        if layer.backend == "auto"
+    ]
+    if len(names) != len(cases) or not set(names) <= set(CANDIDATES):
+        return None
+    return None if any(BACKENDS[name].refusal(case) for name, case in zip(names, cases, strict=True)) else names
 
 
 @torch.no_grad()

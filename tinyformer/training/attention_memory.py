@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tinyformer.nn import AttentionMask, BaseAttention, Network, backend_refusal
+from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Network
 
 STORING = ("eager", "math")
 """Kernels that store the weights of all queries and keys; `math` is what torch's sdpa falls back to."""
@@ -74,15 +74,12 @@ def find_memory_shortage(
     needed = max(sizes) if recomputes else sum(sizes)
     if needed <= free:
         return None
-    backends = (
-        name
-        for name in NOT_STORING
-        if not any(backend_refusal(layer, name, device, dtype, layer_mask, seq) for layer, layer_mask, _ in storing)
-    )
+    cases = [layer.planned_case(device, dtype, layer_mask, seq) for layer, layer_mask, _ in storing]
+    able = [name for name in NOT_STORING if not any(BACKENDS[name].refusal(case) for case in cases)]
     works: dict[tuple[str, ...], Any]
     effect, rows = "stores less", batch_size * free // needed
-    if backend := next(backends, None):
-        works, effect = {("network", *path, "backend"): backend for _, _, path in storing}, "stores none"
+    if able:
+        works, effect = {("network", *path, "backend"): able[0] for _, _, path in storing}, "stores none"
     elif not recomputes and max(sizes) <= free:
         works, effect = {("network", "encoder", "checkpoint_activations"): True}, "stores those of one layer at a time"
     elif rows:

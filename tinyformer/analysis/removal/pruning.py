@@ -2,12 +2,11 @@
 
 import copy
 import math
-import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +20,7 @@ from tinyformer.costs.network import num_bytes
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, Network, prune_heads
 from tinyformer.nn.maps import is_own
+from tinyformer.nn.timing import median_seconds
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult
 
@@ -204,16 +204,14 @@ def _exact(network: Network, mask: AttentionMask) -> Network:
 
 @torch.no_grad()
 def _tokens_per_second(context: AnalysisContext, networks: Sequence[Network]) -> list[float]:
-    """The median speed of each network on a batch; they alternate, so that other load affects them alike."""
+    """The median speed of each network on a batch."""
     batch = context.batches[0]
-    seconds: list[list[float]] = [[] for _ in networks]
-    for _ in range(5):
-        for network, times in zip(networks, seconds, strict=True):
-            start = time.perf_counter()
-            with context.precision():
-                output = context.task.forward(network, batch)
-            if output.device.type == "cuda":
-                torch.cuda.synchronize(output.device)
-            times.append(time.perf_counter() - start)
+
+    def forward(network: Network) -> None:
+        with context.precision():
+            context.task.forward(network, batch)
+
+    passes = {str(index): partial(forward, network) for index, network in enumerate(networks)}
+    seconds = median_seconds(passes, next(networks[0].parameters()).device.type)
     num_tokens = sum(rows.numel() for name, rows in tensors(batch).items() if name in ("source", "inputs"))
-    return [num_tokens / statistics.median(times) for times in seconds]
+    return [num_tokens / seconds[name] for name in passes]

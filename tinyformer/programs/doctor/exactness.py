@@ -1,21 +1,20 @@
-"""The error of a backend against eager in float64, and the kernel that computed it."""
+"""The error of a backend against eager in float64, the kernel that computed it, and its time."""
 
 import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tinyformer.nn import AttentionMask, BaseAttention, KernelRequirements, Scoring
-from tinyformer.nn.kernels.case import features_of
+from tinyformer.nn import AttentionInputs, AttentionMask, BaseAttention, KernelRequirements, Scoring
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.nn.kernels.observe import kernel_among
 from tinyformer.nn.kernels.support import Backend
+from tinyformer.nn.timing import Pass, heads_pass, profiled_events
 from tinyformer.programs.doctor.cases import MakeMask, Shape
 
 SEEDS = (1, 2, 3)
@@ -78,22 +77,24 @@ class Problem:
         queries, keys = (shape.batch, shape.seq, shape.d_model), (shape.batch, k_seq, shape.d_model)
         self._sizes = [queries, queries, keys] if cross else [queries, queries]
         _, *self.inputs = self._drawn(SEEDS[0])
-        self._counted = functools.cache(self._well_conditioned)
-        # Those of eager in the same dtype, which the errors of other backends are compared with.
-        self.eager_errors = functools.cache(lambda dtype: self.errors(ORACLE, self.solve(ORACLE, dtype), dtype))
+        # Eager in the same dtype, which the other backends are compared with.
+        self._eager = functools.cache(lambda dtype: self.solve(ORACLE, dtype))
+        self.eager_errors = functools.cache(lambda dtype: self.errors(ORACLE, self._eager(dtype), dtype))
 
     def _drawn(self, seed: int) -> list[Tensor]:
         random = torch.Generator().manual_seed(seed)
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> KernelRequirements:
+        """The case of the module's call; `gradient` says whether a backward pass follows."""
         module, (q_seq, k_seq) = self.module, (self.inputs[0].shape[1], self.inputs[-1].shape[1])
-        q = torch.zeros(1, module.num_heads, 1, module.head_dim, device=self.device, requires_grad=gradient)
-        scoring = module.scoring(q, 1, self.mask, self.cross)
-        uneven_dims = module.head_dim != module.v_head_dim
-        features = features_of(self.mask, scoring, q_seq, k_seq, module.dropout > 0, gradient, uneven_dims)
-        head_dim = max(module.head_dim, module.v_head_dim)
-        return KernelRequirements(self.device.type, dtype, head_dim, features, max(q_seq, k_seq))
+        sizes = (q_seq, module.head_dim), (k_seq, module.head_dim), (k_seq, module.v_head_dim)
+        q, k, v = (
+            torch.zeros(1, module.num_heads, *size, device=self.device, requires_grad=gradient) for size in sizes
+        )
+        scoring = module.scoring(q[:, :, :1], 1, self.mask, self.cross)
+        case = KernelRequirements.of(q, k, v, self.mask, scoring, module.dropout, gradient)
+        return case._replace(dtype=dtype)
 
     def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True, seed: int = SEEDS[0]) -> Solution:
         """The output and the gradients of a backend, which is called even if it would refuse the case."""
@@ -114,14 +115,19 @@ class Problem:
     def errors(self, backend: Backend, solution: Solution, dtype: torch.dtype) -> Errors:
         exact = self.exact if not self.module.dropout else self._exact_without(self._dropped(backend, dtype))
         gradients = solution.gradient_errors(exact, self.gradient_sizes)
-        counted = [error for counts, error in zip(self._counted(dtype), gradients, strict=False) if counts]
+        rounding = self._eager(dtype).gradient_errors(self.exact, self.gradient_sizes)
+        rounding[: len(self.inputs)] = [0.0] * len(self.inputs)  # the gradients of inputs always count
+        pairs = zip(gradients, rounding, strict=False)
+        counted = [error for error, own in pairs if own <= ILL_CONDITIONED[dtype]]
         output = relative_error(solution.output, exact.output)
         return Errors(output, max(gradients, default=None), max(counted, default=None))
 
-    def _well_conditioned(self, dtype: torch.dtype) -> list[bool]:
-        """The gradients that count in this dtype, see `ILL_CONDITIONED`; those of the inputs always do."""
-        errors = self.solve(ORACLE, dtype).gradient_errors(self.exact, self.gradient_sizes)
-        return [index < len(self.inputs) or error <= ILL_CONDITIONED[dtype] for index, error in enumerate(errors)]
+    def heads_pass(self, backend: Backend, dtype: torch.dtype, gradient: bool) -> Pass:
+        """One pass of a backend over the queries, keys and values, which are projected in advance."""
+        with torch.no_grad(), arithmetic(self.device, dtype):
+            qkv = self.module.project(self.inputs[0], self.inputs[1] if self.cross else None)
+        run = heads_pass(self.module, AttentionInputs(qkv, self.mask, self.cross, 0), backend, gradient)
+        return arithmetic(self.device, dtype)(run)
 
     @functools.cached_property
     def exact(self) -> Solution:
@@ -184,10 +190,8 @@ class Problem:
 @contextlib.contextmanager
 def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Autocast to bf16 if it is the dtype; on CPU without tracing flex, which is not compiled there."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16))
-        if device.type == "cpu":
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    untraced = torch.compiler.set_stance("force_eager") if device.type == "cpu" else contextlib.nullcontext()
+    with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16), untraced:
         yield
 
 
@@ -198,10 +202,3 @@ def watched_kernel() -> Iterator[Callable[[], str]]:
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as watched:
         yield lambda: kernel_among(event.name() for event in profiled_events(watched))
-
-
-def profiled_events(watched: profile) -> list[Any]:
-    """The profiler's raw events; building the tree of `watched.events()` takes longer than the pass itself."""
-    assert watched.profiler is not None
-    assert watched.profiler.kineto_results is not None
-    return watched.profiler.kineto_results.events()

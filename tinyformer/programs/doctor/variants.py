@@ -14,7 +14,7 @@ MASK_NAMES = ("full", "causal", "padded", "causal+padded", "documents")
 
 @dataclass(frozen=True)
 class Variant:
-    """An attention variant; combinations join names by "+"."""
+    """An attention variant."""
 
     name: str
     attention: str = "Attention"  # the class in `tinyformer.nn`
@@ -62,17 +62,3 @@ VARIANTS = {
     )
 }
 """What the doctor tests: multi-head attention unless the name says otherwise, one feature at a time."""
-
-
-def combine(name: str) -> Variant:
-    """The variant with a name in `VARIANTS`, or a combination of names joined by "+", such as "gqa+alibi+sink"."""
-    parts = [VARIANTS[part] for part in name.split("+")]
-    return Variant(
-        name,
-        next((part.attention for part in parts if part.attention != "Attention"), "Attention"),
-        {name: value for part in parts for name, value in part.options.items()},
-        tuple(dict.fromkeys(override for part in parts for override in part.overrides)),
-        any(part.cross for part in parts),
-        tuple(mask for mask in MASK_NAMES if all(mask in part.masks for part in parts)),
-        min((part.max_seq for part in parts if part.max_seq is not None), default=None),
-    )

@@ -1,12 +1,13 @@
-"""Verdicts: whether a backend does what the documented table says, for each attention variant, mask and dtype.
+"""Verdicts on backends against the documented table, for each attention variant, mask and dtype.
 
 A cell fails if its backend
 
 - crashes or is wrong on a case that it accepts: its error against float64 exceeds `CEILING`, or both `FLOOR`, which
   rounding the result once may cost, and `FACTOR` times the error of eager in the same dtype;
 - gives nonzero values for a row without keys, or any value that is not finite;
-- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called nevertheless;
-- is the choice of `auto` and takes more than `speed.MAX_SLOWDOWN` times as long as the fastest backend that ran.
+- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called nevertheless.
+
+Its time is that of the heads alone, without their projections, and does not count; `benchmarks/auto.py` judges it.
 """
 
 import warnings
@@ -16,10 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyformer.nn import BACKENDS, LACKS, KernelRequirements, select_backend
-from tinyformer.nn.timing import CANDIDATES, REPEATS, faster, median_seconds
+from tinyformer.nn.timing import median_seconds
 from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
 from tinyformer.programs.doctor.exactness import Errors, Problem, watched_kernel
-from tinyformer.programs.doctor.speed import MAX_SLOWDOWN, compare, peak_memory, problem_pass
 from tinyformer.programs.doctor.variants import VARIANTS, Variant
 
 FACTOR = 4.0
@@ -40,9 +40,7 @@ class Cell:
     output_error: float | None = None  # max|a - b| / max|b| against eager in float64
     gradient_error: float | None = None  # the largest of inputs and parameters; None without a backward pass
     seconds: float | None = None  # of the heads, forward and, if there is one, backward
-    peak_memory: int | None = None  # the most bytes that such a pass holds at once
     auto: bool = False  # whether `auto` chooses this backend
-    slowdown: float | None = None  # for auto's choice, its time relative to the fastest backend's
     reason: str | None = None  # why it refuses, computes no backward pass, or crashed
     failure: str | None = None  # why the cell fails
 
@@ -71,7 +69,7 @@ def examine(
             for dtype in dtypes:
                 empty = [Cell(name, variant.name, mask, dtype) for name in backends]
                 exact = [check_exactness(problem, cell, DTYPES[dtype]) for cell in empty]
-                yield _with_speed(timed, exact, DTYPES[dtype])
+                yield _with_times(timed, exact, DTYPES[dtype])
 
 
 def _problem(variant: Variant, mask: str, shape: Shape, device: torch.device) -> Problem:
@@ -131,35 +129,13 @@ def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _with_speed(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
-    """Measure the time and memory of the correct cells, and judge the choice of `auto`."""
-    chosen, device = select_backend("auto", problem.case(dtype)).name, problem.device.type
-    correct = [cell for cell in cells if cell.status == "ran" and cell.failure is None]
-    passes = {cell.backend: problem_pass(problem, BACKENDS[cell.backend], dtype, cell.has_backward) for cell in correct}
-    compared = {cell.backend: passes[cell.backend] for cell in correct if cell.has_backward}
-    candidates = {name: compared[name] for name in CANDIDATES if name in compared}
-    for patience in (1, REPEATS):  # briefly first, with the full budget if auto is not the fastest
-        if device == "cpu" and chosen in candidates:
-            chosen = faster(chosen, candidates, device, patience)
-        seconds, slowdown = compare(compared, chosen, device)
-        if slowdown is None or slowdown <= MAX_SLOWDOWN:
-            break
-    fastest = min(seconds, key=seconds.__getitem__, default=None)
-    for name in passes.keys() - compared.keys():
-        seconds |= median_seconds({name: passes[name]}, device)
-    timed = []
-    for cell in cells:
-        name, is_auto, failure = cell.backend, cell.backend == chosen, cell.failure
-        if is_auto and slowdown is not None and slowdown > MAX_SLOWDOWN:
-            failure = f"is chosen by auto but takes {slowdown:.2f} times as long as {fastest}"
-        timed.append(
-            replace(
-                cell,
-                seconds=seconds.get(name),
-                peak_memory=peak_memory(passes[name], device) if name in passes else None,
-                auto=is_auto,
-                slowdown=slowdown if is_auto else None,
-                failure=failure,
-            )
-        )
-    return timed
+def _with_times(problem: Problem, cells: Sequence[Cell], dtype: torch.dtype) -> list[Cell]:
+    """Measure the times of the correct cells, and mark the choice of `auto`."""
+    chosen = select_backend("auto", problem.case(dtype)).name
+    passes = {
+        cell.backend: problem.heads_pass(BACKENDS[cell.backend], dtype, cell.has_backward)
+        for cell in cells
+        if cell.status == "ran" and cell.failure is None
+    }
+    seconds = median_seconds(passes, problem.device.type)
+    return [replace(cell, seconds=seconds.get(cell.backend), auto=cell.backend == chosen) for cell in cells]

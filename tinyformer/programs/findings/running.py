@@ -26,9 +26,9 @@ from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table, write_whole
 from tinyformer.model.trained_run import train
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
-from tinyformer.programs.doctor.measured import Measurements, measured_costs, measured_kernels
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
+from tinyformer.programs.findings.measurements import Measurements, measured_costs, measured_kernels
 from tinyformer.programs.findings.records import ENDED, PlannedRun, contents_of, digest_of, read_results
 from tinyformer.programs.findings.statements import in_force, now, versions_of
 from tinyformer.run.data import make_data
