@@ -95,7 +95,11 @@ def test_a_text_that_the_tokenizer_loses_has_no_bits_per_byte(program: Program) 
     Path("other.txt").write_text("The dog sees THE CAT\n" * 10)
     other = ran(program, "evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=other.txt hydra.run.dir=other")
     shown = " ".join(f"{ended.out} {other}".split())
-    for line in ("bits per byte none: decode(encode", "unknown 20 characters became [UNK]", "tokenizer decode(encode"):
+    for line in (
+        "bits per byte none: decode(encode",
+        "unknown 20 tokens for what",
+        "tokenizer decode(encode",
+    ):
         assert line in shown
     assert trained["val/bits_per_byte"] is results_of("other")["all/bits_per_byte"] is None
     assert "val/bits_per_byte" not in table("run/metrics.csv")[0]

@@ -19,8 +19,8 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path next to `path` for a file or a folder, which replaces `path` after the block.
 
     If the block fails, what it wrote is removed and `path` is left as it was; what a killed process left is removed
-    first. A file is flushed to disk before it takes its name, so that the name never stands for a part of it. A folder
-    can take the place of an empty folder only. Processes that may write the same path at the same time must hold a
+    first. Files are flushed to disk before the name is taken, so that it never stands for a part of them. A folder can
+    take the place of an empty folder only. Processes that may write the same path at the same time must hold a
     lock.
 
     Args:
@@ -31,9 +31,10 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
     _remove(temporary)
     try:
         yield temporary
-        if temporary.is_file():
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+        for written in (temporary, *temporary.rglob("*")):
+            if written.is_file():
+                with written.open("rb+") as file:
+                    os.fsync(file.fileno())
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(temporary, path)
@@ -75,32 +76,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-MAX_DEPTH = 100
-"""Maximum number of levels of nesting in untrusted YAML."""
-
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C where there is one: a sweep has hundreds of files."""
 
 
-def load_plain_yaml(text: str, loader: Any = FAST_LOADER) -> Any:
-    """The value of an untrusted YAML text: of bounded depth, and without aliases, which multiply values.
-
-    Args:
-        text: the text.
-        loader: a safe loader of PyYAML; the one in C and the one in Python read some texts differently.
+def load_plain_yaml(text: str) -> Any:
+    """The value of a YAML text that may come from elsewhere: plain data, never objects of other classes.
 
     Raises:
-        ValueError: it is nested too deeply.
-        yaml.YAMLError: it is not YAML, or has aliases.
+        yaml.YAMLError: it is not YAML.
     """
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):  # the loader in C would crash at some depth
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} levels")
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("YAML aliases (& and *) are not read")
-    return yaml.load(text, Loader=loader)
+    return yaml.load(text, Loader=FAST_LOADER)
 
 
 @contextlib.contextmanager

@@ -183,8 +183,6 @@ CARDS = {
     "engine": ("[{config_name: default, data_files: a.txt, engine: python}]", "engine='python'"),
     "number": ("[{config_name: 5, data_files: a.txt}]", "config_name='5'"),
     "no-list": ("{a: 1}", "has no list of configurations"),
-    "alias": ("[&a {config_name: x}, *a]", "aliases"),
-    "deep": ("[" * 200, "levels"),
 }
 """Configurations in a README, and what is said of those that are refused."""
 

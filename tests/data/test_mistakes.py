@@ -59,14 +59,13 @@ def test_arguments(labelled):
         refused(call, sentence, **({"source": labelled} if call is module else {}) | settings)
 
 
-def parquet(*columns: list[str] | pa.Array) -> bytes:
+def parquet(*columns: list[str]) -> bytes:
     pq.write_table(pa.table([*columns], ["text"] * len(columns)), file := io.BytesIO())
     return file.getvalue()
 
 
 WHOLE = parquet([f"line {n}" * 50 for n in range(200)])
 DAMAGED = WHOLE[:40] + bytes(360) + WHOLE[400:]  # pages are cut to pieces; the description at the end is whole
-REFERRED = parquet(pa.array(["x" * 50_000] * 4000).dictionary_encode())
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 FILES = [
     ("none.txt", None, {}, r"files='.*none.txt': the file does not exist; .*0 has no .txt, .csv, .* file\.$"),
@@ -76,15 +75,13 @@ FILES = [
     ("a.csv", b"body\tlabel\nx\t1\n", {}, "text_column='text': .* is body, label; .* text_column='body' works"),
     ("a.csv", b"A cat.;1\n", {}, r"text_column='text': .* is A cat., 1; .*=\['text', 'column_2'\] works"),
     ("a.jsonl", b'{"body": "x"}\n', {}, "text_column='text': row 1 .* such column; it has body; text_column='body' w"),
-    ("a.jsonl", b'{"text": "\\ud800"}', {}, "text_column='text': row 1 of .*a.jsonl holds half of a surrogate pair"),
+    ("a.jsonl", b'{"text": "\\ud800"}', {}, r"text='.ud800': holds half of a surrogate pair"),
     ("a.parquet", DAMAGED, {}, "files='.*a.parquet': cannot be read as parquet"),
-    ("a.parquet", REFERRED, {}, "files='.*a.parquet': its [0-9,]+ bytes contain more than 100 times as much text"),
     ("a.txt.gz", gzip.compress(b"cut off")[:-1], {}, "files='.*a.txt.gz': cannot be read .*[Tt]runcated"),
     ("a.txt.gz", gzip.compress(b""), {}, "files='.*a.txt.gz': the file is empty"),
     *((f"a.{kind}", POINTER, {}, "files=.* is a pointer of Git LFS, .*`git lfs pull`") for kind in ("txt", "parquet")),
     ("a.csv", b"text,text\na,b\n", {}, "text_column='text': .*a.csv has 2 columns of this name"),
     ("a.parquet", parquet(["a"], ["b"]), {}, "text_column='text': .*a.parquet has 2 columns of this name"),
-    ("a.jsonl", b'{"text": "x"}\n{"text": "y", "text": "z"}', {}, r"files=.*\(line 2: the keys text, text are not all"),
     ("a.jsonl", b'{"text": "x"}\n\n' * 70 + b"{,", {}, r"files=.*\(line 141: Expecting .*, column 2 \(char 1\)\)"),
     ("a.jsonl", b'{"t": {"en": "x"}}', {"text_column": "t.fr"}, r"text_column='t.fr': .*; it has t.en, t\.$"),
 ]

@@ -243,7 +243,7 @@ HOSTILE = """
     -1 1e30 -1e30 1e-30 inf -inf nan abc '' [] {} [1,2] [[0]] {a:1} 1.5 1000000000000000000 100000
     00:00:00:00 '${model.d_model}' '${nope}' mine.Nope torch.nn.Linear é a/b [null] [abc]
 """
-UNBOUNDED = ("max_steps", "max_epochs", "num_tokens", "max_seq_len", "num_sequences", "num_windows", "num_workers")
+UNBOUNDED = ("max_steps", "max_epochs", "num_tokens", "max_seq_len", "_sequences", "num_windows", "num_workers")
 """Keys whose large values mean a long run."""
 
 OUTSIDE = ("hydra", "trainer.devices", "trainer.num_nodes")

@@ -204,7 +204,6 @@ MISTAKES = {
     "run --metric val/los": "--metric=val/los: is not a key of results.json (numbers: val/loss, ",
     "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
     "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
-    "alias": "RUN=alias/config.yaml: cannot be read (YAML aliases",
     "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
     "huge": "--metric=val/loss: is not a number in any run",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
@@ -214,10 +213,9 @@ MISTAKES = {
 def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
     contents = {
         "yaml/config.yaml": "a: [1\nb: 2",
-        "alias/config.yaml": "a: &a [x, x]\nb: *a",
         "huge/results.json": f'{{"val/loss": {"9" * 400}}}',
     }
-    for name in ("run", "unfinished", "yaml", "alias", "huge", "pipe"):
+    for name in ("run", "unfinished", "yaml", "huge", "pipe"):
         write_run(name)
     for path, text in contents.items():
         Path(path).write_text(text)

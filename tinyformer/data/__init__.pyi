@@ -1,15 +1,15 @@
 from .batches.loader import EpochLoader, ResumableLoader, SimilarLengthLoader
 from .batches.masking import MaskedWindows, Masker, Masking
 from .batches.windows import Pack, Windows
-from .cache import Recipe
 from .examples import ExampleFormat, Examples, LabelledSplit
 from .generated.agreement import SETS, AgreementDataModule, Line, make_lines
 from .generated.module import GeneratedDataModule
 from .generated.sequences import CopyDataModule, InductionDataModule, ModularAdditionDataModule, RecallDataModule
 from .module import DataModule, SourceDataModule
 from .near_copies import near_copy_groups
-from .pairs import PairFormat, Pairs, PairSplit
+from .pairs import PairFormat, Pairs, PairSplit, PairTokens, SpecialTokens
 from .questions import QuestionFormat, Questions, QuestionSplit, QuestionTexts, tokenise_questions
+from .recipe import Recipe
 from .row_format import RowFormat, WindowFormat
 from .sources.dates import Dates
 from .sources.docstring_questions import DocstringQuestions
@@ -19,18 +19,16 @@ from .sources.source import LocalOrHub, Source
 from .sources.squad import Question, SquadFiles
 from .sources.text_files import TextFiles
 from .splits import hold_out
-from .storage import default_cache_dir
+from .store import default_cache_dir
 from .stream import Prepared, TokenSplit
 from .tokenizer.recipes import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
     HubTokenizer,
-    MaskedTokenizer,
     TokenizerFile,
     TokenizerRecipe,
 )
-from .tokenizer.special_tokens import PairTokens, SpecialTokens
 from .tokenizer.tokenizer import TextTokenizer
 
 __all__ = [
@@ -54,7 +52,6 @@ __all__ = [
     "LabelledSplit",
     "Line",
     "LocalOrHub",
-    "MaskedTokenizer",
     "MaskedWindows",
     "Masker",
     "Masking",

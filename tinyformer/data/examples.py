@@ -1,7 +1,7 @@
 """Labelled texts, or pairs of texts, as rows of batches."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,6 @@ from tinyformer.data.sources.source import SPLITS, Source, in_use
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
-
-_LONGEST = 2**20  # characters of a text that are kept: more than a model reads, few enough to tokenise in seconds
 
 
 @dataclass(frozen=True)
@@ -178,9 +176,6 @@ class ExampleFormat(RowFormat):
         facts = {"classes": sorted(classes, key=natural_order), "without_labels": without}
         return {split: rows for split, rows in splits.items() if labels[split]}, facts
 
-    def texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        return (text[:_LONGEST] for text in super().texts(rows))
-
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
         write_rows(folder, name, rows.select_columns("label"))
 
@@ -199,8 +194,6 @@ class ExampleFormat(RowFormat):
             columns = getattr(in_use(source), "text_columns", ())
             works = {"source.text_column": columns[0]} if len(columns) == 2 else {}
             raise ArgumentError("source", source.name, f"has {kinds[0]}, and the model classifies {kinds[1]}", works)
-        if has_pairs and prepared.tokenizer.has_segments:
-            warn(f"{source.name}: token_type_ids are left out: the tokens of both texts of a pair have type 0.")
         for name in prepared.facts["without_labels"]:
             column = getattr(in_use(source), "label_column", None) or "label"
             warn(f"{source.name}: the {name} split has no labels in '{column}' and is left out.")

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader
 from tinyformer.batch import Batch
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.windows import Rows
-from tinyformer.data.cache import LeftOut, Recipe
+from tinyformer.data.recipe import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.source import SPLITS, Source, in_use, rows_of
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import unread_files
-from tinyformer.data.tokenizer.recipes import MaskedTokenizer, TokenizerRecipe
+from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import MAX_SEED, ArgumentError, argument_path, printable, require_at_least, require_at_most
 
@@ -223,7 +223,7 @@ class SourceDataModule(DataModule):
             raise ArgumentError("source", source.name, row_format.lacking)
         super().__init__(row_format, batch_size, **settings)
         self.source, self.name, self.cache_dir = source, source.name, cache_dir
-        self._tokenizer_recipe = MaskedTokenizer(tokenizer) if row_format.needs_mask else tokenizer
+        self._tokenizer_recipe = tokenizer
         self._held_out = {name: float(fraction) for name, fraction in fractions.items()}
         self._group_near_copies = group_near_copies
 

@@ -16,7 +16,7 @@ from tinyformer.data.batches.windows import Rows
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.source import Source
 from tinyformer.data.sources.squad import Question, from_questions
-from tinyformer.data.stream import Prepared, Split
+from tinyformer.data.stream import Encoded, Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 
@@ -36,6 +36,19 @@ class QuestionTexts:
     tokenizer: TextTokenizer
     num_bytes: int | None
     num_unknown: int
+
+    @classmethod
+    def of(
+        cls,
+        stream: Encoded | TokenSplit,
+        num_unknown: int,
+        spans: Int64[np.ndarray, "questions 2"],
+        table: pa.Table,
+        tokenizer: TextTokenizer,
+    ) -> "QuestionTexts":
+        """The questions of a stream in which each question is followed by its context."""
+        begins, lengths = stream.offsets[:-1].reshape(-1, 2), np.diff(stream.offsets).reshape(-1, 2) - 1
+        return cls(stream.ids, begins, lengths, spans, table, tokenizer, stream.num_bytes, num_unknown)
 
     def cut(self, max_length: int, max_question_length: int = 64, stride: int | None = None) -> "QuestionSplit":
         """The windows in which a model of limited length reads the questions.
@@ -154,20 +167,11 @@ def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) 
     """Questions in memory, at least one, tokenised."""
     table = from_questions(questions).data.table
     texts = [text for asked in questions for text in (asked.question, asked.context)]
-    encoded = [[tokenizer.eos_id, *ids] for ids in tokenizer.encode_batch(texts)]
-    sizes = np.array([len(ids) for ids in encoded])
-    ids = np.concatenate(encoded).astype(np.uint32)
-    tokenizer.report_unknown(texts if tokenizer.unk_id in ids else ())
-    return QuestionTexts(
-        ids,
-        (sizes.cumsum() - sizes).reshape(-1, 2),
-        sizes.reshape(-1, 2) - 1,
-        token_spans(tokenizer, *(table[column].to_pylist() for column in ("pair", "answers", "starts"))),
-        table,
-        tokenizer,
-        num_bytes=sum(len(text.encode()) for text in texts),
-        num_unknown=int((ids == tokenizer.unk_id).sum()) if tokenizer.unk_id is not None else 0,
-    )
+    stream = Encoded.of(texts, tokenizer.encode_batch(texts), tokenizer)
+    tokenizer.report_unknown(texts if tokenizer.unk_id in stream.ids else ())
+    spans = token_spans(tokenizer, *(table[column].to_pylist() for column in ("pair", "answers", "starts")))
+    num_unknown = int((stream.ids == tokenizer.unk_id).sum())
+    return QuestionTexts.of(stream, num_unknown, spans, table, tokenizer)
 
 
 def token_spans(
@@ -274,19 +278,12 @@ class QuestionFormat(RowFormat):
         super().write(folder, name, rows, tokenizer)
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, QuestionSplit]:
-        return {
-            name: QuestionTexts(
-                stream.ids,
-                np.asarray(stream.offsets[:-1]).reshape(-1, 2),
-                np.diff(stream.offsets).reshape(-1, 2) - 1,
-                np.load(prepared.folder / f"{name}.spans.npy"),
-                prepared.rows(name),
-                prepared.tokenizer,
-                stream.num_bytes,
-                stream.num_unknown,
-            ).cut(self.seq_len, self._max_question_length, self._stride)
-            for name, stream in prepared.splits.items()
-        }
+        splits = {}
+        for name, stream in prepared.splits.items():
+            spans, table = np.load(prepared.folder / f"{name}.spans.npy"), prepared.rows(name)
+            texts = QuestionTexts.of(stream, stream.num_unknown, spans, table, prepared.tokenizer)
+            splits[name] = texts.cut(self.seq_len, self._max_question_length, self._stride)
+        return splits
 
     def rows(self, split: QuestionSplit, seed: int) -> Questions:
         return Questions(split)

@@ -1,4 +1,4 @@
-"""Streams of token ids on disk: written once, then memory-mapped."""
+"""Streams of token ids: encoded batch by batch, or shard by shard, written once, then memory-mapped."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -8,19 +8,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt, UInt64
-from rich.console import Console
-from rich.progress import track
 
-from tinyformer.data.sources.documents import batches_of
+from tinyformer.data.sources.documents import batches_of, text_columns
+from tinyformer.data.store import with_progress
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.files import atomic_write
 
-T = TypeVar("T")
+SHARD_BYTES = 2**28
+"""The text of a shard, and the smallest text that is tokenised in shards: half a minute on two cores."""
 
 _BATCH = 2**20  # characters tokenised at a time: the encodings of three batches take about 1 GB at most
 
@@ -127,6 +128,11 @@ class Encoded(NamedTuple):
         ids = np.fromiter(tokens, dtype_of(tokenizer), int(lengths.sum()))
         return cls(ids, lengths, sum(len(text.encode()) for text in texts), sum(map(len, texts)))
 
+    @property
+    def offsets(self) -> Int64[np.ndarray, " texts_and_end"]:
+        """The index in `ids` of the `eos` before each text, and the length of `ids`."""
+        return np.concatenate([[0], self.lengths.cumsum()])
+
     @classmethod
     def joined(cls, parts: Iterable["Encoded"]) -> "Encoded":
         """The stream of all texts."""
@@ -142,17 +148,15 @@ def dtype_of(tokenizer: TextTokenizer) -> np.dtype:
 def write_split(encoded: Iterable[Encoded], tokenizer: TextTokenizer, folder: Path, name: str) -> dict[str, int]:
     """Write the stream `eos t1 eos t2 ...` and the offset of each text's `eos`; return the counts of `TokenSplit`."""
     counts = dict.fromkeys(("num_bytes", "num_characters", "num_unknown"), 0)
-    with (
-        _ArrayWriter(folder / f"{name}.npy", dtype_of(tokenizer)) as ids,
-        _ArrayWriter(folder / f"{name}.offsets.npy", np.dtype(np.int64)) as offsets,
-    ):
+    lengths = [np.zeros(1, np.int64)]
+    with _ArrayWriter(folder / f"{name}.npy", dtype_of(tokenizer)) as ids:
         for part in encoded:
-            offsets.append(ids.length + part.lengths.cumsum() - part.lengths)
+            lengths.append(part.lengths)
             ids.append(part.ids)
             counts["num_bytes"] += part.num_bytes
             counts["num_characters"] += part.num_characters
             counts["num_unknown"] += int((part.ids == tokenizer.unk_id).sum())
-        offsets.append(np.array([ids.length]))
+    np.save(folder / f"{name}.offsets.npy", np.concatenate(lengths).cumsum())
     return counts
 
 
@@ -212,7 +216,45 @@ def _prefetched(
             yield texts, encoded.result()
 
 
-def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterator[T]:
-    """The texts or shards, whose number may be unknown, with a progress bar on standard error if that is a terminal."""
-    console, hidden = Console(stderr=True), not sys.stderr.isatty()
-    yield from track(parts, action, number, console=console, transient=True, disable=hidden)
+def num_shards(rows: datasets.Dataset) -> int:
+    """The number of shards of some rows, whose size follows from that of their table."""
+    num_bytes = rows.data.nbytes * len(rows) // max(1, rows.data.num_rows)
+    return min(-(-num_bytes // SHARD_BYTES), len(rows))
+
+
+def encode_rows(
+    rows: datasets.Dataset,
+    texts_of: Callable[[datasets.Dataset], Iterable[str]],
+    tokenizer: TextTokenizer,
+    name: str,
+    kept: Path,
+    limit: int | None = None,
+) -> Iterator[Encoded]:
+    """The stream of the texts of the rows of a split, as `encode` gives it.
+
+    Much text is encoded shard by shard. The folder `kept` holds finished shards, which are not encoded again.
+    """
+    number = num_shards(rows)
+    if number < 2:
+        texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
+        yield from encode(texts, tokenizer, limit)
+        return
+    for index in with_progress(range(number), number, f"Tokenising {name}"):
+        shard = rows.shard(number, index, contiguous=True)
+        encoded = _kept_shard(kept / f"{name}-{index}-of-{number}.npz", texts_of(shard), tokenizer)
+        if limit is not None and len(encoded.ids) >= limit:
+            yield from encode(texts_of(shard), tokenizer, limit)
+            return
+        yield encoded
+        limit = None if limit is None else limit - len(encoded.ids)
+
+
+def _kept_shard(path: Path, texts: Iterable[str], tokenizer: TextTokenizer) -> Encoded:
+    """The stream of the texts of a shard, from its file if an earlier call has written it."""
+    if not path.exists():
+        encoded = Encoded.joined(encode(texts, tokenizer))
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **encoded._asdict())
+    with np.load(path) as arrays:
+        return Encoded(arrays["ids"], arrays["lengths"], int(arrays["num_bytes"]), int(arrays["num_characters"]))

@@ -8,7 +8,7 @@ import torch
 
 from tinyformer.batch import Batch
 from tinyformer.data import DataModule
-from tinyformer.data.storage import default_cache_dir
+from tinyformer.data.store import default_cache_dir
 from tinyformer.errors import argument_path
 from tinyformer.files import write_whole
 from tinyformer.hardware import cpu_name

@@ -22,7 +22,6 @@ from tinyformer.config.folder import has_checkpoint, is_first_process, require_u
 from tinyformer.config.keys import format_value
 from tinyformer.config.stored import admit_config
 from tinyformer.data import TextTokenizer
-from tinyformer.data.tokenizer.untrusted_tokenizer import untrusted_tokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
 
@@ -135,6 +134,6 @@ def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:
         reason = "has no tokenizer; add a tokenizer.json to the Hugging Face folder and convert it again"
         raise ArgumentError(key, checkpoint.path, reason)
     try:
-        return untrusted_tokenizer(checkpoint.tokenizer)
+        return TextTokenizer.from_json(checkpoint.tokenizer)
     except ArgumentError as error:
         raise ArgumentError(key, str(checkpoint.path), f"its tokenizer {error.reason}") from error

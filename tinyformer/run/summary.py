@@ -41,7 +41,7 @@ def describe_split(task: Task, metrics: Metrics, split: Any, name: str, limit: f
     """The lines of the summary about one split; see `split_results`."""
     lines = task.describe(metrics, split)
     if number := split.num_unknown:
-        lines["unknown"] = f"{count(number, split.tokenizer.unknown_unit)} became {split.tokenizer.unknown}"
+        lines["unknown"] = f"{count(number, 'token')} for what the vocabulary lacks ({split.tokenizer.unknown})"
     scored = f"over {split.num_tokens:,} tokens" + ("" if split.num_bytes is None else f" of {split.num_bytes:,} bytes")
     if "num_scored" in metrics:
         scored = f"over {metrics['num_scored']:,} masked tokens of {split.num_tokens:,}"

@@ -58,7 +58,7 @@ class Seq2Seq(TokenTask):
         require_smoothing(label_smoothing)
         require_at_least(0, num_decoded=num_decoded)
         self.label_smoothing, self.num_decoded = label_smoothing, num_decoded
-        self.special_tokens, self.beam = SpecialTokens.of(special_tokens), Beam()
+        self.special_tokens, self.beam = special_tokens or SpecialTokens(), Beam()
         # Those that `final_metrics` compared last: of the test split, where a run has one.
         self.outputs: list[Output] = []
 

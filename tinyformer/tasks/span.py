@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from tinyformer.batch import Batch, tensors
 from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
 from tinyformer.data.batches.loader import EvaluationBatches
-from tinyformer.data.sources.files import SURROGATE
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.tasks.task import Table, Task
 from tinyformer.tasks.text_metrics import answer_scores, character_f1, scores_without_question
@@ -182,8 +181,7 @@ class SpanExtraction(Task):
 
         - `f1_characters`: see `character_f1`.
         - `f1_without_question` and `exact_match_without_question`: the highest that are possible without reading the
-          question, see `scores_without_question`; None unless contexts have at least two questions on average. F1 is
-          also None for very long contexts with many questions.
+          question, see `scores_without_question`; None unless contexts have at least two questions on average.
         - `exact_match_ceiling`, `f1_ceiling`: those of the tokens that hold the first answer, if not all are exact.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
@@ -247,9 +245,8 @@ class SpanExtraction(Task):
                 lines[heading] = f"{scores}, of {metrics['num_answered']:,} questions"
         lines |= {"F1 of characters": f"{metrics['f1_characters']:.1%}"} if "f1_characters" in metrics else {}
         if metrics.get("exact_match_without_question") is not None:
-            f1 = metrics["f1_without_question"]
-            blind = "" if f1 is None else f"F1 {f1:.1%}, "
-            lines["without question"] = f"{blind}exact match {metrics['exact_match_without_question']:.1%} at most"
+            f1, exact_match = metrics["f1_without_question"], metrics["exact_match_without_question"]
+            lines["without question"] = f"F1 {f1:.1%}, exact match {exact_match:.1%} at most"
         if metrics.get("f1_unanswerable") is not None:
             unanswerable = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer"
             lines["no answer"] = f"{unanswerable}, {metrics['f1_answerable']:.1%} of the others"
@@ -308,16 +305,14 @@ def require_one_window(batch: Batch) -> None:
 
 
 def _texts(argument: str, value: Any) -> list[str]:
-    """One text or several, see `texts_of`, none of which is empty or cannot be encoded."""
+    """One text or several, see `texts_of`, none of which is empty."""
     texts = texts_of(argument, value)
     if not texts or not all(map(str.strip, texts)):
         reason = "must be a text, or a list of texts, none of them empty"
         raise ArgumentError(argument, value, reason, {argument: SOME_TEXTS[0]})
-    if any(map(SURROGATE.search, texts)):
-        raise ArgumentError(argument, value, "holds half of a surrogate pair, which is no text")
     return texts
 
 
 def is_positive(value: Any) -> bool:
-    """Return True if a value is a positive integer that fits into 64 bits."""
-    return type(value) is int and 0 < value < 2**63
+    """Return True if a value is a positive integer."""
+    return type(value) is int and value > 0

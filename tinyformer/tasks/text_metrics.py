@@ -13,13 +13,6 @@ from jaxtyping import Float
 
 from tinyformer.data.sources.squad import answer_words
 
-MAX_COMPARISONS = 10**9
-"""The most comparisons of a span with an answer, for F1 without the question: 10 to 30 s on one core. 2,000 contexts of
-120 words with 5 questions of 3 answers each, as in SQuAD's validation split, take a quarter of them."""
-
-PAIR = 250
-"""The cost of comparing two answers, in comparisons of a span with an answer."""
-
 BLOCK = 256
 """The number of first words whose spans are compared at a time, which bounds the memory."""
 
@@ -89,21 +82,21 @@ def character_f1(prediction: str, answers: Sequence[str]) -> float:
 
 def scores_without_question(
     contexts: Sequence[str], answers: Sequence[Sequence[str]], max_words: int
-) -> tuple[float, float | None]:
+) -> tuple[float, float]:
     """The highest exact match and F1 of answers that depend on the context alone, from 0 to 1.
 
     For each context, the one answer is taken that scores best over all questions about it: for exact match among the
     answers to these questions, for F1 among these and all spans of words of the context; both may be the empty answer.
     These are upper bounds for a model that does not read the question: of its exact match, and of its F1 if its answers
     are among these (parts of words seldom score better). To reach them, it would have to know the answers. Where each
-    context has a single question, they are 1. F1 is None where it would take more than `MAX_COMPARISONS`.
+    context has a single question, they are 1.
 
     The answers to a question are none where its context has none; spans have at most `max_words` words.
     """
     by_context: dict[str, list[Sequence[str]]] = defaultdict(list)
     for context, texts in zip(contexts, answers, strict=True):
         by_context[context].append(texts)
-    exact, f1, num_comparisons = [], [], 0
+    exact, f1 = [], []
     for context, questions in by_context.items():
         references = [{tuple(answer_words(text)) for text in texts} - {()} or {()} for texts in questions]
         frequencies = Counter(answer for words in references for answer in words)
@@ -111,15 +104,12 @@ def scores_without_question(
         words = answer_words(context)
         # A longer span has a lower F1 than the best of the answers themselves.
         longest = min(len(words), max_words, 2 * sum(max(map(len, texts)) for texts in references))
-        num_comparisons += (len(words) * longest + PAIR * len(frequencies)) * frequencies.total()
-        if num_comparisons <= MAX_COMPARISONS:
-            scores = [sum(max(_f1(answer, other) for other in texts) for texts in references) for answer in frequencies]
-            for begin in range(0, len(words), BLOCK):
-                begins = range(begin, min(begin + BLOCK, len(words)))
-                scores.append(float(_span_f1(words, references, begins, longest).max(initial=0.0)))
-            f1.append(max(scores))
-    is_known = num_comparisons <= MAX_COMPARISONS
-    return sum(exact) / len(answers), math.fsum(f1) / len(answers) if is_known else None
+        scores = [sum(max(_f1(answer, other) for other in texts) for texts in references) for answer in frequencies]
+        for begin in range(0, len(words), BLOCK):
+            begins = range(begin, min(begin + BLOCK, len(words)))
+            scores.append(float(_span_f1(words, references, begins, longest).max(initial=0.0)))
+        f1.append(max(scores))
+    return sum(exact) / len(answers), math.fsum(f1) / len(answers)
 
 
 def _f1(answer: Sequence[str], other: Sequence[str]) -> float:
@@ -137,28 +127,15 @@ def _span_f1(
     The references are the answers to each question; everything is in words.
     """
     total = np.zeros((len(begins), longest))
-    first, length = np.asarray(begins)[:, None], np.arange(longest)
-    word = first + length
-    inside, word = word < len(context), np.minimum(word, len(context) - 1)
+    first, length = np.asarray(begins)[:, None], 1 + np.arange(longest)
+    end = np.minimum(first + length, len(context))
     for answers in references:
         best = np.zeros_like(total)
         for answer in filter(None, answers):
-            # A word is shared with the answer, unless the span has it before as often as the answer has it at all.
-            is_shared = inside & (_before(context, answer)[word] < first)
-            best = np.maximum(best, 2 * is_shared.cumsum(axis=1) / (1 + length + len(answer)))
-        total += np.where(inside, best, 0)
+            shared = np.zeros_like(total)
+            for word, number in Counter(answer).items():
+                count_before = np.cumsum([0, *(word == other for other in context)])
+                shared += np.minimum(count_before[end] - count_before[first], number)
+            best = np.maximum(best, 2 * shared / (length + len(answer)))
+        total += np.where(first + length <= len(context), best, 0)
     return total
-
-
-def _before(context: Sequence[str], answer: Sequence[str]) -> Float[np.ndarray, " words"]:
-    """For each word of a context that an answer has n times, the index at which it occurred n occurrences before.
-
-    -1 where it did not occur as often; infinite for words that the answer does not have.
-    """
-    counts, seen = Counter(answer), defaultdict[str, list[int]](list)
-    before = np.full(len(context), np.inf)
-    for index, word in enumerate(context):
-        if number := counts[word]:
-            before[index] = seen[word][-number] if len(seen[word]) >= number else -1
-            seen[word].append(index)
-    return before

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 from tinyformer.batch import Batch
 from tinyformer.data.batches.masking import MaskedWindows, Masker
@@ -261,21 +261,8 @@ def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) 
     return DataLoader(
         dataset,
         batch_size,
-        sampler=_Share(range(rank, number, world_size)),
+        sampler=range(rank, number, world_size),
         collate_fn=identity,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # evaluating must not advance the random numbers of training
     )
-
-
-class _Share(DistributedSampler):
-    """Some indices. Lightning replaces any sampler but a `DistributedSampler` under several processes."""
-
-    def __init__(self, indices: range) -> None:
-        self._indices = indices
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)

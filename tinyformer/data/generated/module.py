@@ -17,16 +17,13 @@ from tinyformer.data.row_format import WindowFormat
 from tinyformer.data.stream import TokenSplit
 from tinyformer.data.tokenizer.recipes import CharTokenizer
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, require_at_least
 
 ALPHABET = string.ascii_letters + string.digits + "".join(map(chr, range(0x100, 0x250)))
 """398 symbols without punctuation: ASCII's letters and digits, and the letters of Latin Extended-A and -B."""
 
 ABSENT = -1
 """What stands in place of a symbol's index where a sequence has ended."""
-
-MAX_TOKENS = 2**26
-"""Maximum number of tokens of a split, whose sequences are held in memory: drawing them takes up to 1 GB."""
 
 _FORMAT = 1  # increase it when the same arguments would give other sequences
 
@@ -164,7 +161,6 @@ class RandomDataModule(GeneratedDataModule):
     ) -> None:
         numbers = {"num_sequences": num_sequences, "num_validation_sequences": num_validation_sequences}
         require_at_least(1, {"num_sequences": 65_536, "num_validation_sequences": 512}, **numbers)
-        require_at_most(MAX_TOKENS // seq_len, dict.fromkeys(numbers, MAX_TOKENS // seq_len), **numbers)
         self._num_sequences = {"train": num_sequences, "validation": num_validation_sequences}
         super().__init__(seq_len, identity=[*identity, self._num_sequences, fresh], **settings)
         self._fresh = fresh

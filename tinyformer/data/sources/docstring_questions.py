@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from tinyformer.data.sources.pydoc import Library
 from tinyformer.data.sources.squad import Question, answer_words, contexts_of, from_questions
-from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, require_at_least
 
 MIN_WORDS = 3  # of a summary
 
@@ -19,8 +19,6 @@ PREFIX = "def "
 
 HELD_OUT_SHARE = 0.1
 """The share of the functions that only the validation split names, and of those that only the test split names."""
-
-MAX_LINES = 10**7  # of all contexts of a split
 
 _FORMAT = 2  # increase it when the same arguments would give other questions
 
@@ -53,9 +51,6 @@ class DocstringQuestions:
         works = {"num_contexts": 10_000, "num_functions": 6, "num_held_out": 100}
         require_at_least(1, works, num_contexts=num_contexts, num_held_out=num_held_out)
         require_at_least(2, works, num_functions=num_functions)
-        # A line has some 60 bytes; a held-out context is repeated for each of its questions.
-        require_at_most(MAX_LINES // num_functions, works, num_contexts=num_contexts)
-        require_at_most(MAX_LINES // num_functions**2, works, num_held_out=num_held_out)
         self.num_contexts, self.num_functions = num_contexts, num_functions
         self.num_held_out, self.seed, self._library = num_held_out, seed, Library()
 

@@ -4,11 +4,8 @@ The column `text` holds a document; for pairs of texts, `pair` holds the second 
 the name of the class.
 """
 
-import mmap
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -18,7 +15,6 @@ import pyarrow.compute as pc
 from datasets.fingerprint import generate_random_fingerprint
 from jaxtyping import Int64
 
-from tinyformer.data.storage import writing_into
 from tinyformer.errors import ArgumentError
 
 TEXTS = ("text", "pair")
@@ -27,38 +23,27 @@ TEXTS = ("text", "pair")
 PAIR_ARGUMENTS = ("source_column", "target_column")
 """The arguments that name the columns of pairs of a source and a target."""
 
-_STRING = pa.large_string()  # the offsets of a plain Arrow string end at 2 GB of text
-
-_BATCH = 2**24  # characters written at a time
+STRING = pa.large_string()  # the offsets of a plain Arrow string end at 2 GB of text
 
 _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows of megabytes
 
 
 def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
     """A dataset in memory with these columns of strings."""
-    return _from_table(pa.table({name: pa.array(values, _STRING) for name, values in columns.items()}))
+    return dataset_of(pa.table({name: strings(values) for name, values in columns.items()}))
 
 
-def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
-    """A dataset of texts in a memory-mapped file without a name, whose space on the disk is freed with the dataset.
-
-    Args:
-        texts: the texts, of which about `_BATCH` characters are held in memory.
-        folder: determines the disk.
-    """
-    schema = pa.schema({"text": _STRING})
-    with writing_into(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with writing_into(folder), tempfile.TemporaryFile(dir=folder) as file:
-        with pa.ipc.new_stream(file, schema) as stream:
-            for batch in batches_of(texts, _BATCH):
-                stream.write_batch(pa.record_batch([pa.array(batch, _STRING)], schema))
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return _from_table(pa.ipc.open_stream(pa.py_buffer(mapped)).read_all())
+def strings(texts: Iterable[str | None]) -> pa.Array:
+    """Texts as an Arrow array. One that UTF-8 cannot hold, since JSON can spell half of a character, is refused."""
+    try:
+        return pa.array(texts, STRING)
+    except UnicodeEncodeError as error:
+        around = error.object[max(0, error.start - 20) : error.end + 20]
+        raise ArgumentError("text", around, "holds half of a surrogate pair, which is no text") from error
 
 
-def _from_table(table: pa.Table) -> datasets.Dataset:
+def dataset_of(table: pa.Table) -> datasets.Dataset:
+    """The dataset of a table."""
     # Without a fingerprint `datasets` would pickle the table, which takes four times its memory.
     return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
 
@@ -157,7 +142,4 @@ def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: C
 
 def natural_order(name: str) -> list[tuple[int, str]]:
     """A sort key by which "2" comes before "10"."""
-    parts = re.split(r"(\d+)", name)
-    # By the number of digits, then by the digits: Python converts at most 4,300 digits to an integer.
-    digits = (part.lstrip("0") if part.isdecimal() else None for part in parts)
-    return [(-1, part) if known is None else (len(known), known) for part, known in zip(parts, digits, strict=True)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

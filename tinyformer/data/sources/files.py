@@ -2,13 +2,10 @@
 
 import contextlib
 import csv
-import difflib
 import io
 import json
 import re
 import shlex
-import unicodedata
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +15,6 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tinyformer.data.sources.text_paths import COMPRESSIONS, stem_and_format
@@ -26,20 +22,11 @@ from tinyformer.errors import ArgumentError
 
 _ROWS = 1024  # of a parquet file that are decoded at a time
 
-_MANY_BYTES, _MANY_TIMES = 2**27, 100
-"""Text of parquet must not exceed both this size and this multiple of its file, which may hold one text many times."""
-
 DELIMITERS = (",", ";", "\t", "|")
 """What may separate the fields of .csv and .tsv files."""
 
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte-order marks, and the encoding by which `iconv` reads each."""
-
-CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-"""Bytes that hardly occur in text whose characters have one byte each, or that is UTF-8."""
-
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character, which JSON can spell and UTF-8 cannot."""
 
 
 def _error(file: Path, reason: str, **works: Any) -> ArgumentError:
@@ -59,37 +46,28 @@ class Layout:
     columns: Sequence[str] | None = None  # of .csv and .tsv files without a header; None: their first line names them
     quoted: bool = True
     arguments: Sequence[str] = ()  # that name each of `text_columns`, for errors; by default `text_column`
-    optional: Sequence[str] = ()  # those of the columns whose values are null where no column has a similar name
-    whole: list[str] | None = None  # if given: all columns are read, and this list receives those of the row or file
+    optional: Sequence[str] = ()  # those of the columns that may be missing, whose values are then null
+    whole: bool = False  # whether to read all columns of formats that store each by itself
 
     @property
     def needed(self) -> list[str]:
         """The columns of the text, then that of the label."""
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
-    @property
-    def selected(self) -> list[str]:
-        """The columns to read."""
-        return self.whole or self.needed
-
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
         """Refuse what lacks a column or has it twice; columns may come `from_header`, which may be a row of data."""
-        for column in self.needed if self.whole is None else existing:
+        for column in self.needed:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
-        others = [column for column in existing if column not in self.selected]
+        others = [column for column in existing if column not in self.needed]
         missing = [column for column in self.needed if column not in (*existing, *self.optional)]
-        for column in {*self.optional}.difference(existing):
-            missing += [column] if difflib.get_close_matches(column.lower(), map(str.lower, others), 1, 0.7) else []
         if not missing:
-            if self.whole is not None:
-                self.whole[:] = existing
             return
         if from_header and {*self.needed} <= {column.strip('"') for column in existing}:
             reason = f"{place} has its header in quotation marks, which are read as plain characters"
             raise self.error(missing[0], reason, {"quoted": True})
         works: dict[str, Any] = {}
-        is_suspect = from_header and not {*self.selected} & {*existing}
+        is_suspect = from_header and not {*self.needed} & {*existing}
         if len(self.text_columns) == 1 and len(missing) <= len(others) <= (2 if is_suspect else len(missing)):
             names = ["label_column" if column == self.label_column else "text_column" for column in missing]
             works = dict(zip(names, others, strict=False))
@@ -97,14 +75,14 @@ class Layout:
         reason = f"{place} has no such column{which} {', '.join(existing)[:500]}"
         if is_suspect and len(existing) == 1:
             reason += "; if these are several fields, write one of , ; | or a tab between them"
-        if is_suspect and len(existing) >= len(self.selected):
+        if is_suspect and len(existing) >= len(self.needed):
             reason += "; for a file without a header row"
             if not self.arguments and all(map(str.isidentifier, existing)):  # names, not texts
                 reason += ", set `columns`"
             else:
-                unread = [f"column_{number + 1}" for number in range(len(self.selected), len(existing))]
-                works = {"columns": [*self.selected, *unread]}
-        raise self.error(missing[0], reason, None if self.optional else works)  # other files have these columns
+                unread = [f"column_{number + 1}" for number in range(len(self.needed), len(existing))]
+                works = {"columns": [*self.needed, *unread]}
+        raise self.error(missing[0], reason, None if self.optional else works)  # other files may have these columns
 
     def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
         """An error about the argument that names a column."""
@@ -112,8 +90,14 @@ class Layout:
         return ArgumentError(arguments.get(column, "text_column"), column, reason, works)
 
 
-def read_rows(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
-    """The rows of one file, each as its values in the selected columns."""
+def read_rows(file: Path, layout: Layout) -> Iterator[list[Any]]:
+    """The rows of one file, each as its values in the needed columns."""
+    needed = layout.needed
+    return ([row.get(column) for column in needed] for row in read_whole_rows(file, layout))
+
+
+def read_whole_rows(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
+    """The rows of one file, each with its columns."""
     _require_no_pointer(file)
     yield from READERS[stem_and_format(file)[1]](file, layout)
 
@@ -139,7 +123,7 @@ def _decompress(file: Path) -> bytes:
 def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
     data = _decompress(file)
-    encoding = _wide_encoding(data)
+    encoding = next((encoding for mark, encoding in MARKS.items() if data.startswith(mark)), None)
     problem = f"{encoding}, not UTF-8; convert it"
     if encoding is None:
         try:
@@ -155,27 +139,11 @@ def _decode(file: Path) -> str:
     raise _error(file, f"{problem} with `{command} > {new}`")
 
 
-def _wide_encoding(data: bytes) -> str | None:
-    """UTF-16 or UTF-32, as `iconv` names it, if a file is in one of these, with or without a byte-order mark."""
-    for mark, encoding in MARKS.items():
-        if data.startswith(mark):
-            return encoding
-    sample, texts = data[: 2**16], {}
-    if len(CONTROL.findall(sample)) > len(sample) / 50:
-        for encoding in ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE"):
-            with contextlib.suppress(UnicodeDecodeError):
-                text = getincrementaldecoder(encoding)().decode(sample)
-                if all(c.isspace() or unicodedata.category(c) not in ("Cc", "Cn", "Co") for c in text):
-                    texts[encoding] = text
-    # With its bytes swapped, the characters of a text are spread over many more blocks of 256.
-    return min(texts, key=lambda encoding: len({ord(c) >> 8 for c in texts[encoding]}), default=None)
-
-
-def _read_text(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+def _read_text(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
     """One row with one column, whatever the column's name."""
-    if lacking := [column for column in layout.selected[1:] if column not in layout.optional]:
+    if lacking := [column for column in layout.needed[1:] if column not in layout.optional]:
         raise layout.error(lacking[0], f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files do")
-    yield (_decode(file), None)[: len(layout.selected)]
+    yield {layout.needed[0]: _decode(file)}
 
 
 def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
@@ -187,7 +155,7 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
-    names, plausible = {*layout.selected}, [common | {"delimiter": usual}]
+    names, plausible = {*layout.needed}, [common | {"delimiter": usual}]
     for needed, delimiter in product((names, names - {*layout.optional}), dict.fromkeys((usual, *DELIMITERS))):
         found = []
         for skips in (False, True):
@@ -206,7 +174,7 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
     return plausible[1 if plausible[1:] else 0]
 
 
-def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any]]:
+def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, Any]]:
     # Not with pandas, which takes texts such as "None" and "NA" for missing values.
     csv.field_size_limit(2**31 - 1)
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
@@ -215,7 +183,6 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
     try:
         names = layout.columns or next(filter(None, lines), [])
         layout.require_columns(file, names, from_header=layout.columns is None)
-        selected = [names.index(column) if column in names else len(names) for column in layout.selected]
         end = lines.line_num
         for line in lines:
             begin, end = end + 1, lines.line_num
@@ -229,34 +196,34 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[Sequence[Any
                 reason = f"line {begin} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)})"
                 raise _error(file, f"{reason}; put texts that contain the delimiter in quotation marks")
             if line:
-                yield [line[column] if column < len(line) else None for column in selected]
+                yield dict(zip(names, line, strict=False))
     except csv.Error as error:
         reason = f"a quotation mark in the row that begins on line {end + 1} opens or closes no field ({error})"
         raise _error(file, f"{reason}; to read quotation marks as plain characters", quoted=False) from error
 
 
-def parse_json(file: Path) -> Any:
-    """The one value of a JSON file."""
+def json_values(file: Path) -> list[Any]:
+    """The values of a JSON file: the entries of one list, or one value, or a value on each line."""
     _require_no_pointer(file)
-    return _parse(file, _decode(file))
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without two values for one key, of which Python keeps the last."""
-    if len(values := dict(pairs)) < len(pairs):
-        raise ValueError(f"the keys {', '.join(key for key, _ in pairs)[:200]} are not all different")
+    text = _decode(file)
+    try:
+        value = json.loads(text)
+    except ValueError as error:  # a number of thousands of digits is no JSONDecodeError
+        if getattr(error, "msg", None) != "Extra data":  # which is what follows the first value
+            raise _not_json(file, str(error)) from error
+    else:
+        return value if isinstance(value, list) else [value]
+    values = []
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: strings may hold U+2028 and others
+        try:
+            values += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise _not_json(file, f"line {number}: {error}".replace(": line 1 column", ", column")) from error
     return values
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
-
-
-def _parse(file: Path, text: str, line: int | None = None) -> Any:
-    try:
-        return _DECODER.decode(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no JSONDecodeError
-        problem = error if line is None else f"line {line}: {error}".replace(": line 1 column", ", column")
-        raise _error(file, f"not JSON ({problem}); must be a list of objects, or an object on each line") from error
+def _not_json(file: Path, problem: str) -> ArgumentError:
+    return _error(file, f"not JSON ({problem}); must be a list of objects, or an object on each line")
 
 
 def flatten(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
@@ -267,53 +234,37 @@ def flatten(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     return row
 
 
-def _read_json(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+def _read_json(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
     """The rows of a list of objects, or of an object on each line."""
-    text = _decode(file)
-    lines = enumerate(text.split("\n"), start=1)  # not splitlines: JSON allows U+2028 and others within a string
-    rows = _parse(file, text) if text.lstrip()[:1] == "[" else [_parse(file, row, n) for n, row in lines if row.strip()]
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(json_values(file), start=1):
         if not isinstance(row, dict):
-            raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.selected[0]}'")
+            raise _error(file, f"row {number} is {row!r:.60}; must be an object with a key '{layout.needed[0]}'")
         values = flatten(row, layout.needed)
         layout.require_columns(f"row {number} of {file}", list(values))
-        for column in layout.selected:
-            if isinstance(values.get(column), str) and SURROGATE.search(values[column]):
-                raise layout.error(column, f"row {number} of {file} holds half of a surrogate pair, which is no text")
-        yield [values.get(column) for column in layout.selected]
+        yield values
 
 
-def _read_parquet(file: Path, layout: Layout) -> Iterator[Sequence[Any]]:
+def _read_parquet(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
     try:
         table = pq.ParquetFile(file)
-        schema, read, needed = table.schema_arrow, 0, layout.needed
+        schema, needed = table.schema_arrow, layout.needed
         chosen = [field for field in schema if any(f"{column}.".startswith(f"{field.name}.") for column in needed)]
         features = datasets.Features.from_arrow_schema(pa.schema(chosen, schema.metadata)).flatten()
         layout.require_columns(file, [*schema.names, *(name for name in features if name not in schema.names)])
         labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
-        for batch in table.iter_batches(batch_size=_ROWS, columns=layout.selected):
-            read += sum(map(_decoded_bytes, batch.columns))
-            if read > max(_MANY_BYTES, _MANY_TIMES * (size := file.stat().st_size)):
-                raise _error(file, f"its {size:,} bytes contain more than {_MANY_TIMES} times as much text")
+        for batch in table.iter_batches(batch_size=_ROWS, columns=None if layout.whole else needed):
             for row in batch.to_pylist():
                 values = flatten(row, needed)
                 for name in labels.keys() & values.keys():
                     values[name] = None if values[name] in (None, -1) else labels[name].int2str(values[name])
-                yield [values.get(column) for column in layout.selected]
-    except (ArgumentError, MemoryError):
+                yield values
+    except ArgumentError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise _error(file, f"cannot be read as parquet ({error})") from error
 
 
-def _decoded_bytes(column: pa.Array) -> int:
-    """The size of the values of a column, of which one that refers to a dictionary holds each only once."""
-    if not pa.types.is_dictionary(column.type):
-        return column.nbytes
-    return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
-
-
-READERS: dict[str, Callable[[Path, Layout], Iterator[Sequence[Any]]]] = {
+READERS: dict[str, Callable[[Path, Layout], Iterator[dict[str, Any]]]] = {
     ".txt": _read_text,
     ".csv": partial(_read_table, usual=","),
     ".tsv": partial(_read_table, usual="\t"),

@@ -24,7 +24,6 @@ from huggingface_hub.errors import (
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from tinyformer.errors import ArgumentError
-from tinyformer.files import load_plain_yaml
 
 _TIMEOUT = 10.0  # seconds for the one request that finds out whether the Hub can be reached
 
@@ -100,8 +99,6 @@ def _downloaded(path: str, download: Callable[..., str]) -> Path:
 CARDS = ("README.md", ".huggingface.yaml")
 """The files of a repository that `datasets` takes options from."""
 
-MAX_BYTES = 1_000_000  # of such a file
-
 OPTIONS = {
     "config_name": r"[\w.+ -]*[\w+]",
     "default": r"true|True|false|False",
@@ -128,7 +125,7 @@ def require_plain_card(path: str, commit: str) -> None:
             continue
         except GatedRepoError as error:
             raise _gated(path, "dataset") from error
-        except (OSError, HfHubHTTPError, ValueError, RecursionError, yaml.YAMLError) as error:
+        except (OSError, HfHubHTTPError, ValueError, yaml.YAMLError) as error:
             raise _refused(path, f"its {name} cannot be read ({' '.join(str(error).split())[:200]})") from error
         if problem:
             raise _refused(path, f"its {name} {problem}")
@@ -140,8 +137,6 @@ def _refused(path: str, problem: str) -> ArgumentError:
 
 def _options(file: Path) -> Any:
     """The contents of a card; a README has them between two lines of dashes, at its beginning."""
-    if file.stat().st_size > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES:,} bytes")
     # As the libraries read it: with its line ends unchanged, and by the loader that they use.
     text = file.read_bytes().decode("utf-8-sig")
     if file.suffix == ".md":
@@ -149,7 +144,7 @@ def _options(file: Path) -> Any:
         text = block[2] if block else ""
     if "\ufeff" in text:
         raise ValueError("a byte-order mark inside")
-    return load_plain_yaml(text, yaml.SafeLoader)
+    return yaml.safe_load(text)
 
 
 def _problem(card: Any) -> str | None:

@@ -20,7 +20,6 @@ from tinyformer.data.sources.documents import (
     from_columns,
     iterate_rows,
     label_column_of,
-    map_texts,
     one_or_two,
     require_all_or_no_labels,
     require_pair,
@@ -29,8 +28,7 @@ from tinyformer.data.sources.documents import (
 from tinyformer.data.sources.files import flatten
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
-from tinyformer.data.storage import default_cache_dir, writing_into
-from tinyformer.data.stream import with_progress
+from tinyformer.data.store import default_cache_dir, map_texts, with_progress, writing_into
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
@@ -158,16 +156,11 @@ class HubDataset:
 
     def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         refuse = partial(ArgumentError, "path", self.path)
-        columns = ("question", "context", "answers.text", "answers.answer_start")
-        for column, kinds in zip(columns, (_TEXT, _TEXT, _TEXT, _INTEGER), strict=True):
-            if column not in rows.column_names:
-                raise refuse(f"has no questions: no column {column}, only {', '.join(rows.column_names)}")
-            feature = rows.features[column]
-            feature = getattr(feature, "feature", feature) if "." in column else feature
-            if not isinstance(feature, datasets.Value) or feature.dtype not in kinds:
-                raise refuse(f"its column {column} holds something other than {', '.join(kinds[:-1])}")
+        if missing := [column for column in _QUESTIONS if not _is_of(rows.features.get(column), _QUESTIONS[column])]:
+            columns = ", ".join(rows.column_names)
+            raise refuse(f"has no questions: no column {missing[0]} of {_QUESTIONS[missing[0]][0]}, only {columns}")
         questions: list[Question] = []
-        for row in rows.select_columns(list(columns)):
+        for row in rows.select_columns(list(_QUESTIONS)):
             texts, starts = row["answers.text"], row["answers.answer_start"]
             answers = None if texts is None else {"text": texts, "answer_start": starts}
             place = f"row {len(questions) + 1} of the split {split}"
@@ -199,8 +192,7 @@ class HubDataset:
         """The columns of texts alone, which `arguments` name: decoding others could fetch pictures from servers."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
-            feature = rows.features[column]
-            if not isinstance(feature, datasets.Value) or feature.dtype not in _TEXT:
+            if not _is_of(rows.features[column], _TEXT):
                 raise self._no_texts(column, argument)
         return rows.select_columns(list(columns))
 
@@ -220,8 +212,17 @@ class HubDataset:
             raise ArgumentError(argument, column, f"{self.path} has no such column; it has {', '.join(existing)}")
 
 
-_TEXT, _INTEGER = ("string", "large_string", "null"), ("int32", "int64", "null")
+_TEXT, _INTEGER = ("string", "large_string", "null"), ("int64", "int32", "null")
 """The types of columns, as `datasets` names them."""
+
+_QUESTIONS = {"question": _TEXT, "context": _TEXT, "answers.text": _TEXT, "answers.answer_start": _INTEGER}
+"""The columns of questions, as in `rajpurkar/squad`."""
+
+
+def _is_of(feature: Any, kinds: Sequence[str]) -> bool:
+    """Return True if a column, or the lists in it, hold values of one of some types."""
+    feature = getattr(feature, "feature", feature)
+    return isinstance(feature, datasets.Value) and feature.dtype in kinds
 
 
 def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import datasets
 import pyarrow as pa
 
-from tinyformer.data.sources.documents import from_columns
-from tinyformer.data.sources.files import SURROGATE, Layout, parse_json, read_rows
+from tinyformer.data.sources.documents import dataset_of, from_columns, strings
+from tinyformer.data.sources.files import Layout, json_values, read_rows
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import stem_and_format
 from tinyformer.errors import ArgumentError
@@ -42,12 +42,12 @@ class Question:
 def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
     """A dataset in memory, with the columns `text` (the question), `pair` (its context), `answers` and `starts`."""
     columns = {
-        "text": pa.array([row.question for row in questions], pa.large_string()),
-        "pair": pa.array([row.context for row in questions], pa.large_string()),
+        "text": strings(row.question for row in questions),
+        "pair": strings(row.context for row in questions),
         "answers": pa.array([list(row.answers) for row in questions], pa.list_(pa.large_string())),
         "starts": pa.array([list(row.starts) for row in questions], pa.list_(pa.int64())),
     }
-    return datasets.Dataset(pa.table(columns))
+    return dataset_of(pa.table(columns))
 
 
 def contexts_of(questions: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
@@ -84,9 +84,9 @@ class SquadFiles(LocalFiles):
         refuse, kind = partial(ArgumentError, "files", str(file)), stem_and_format(file)[1]
         if self.is_labelled and kind not in (".json", ".jsonl", ".parquet"):
             raise refuse("cannot hold questions; .json, .jsonl and .parquet files can")
-        document = _one_value(file) if self.is_labelled and kind == ".json" else None
-        if isinstance(document, dict) and "data" in document:
-            yield from _published(document, refuse)
+        entries = json_values(file) if self.is_labelled and kind == ".json" else []
+        if len(entries) == 1 and isinstance(entries[0], dict) and "data" in entries[0]:
+            yield from _published(entries[0], refuse)
             return
         for number, values in enumerate(read_rows(file, self.layout_of("questions")), start=1):
             question, context, answers = (*values, None)[:3]
@@ -95,16 +95,6 @@ class SquadFiles(LocalFiles):
 
 Refusal: TypeAlias = Callable[[str], ArgumentError]
 """Makes the error about a source from what is wrong with it."""
-
-
-def _one_value(file: Path) -> Any:
-    """The one value of a JSON file; None where more follow, one on each line."""
-    try:
-        return parse_json(file)
-    except ArgumentError as error:
-        if getattr(error.__cause__, "msg", None) == "Extra data":  # json's words for what follows a value
-            return None
-        raise
 
 
 class _Rows(Layout):
@@ -140,8 +130,6 @@ def make_question(question: Any, context: Any, answers: Any, place: str, refuse:
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
             raise refuse(f"{place} has no {name}; remove it, or fill it in")
-        if SURROGATE.search(text):
-            raise refuse(f"the {name} of {place} holds half of a surrogate pair, which is no text")
     answers = {"text": [], "answer_start": []} if answers is None else answers
     texts, starts = map(answers.get, ("text", "answer_start")) if isinstance(answers, Mapping) else (None, None)
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):

@@ -17,17 +17,15 @@ from tinyformer.data.sources.documents import (
     class_name,
     from_columns,
     label_column_of,
-    map_texts,
     one_or_two,
     require_all_or_no_labels,
     require_pair,
     two_columns,
 )
-from tinyformer.data.sources.files import Layout, read_rows
+from tinyformer.data.sources.files import Layout, read_rows, read_whole_rows
 from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.text_paths import find_files, folder_of, stem_and_format
-from tinyformer.data.storage import default_cache_dir
-from tinyformer.data.stream import with_progress
+from tinyformer.data.store import default_cache_dir, map_texts, with_progress
 from tinyformer.errors import ArgumentError
 
 _FORMAT = 4  # increase it when the same files would give other texts
@@ -85,9 +83,7 @@ class LocalFiles:
     def whole_rows(self, rows: str) -> Iterator[dict[str, Any]]:
         """The rows of all splits in order, each with all of its columns."""
         for file in (file for split in SPLITS for file in self.of_splits.get(split, ())):
-            layout = replace(self.layout_of(rows), whole=[])
-            for values in read_rows(file, layout):
-                yield dict(zip(layout.selected, values, strict=True))
+            yield from read_whole_rows(file, replace(self.layout_of(rows), whole=True))
 
 
 def _split_of(file: Path, root: str) -> str | None:

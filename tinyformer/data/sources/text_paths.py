@@ -72,14 +72,14 @@ def _by_kind(name: str) -> dict[str, list[Path]]:
         if is_folder and any(part.startswith(".") for part in file.relative_to(path).parts):
             kind = "hidden file"
         elif not os.path.isfile(file):
-            kind = "unreadable folder" if os.path.isdir(file) else "broken link"
+            kind = "broken link"
         kinds[kind].append(file)
     return kinds
 
 
 def _walk(path: Path, above: Sequence[str] = ()) -> Iterator[Path]:
     """The files below a folder, sorted; links are followed, unless they lead to a folder on the way to them."""
-    if not os.path.isdir(path) or not os.access(path, os.R_OK):
+    if not os.path.isdir(path):
         yield path
     elif (real := os.path.realpath(path)) not in above:
         for child in sorted(path.iterdir()):

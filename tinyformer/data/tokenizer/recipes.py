@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tinyformer.data.sources import hub
-from tinyformer.data.tokenizer.tokenizer import BYTE_OF, EOS, MASK, UNK, TextTokenizer
-from tinyformer.errors import ArgumentError, require_at_most
+from tinyformer.data.tokenizer.tokenizer import BYTE_OF, EOS, UNK, TextTokenizer
+from tinyformer.errors import ArgumentError
 
 
 @runtime_checkable
@@ -35,19 +35,6 @@ class TokenizerRecipe(Protocol):
     def build(self, texts: Iterable[str]) -> TextTokenizer:
         """The tokenizer; recipes that learn use nothing but `texts`, the training documents."""
         ...
-
-
-class MaskedTokenizer:
-    """A recipe's tokenizer, with a mask token."""
-
-    def __init__(self, recipe: TokenizerRecipe) -> None:
-        self.recipe, self.name, self.characters_per_token = recipe, recipe.name, recipe.characters_per_token
-
-    def key(self) -> str:
-        return f"{self.recipe.key()} with {MASK}"
-
-    def build(self, texts: Iterable[str]) -> TextTokenizer:
-        return self.recipe.build(texts).with_mask()
 
 
 class _Learned:
@@ -104,7 +91,6 @@ class BPETokenizer(_Learned):
     characters_per_token = 8
 
     def __post_init__(self) -> None:
-        require_at_most(10_000_000, {"vocab_size": 2048}, vocab_size=self.vocab_size)
         if self.vocab_size < 257:
             reason = "must be at least 257, for the 256 bytes and <eos>"
             raise ArgumentError("vocab_size", self.vocab_size, reason, {"vocab_size": 2048})

@@ -120,11 +120,12 @@ class TextTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> "TextTokenizer":
-        """The tokenizer of `to_json`, or of a `tokenizer.json`."""
-        spec = json.loads(text)
-        eos_token, post_processed = spec.pop("eos_token", None), spec.pop("post_processed", False)
-        end_ids, mask_token = spec.pop("end_ids", ()), spec.pop("mask_token", None)
-        return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed), end_ids, mask_token)
+        """The tokenizer of `to_json`, or of a `tokenizer.json`; one that cannot be read is refused."""
+        with telling("be read"):
+            spec = json.loads(text)
+            eos_token, post_processed = spec.pop("eos_token", None), spec.pop("post_processed", False)
+            end_ids, mask_token = spec.pop("end_ids", ()), spec.pop("mask_token", None)
+            return cls(Tokenizer.from_str(json.dumps(spec)), eos_token, bool(post_processed), end_ids, mask_token)
 
     def to_json(self) -> str:
         """A `tokenizer.json`, with the other arguments that are not the defaults."""
@@ -167,12 +168,6 @@ class TextTokenizer:
         known = {self.eos_id, self.mask_id, *added, *self.around[0], *self.around[1]} - {self.unk_id}
         return {i for i in known if i is not None}
 
-    @cached_property
-    def has_segments(self) -> bool:
-        """Return True if the tokens of the second text of a pair have a type of their own, as in BERT."""
-        is_bert = isinstance(self._tokenizer.model, models.WordPiece) and self._tokenizer.post_processor is not None
-        return is_bert and 1 in self._tokenizer.encode("a", "a").type_ids
-
     def missing_ids(self, vocab_size: int) -> list[int]:
         """The ids below `vocab_size`, the number of embeddings of a model, that have no token."""
         return sorted({*range(vocab_size)} - {*self._tokenizer.get_vocab(with_added_tokens=True).values()})
@@ -214,15 +209,6 @@ class TextTokenizer:
             self._reported.update(new)
             shown = ", ".join(map(repr, new[:5])) + " …" * (len(new) > 5)
             rank_zero_only(print)(f"The tokenizer reads {shown} as {self.unknown}.", file=sys.stderr)
-
-    @property
-    def unknown_unit(self) -> str:
-        """The part of a text that becomes one unknown token, in the singular."""
-        model, splitter = json.loads(self._tokenizer.to_str())["model"], self._tokenizer.pre_tokenizer
-        if model["type"] not in ("WordLevel", "WordPiece"):
-            return "character run" if model.get("fuse_unk", True) else "character"
-        number = len(splitter.pre_tokenize_str("ab ab")) if splitter else 1
-        return {1: "text", 4: "character", 5: "character"}.get(number, "word")
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""

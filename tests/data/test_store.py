@@ -1,4 +1,4 @@
-"""Preparing text: exact streams, built once, never half-written, rebuilt when damaged; where the cache folder is."""
+"""Preparing text: exact streams, built once, never half-written, also shard by shard; where the cache folder is."""
 
 import json
 import os
@@ -9,8 +9,10 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+import tinyformer.data.recipe
 from tinyformer.data import (
     ByteTokenizer,
     CharTokenizer,
@@ -20,13 +22,14 @@ from tinyformer.data import (
     SourceDataModule,
     TextFiles,
     WindowFormat,
-    cache,
     default_cache_dir,
-    storage,
+    store,
     stream,
 )
-from tinyformer.data.sources.documents import from_columns
+from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
 from tinyformer.data.sources.hub_dataset import take_characters
+from tinyformer.data.store import map_texts
+from tinyformer.data.stream import encode, encode_rows, num_shards, write_split
 from tinyformer.errors import ArgumentError
 
 WINDOWS = WindowFormat(8)
@@ -63,7 +66,7 @@ def test_a_stream_has_one_eos_before_each_document(tmp_path, monkeypatch):
     assert (type(split.ids), split.ids.dtype) == (np.memmap, np.uint16)
     assert prepared.facts["left_out"]["train"] == {"without text (empty, null or cut short)": 1}
     assert len(prepared.trained_on) == 3
-    monkeypatch.setattr(cache, "MAX_FINGERPRINTS", 2)
+    monkeypatch.setattr(tinyformer.data.recipe, "MAX_FINGERPRINTS", 2)
     assert recipe.prepare(tmp_path / "beyond the limit").trained_on is None
 
 
@@ -86,41 +89,18 @@ def test_max_tokens_are_reached_although_a_part_is_held_out(tmp_path):
     assert sum(split.num_documents for split in splits.values()) < 200  # not all of the source was read
 
 
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_damaged_folder_is_built_again(tmp_path, monkeypatch, sampled, capsys):
-    if sampled:
-        monkeypatch.setattr(storage, "WHOLE_BYTES", 1000)
-        monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
+def test_a_damaged_folder_is_built_again(tmp_path, capsys):
     source = Texts("some text" * 1000)
     recipe = Recipe(source, ByteTokenizer(), WINDOWS)
     folder = recipe.prepare(tmp_path).folder
     expected = {path.name: path.read_bytes() for path in folder.iterdir()}
-    damages = [
-        lambda: os.truncate(folder / "train.npy", 500),
-        (folder / "train.offsets.npy").unlink,
-        (folder / "meta.json").unlink,
-        lambda: (folder / "meta.json").write_text('{"splits"'),
-        lambda: flip(folder / "train.npy", 0 if sampled else 9000),
-        lambda: flip(folder / "train.npy", -1),
-        lambda: np.save(folder / "train.npy", np.full(9001, 60_000, np.uint16)),
-        lambda: (folder / "tokenizer.json").write_text(CharTokenizer().build(["abc"]).to_json()),
-        (folder / "checksums.json").unlink,
-        lambda: (folder / "checksums.json").write_text("5"),
-        lambda: (folder / "checksums.json").write_text("[" * 100_000),
-    ]
-    for loads, damage in enumerate(damages, start=2):
-        damage()
+    for loads, name in enumerate(("train.npy", "train.offsets.npy", "meta.json", "tokenizer.json"), start=2):
+        os.truncate(folder / name, 100)
         assert recipe.open(tmp_path) is None
         recipe.prepare(tmp_path)
         assert source.loads == loads
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
-        assert capsys.readouterr().err == f"{folder} is damaged, or of an earlier version; it is built again.\n"
+        assert capsys.readouterr().err == f"{folder} is damaged; it is built again.\n"
 
 
 def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -168,7 +148,7 @@ def test_the_cache_folder_is_the_environments_or_the_users(monkeypatch, tmp_path
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache_dir() == Path(__file__).parents[2] / "data" / "cache"
-    monkeypatch.setattr(storage, "_ROOT", tmp_path)  # an installed package
+    monkeypatch.setattr(store, "_ROOT", tmp_path)  # an installed package
     assert default_cache_dir() == tmp_path / ".cache" / "tinyformer"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_cache_dir() == tmp_path / "xdg" / "tinyformer"
@@ -177,3 +157,92 @@ def test_the_cache_folder_is_the_environments_or_the_users(monkeypatch, tmp_path
     Recipe(Texts("A cat."), ByteTokenizer(), WINDOWS).prepare()
     assert list((tmp_path / "chosen").glob("texts-byte-*/train.npy"))
     assert HubDataset("owner/name")._commits_file == tmp_path / "chosen" / "hub_commits.json"
+
+
+# Shards.
+
+TEXTS = ["abc " * 9, "", "é😀", *(f"{n} cats " * (n % 7 + 1) for n in range(60))]
+WHOLE = sum(len(text) + 1 for text in TEXTS if text)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(stream, "SHARD_BYTES", 300)
+    monkeypatch.setattr(stream, "_BATCH", 80)
+
+
+def written(encoded, tokenizer, folder):
+    folder.mkdir()
+    counts = write_split(encoded, tokenizer, folder, "train")
+    return counts, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("limit", [None, 1, 36, 37, 38, 500, "a shard", WHOLE - 1, WHOLE])
+def test_the_files_of_shards_are_those_of_one_piece(limit, tmp_path):
+    """Of rows in an order of their own, with characters that the vocabulary lacks."""
+    tokenizer = CharTokenizer().build(TEXTS[3:])
+    rows = from_columns(text=[*reversed(TEXTS)]).select(range(len(TEXTS))[::-1])
+    if limit == "a shard":
+        limit = sum(len(text) + 1 for text in WINDOWS.texts(rows.shard(num_shards(rows), 0, contiguous=True)))
+    assert num_shards(rows) > 5
+    expected = written(encode(WINDOWS.texts(rows), tokenizer, limit), tokenizer, tmp_path / "one")
+    encoded = encode_rows(rows, WINDOWS.texts, tokenizer, "train", tmp_path / "kept", limit)
+    assert written(encoded, tokenizer, tmp_path / "shards") == expected
+    assert expected[0]["num_unknown"] > 0 or limit == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(tmp_path, monkeypatch):
+    """With the tokenizer that it had learned, and leaves nothing but its files in the end."""
+    encoded, encode_batch = [], stream.TextTokenizer.encode_batch
+
+    def noted(self, texts):
+        if is_stopped and texts[0].startswith("30 "):
+            raise KeyboardInterrupt
+        encoded.extend(texts)
+        return encode_batch(self, texts)
+
+    monkeypatch.setattr(stream.TextTokenizer, "encode_batch", noted)
+    monkeypatch.setattr("tinyformer.data.recipe.lost_bytes", lambda *_: 0.0)  # which encodes a sample again
+    recipe, is_stopped = Recipe(Texts(*TEXTS[3:]), CharTokenizer(), WINDOWS), True
+    with mock.patch.object(CharTokenizer, "build", autospec=True, side_effect=CharTokenizer.build) as build:
+        with pytest.raises(KeyboardInterrupt):
+            recipe.prepare(tmp_path)
+        before, is_stopped = encoded[:], False
+        encoded.clear()
+        prepared = recipe.prepare(tmp_path)
+    assert build.call_count == 1
+    assert len(before) > 20
+    assert sum(len(text) for text in encoded if text in before) <= stream.SHARD_BYTES
+    assert folders(tmp_path) == [prepared.folder.name]
+    assert prepared.splits["train"].num_characters == sum(map(len, TEXTS[3:]))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("texts", "number"), [(["a" * 250], 1), (["a" * 900], 1), (["a" * 200] * 4, 3)])
+def test_a_text_is_in_one_shard(texts, number):
+    assert num_shards(from_columns(text=texts)) == number
+
+
+# Memory maps.
+
+
+def test_texts_in_a_memory_map_take_no_memory_and_a_full_disk_is_named(tmp_path):
+    before = pa.total_allocated_bytes()
+    rows = map_texts(("é" * 10**6 for _ in range(50)), tmp_path)
+    assert pa.total_allocated_bytes() - before < 10**6
+    assert text_lengths(rows).tolist() == [10**6] * 50
+    assert rows[49]["text"] == "é" * 10**6
+    assert list(tmp_path.iterdir()) == []
+    assert len(map_texts([], tmp_path)) == 0
+    with open("/dev/full", "wb", buffering=0) as full, mock.patch.object(store.tempfile, "TemporaryFile") as made:
+        made.return_value = full
+        with pytest.raises(ArgumentError, match=f"^cache_dir='{tmp_path}': cannot be written .No space left"):
+            map_texts(["a" * 10**6], tmp_path)
+
+
+@pytest.mark.parametrize("columns", [("text",), ("text", "pair")])
+def test_lengths_are_those_of_the_texts(columns):
+    rows = from_columns(**{name: ["é😀", None, "", "a\nb"] for name in columns}).select([3, 0, 1, 2])
+    assert text_lengths(rows).tolist() == [len(text) for text in iterate_texts(rows)]

@@ -2,33 +2,39 @@
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Iterable
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import datasets
+import filelock
 import numpy as np
 from jaxtyping import UInt64
 
-from tinyformer.data.lost_bytes import draw, lost_bytes
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.shards import encode_shards, num_shards
-from tinyformer.data.sources.documents import from_columns, iterate_texts, text_columns, text_lengths
+from tinyformer.data.sources.documents import batches_of, from_columns, iterate_texts, text_columns, text_lengths
 from tinyformer.data.sources.source import SPLITS, Source
 from tinyformer.data.splits import hold_out
-from tinyformer.data.storage import build_once, default_cache_dir, open_intact, writing_into
-from tinyformer.data.stream import Prepared, encode, open_split, with_progress, write_split
+from tinyformer.data.store import default_cache_dir, with_progress, writing_into
+from tinyformer.data.stream import Prepared, encode_rows, num_shards, open_split, write_split
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
-from tinyformer.data.tokenizer.tokenizer import TextTokenizer
+from tinyformer.data.tokenizer.tokenizer import MASK, TextTokenizer
 from tinyformer.data.trained_on import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, num_blocks
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.files import atomic_write, write_whole
 
 _NO_TEXT, _TRAINED_ON, _TOKENIZER = "without text (empty, null or cut short)", "trained_on.npy", "tokenizer.json"
 
 _KNOWN = "that the weights were trained on"
+
+_ROWS, _READ, _DRAWN = 2**15, 2**24, 2**20
+"""Rows that are drawn, characters that are read of them, and characters of the pieces that are drawn of these."""
 
 _FORMAT = 5  # increase it when the same input would give other files
 
@@ -45,7 +51,7 @@ class Recipe:
     """
 
     source: Source
-    tokenizer: TokenizerRecipe  # built on the training documents, or a finished tokenizer
+    tokenizer: TokenizerRecipe  # built on the training documents, or finished; the row format may need a mask token
     row_format: RowFormat
     validation_fraction: float = 0.0  # see `hold_out`, as for the next three
     test_fraction: float = 0.0
@@ -58,7 +64,7 @@ class Recipe:
     def key(self) -> str:
         """SHA-256 of everything that determines the tokenised splits."""
         with argument_path("tokenizer"):
-            tokenizer = self.tokenizer.key()
+            tokenizer = self.tokenizer.key() + f" with {MASK}" * self.row_format.needs_mask
         without = None if self.without is None else hashlib.sha256(self.without.tobytes()).hexdigest()
         return hashlib.sha256(json.dumps([self.content, tokenizer, without]).encode()).hexdigest()
 
@@ -74,15 +80,12 @@ class Recipe:
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
         folder = self._folder(cache_dir)
-        kept = folder.with_name(f"{folder.name}.shards")
         with writing_into(folder.parent):
-            prepared = build_once(folder, self._open, partial(self._build, kept=kept))
-        shutil.rmtree(kept, ignore_errors=True)
-        return prepared
+            return self._open(folder) or self._make(folder)
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
-        """The data that `prepare` left in the cache folder; None if they are missing, incomplete or damaged."""
-        return open_intact(self._folder(cache_dir), self._open)
+        """The data that `prepare` left in the cache folder; None if they are missing or incomplete."""
+        return self._open(self._folder(cache_dir))
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
@@ -92,16 +95,31 @@ class Recipe:
     def _open(self, folder: Path) -> Prepared | None:
         try:
             facts = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            if not facts["splits"].keys() & {"train", "all"}:
-                return None
-            tokenizer = _open_tokenizer(folder)
+            tokenizer = _open_tokenizer(folder / _TOKENIZER)
             splits = {name: open_split(folder, name, tokenizer, of) for name, of in facts.pop("splits").items()}
             trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError):
+        except (OSError, ValueError, KeyError, EOFError):
             return None
 
+    def _make(self, folder: Path) -> Prepared:
+        """Build the folder, which has its name only when it is complete; another process may have built it first."""
+        kept = folder.with_name(f"{folder.name}.shards")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock"):
+            if (prepared := self._open(folder)) is None:
+                if folder.exists():
+                    print(f"{folder} is damaged; it is built again.", file=sys.stderr)
+                    shutil.rmtree(folder)
+                with atomic_write(folder) as temporary:
+                    self._build(temporary, kept)
+                shutil.rmtree(kept, ignore_errors=True)
+                prepared = self._open(folder)
+        assert prepared is not None
+        return prepared
+
     def _build(self, folder: Path, kept: Path) -> None:
+        """Write all files of the folder; `kept` is a folder for parts that a later call need not make again."""
         with argument_path("source"):
             kind, load = self.row_format.source_rows, self.source.load
             # Texts are the default, which sources that have nothing else need not know.
@@ -110,40 +128,36 @@ class Recipe:
             raise ArgumentError("source", self.source.name, "has changed while it was read; read it again")
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
-        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept / "tokenizer")
+        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept)
         folder.mkdir()
         counts, limit = dict[str, Any](), self.row_format.max_tokens
         for name, rows in splits.items():
-            if num_shards(rows) > 1:
-                encoded = encode_shards(rows, texts_of, tokenizer, name, kept, limit)
-            else:
-                texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
-                encoded = encode(texts, tokenizer, limit)
+            encoded = encode_rows(rows, texts_of, tokenizer, name, kept, limit)
             counts[name] = write_split(encoded, tokenizer, folder, name)
-            counts[name]["lost_bytes"] = lost_bytes(draw(rows, texts_of), tokenizer)
+            counts[name]["lost_bytes"] = lost_bytes(_sample(rows, texts_of), tokenizer)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
-        (folder / _TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
-        (folder / "meta.json").write_text(json.dumps({**facts, "splits": counts}, indent=1), encoding="utf-8")
+        write_whole(folder / _TOKENIZER, tokenizer.to_json())
+        write_whole(folder / "meta.json", json.dumps({**facts, "splits": counts}, indent=1))
         if "train" in splits:
             trained_on = self._compared(splits["train"])
             if num_blocks(text_lengths(trained_on)) <= MAX_FINGERPRINTS:
                 np.save(folder / _TRAINED_ON, fingerprints_of_all(iterate_texts(trained_on)))
 
     def _tokenizer_of(self, rows: datasets.Dataset, kept: Path) -> TextTokenizer:
-        """Build the tokenizer from rows. If they are tokenised in shards, a folder keeps it for a later call."""
-
-        def learned() -> TextTokenizer:
-            number = len(rows) * len(text_columns(rows))
-            texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
-            with argument_path("tokenizer"):
-                return self.tokenizer.build(texts)
-
-        def build(folder: Path) -> None:
-            folder.mkdir()
-            (folder / _TOKENIZER).write_text(learned().to_json(), encoding="utf-8")
-
-        return build_once(kept, _open_tokenizer, build) if num_shards(rows) > 1 else learned()
+        """The tokenizer, built from rows. If they are tokenised in shards, `kept` holds it for a later call."""
+        path = kept / _TOKENIZER
+        if path.exists():
+            return _open_tokenizer(path)
+        number = len(rows) * len(text_columns(rows))
+        texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
+        with argument_path("tokenizer"):
+            tokenizer = self.tokenizer.build(texts)
+        tokenizer = tokenizer.with_mask() if self.row_format.needs_mask else tokenizer
+        if num_shards(rows) > 1:
+            kept.mkdir(exist_ok=True)
+            write_whole(path, tokenizer.to_json())
+        return tokenizer
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""
@@ -203,8 +217,8 @@ class Recipe:
         return rows.select_columns(list(self.row_format.compared) or text_columns(rows))
 
 
-def _open_tokenizer(folder: Path) -> TextTokenizer:
-    return TextTokenizer.from_json((folder / _TOKENIZER).read_text(encoding="utf-8"))
+def _open_tokenizer(path: Path) -> TextTokenizer:
+    return TextTokenizer.from_json(path.read_text(encoding="utf-8"))
 
 
 def _select(
@@ -216,3 +230,28 @@ def _select(
         return rows  # remains a memory map without a table of indices
     left_out[reason] = len(rows) - len(kept)
     return rows.select(kept)
+
+
+def _sample(rows: datasets.Dataset, texts_of: Callable[[datasets.Dataset], Iterable[str]]) -> list[str]:
+    """Pieces of texts of rows, of up to 4,096 characters that end before white space, drawn at random from seed 0."""
+    generator = np.random.default_rng(0)
+    texts = next(batches_of(texts_of(rows.select(generator.permutation(len(rows))[:_ROWS])), _READ))
+    pieces = [piece for text in texts for piece in re.findall(r"(?s).{1,4096}(?=\s|\Z)|.{4096}", text)]
+    return next(batches_of((pieces[i] for i in generator.permutation(len(pieces))), _DRAWN))
+
+
+def lost_bytes(texts: Sequence[str], tokenizer: TextTokenizer) -> float:
+    """The share of the bytes of texts that decode(encode(text)) does not give back, from 0 to 1.
+
+    For each text, the bag distance of its bytes (Bartolini et al. 2002), a lower bound of the edit distance that takes
+    linear time: the bytes that are missing, or those that are added if they are more; at least 1 if the texts differ.
+    The share is that of the longer texts. A space before a text does not count: many tokenizers add or remove one.
+    """
+    lost = total = 0
+    for pair in zip(texts, map(tokenizer.decode, tokenizer.encode_batch(texts)), strict=True):
+        before, after = (text.encode() for text in pair)
+        if before not in (after, b" " + after) and after != b" " + before:
+            missing, added = Counter(before) - Counter(after), Counter(after) - Counter(before)
+            lost += max(missing.total(), added.total(), 1)
+        total += max(len(before), len(after))
+    return lost / max(total, 1)
