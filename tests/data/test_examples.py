@@ -1,7 +1,6 @@
 """Labelled texts: sequences and batches, token dropout, what is held out, which classes there are."""
 
 import random
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -18,7 +17,6 @@ from tinyformer.data import (
     LabelledSplit,
     SimilarLengthLoader,
     SourceDataModule,
-    TextFiles,
     TextTokenizer,
 )
 from tinyformer.data.examples import truncate
@@ -58,12 +56,6 @@ def test_a_batch_is_padded_to_its_longest_example():
     assert batch["inputs"].tolist() == [[eos, 1005, 1006, 1007, 1008], [eos] * 5, [eos, 1001, 1002, eos, eos]]
     columns = [batch[name].tolist() for name in ("lengths", "labels", "rows")]
     assert columns == [[5, 1, 3], [2, 1, 0], [2, 1, 0]]
-
-
-def test_labels_that_are_no_class_are_counted():
-    split = replace(labelled([3, 1, 5, 2]), labels=np.array([0, -1, 1, -1]), unknown=["x"])
-    with pytest.raises(ArgumentError, match=r"label x of the test split .*\(a, b, c\); 2 examples have"):
-        ExampleFormat(16).check(split, "test", TextFiles("reviews.csv"))
 
 
 def sequences(lengths, texts_per_example, max_length):

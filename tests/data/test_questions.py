@@ -203,13 +203,7 @@ def test_every_layout_holds_the_same_questions(tmp_path, name):
 def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
     write(tmp_path, "train-v1.1.json", published(PARAGRAPH))
     write(tmp_path, "dev-v1.1.json", published(PARAGRAPH, PARAGRAPH))
-    source = SquadFiles(str(tmp_path))
-    assert {name: len(rows) for name, rows in source.load("questions").items()} == {"validation": 4, "train": 2}
-    assert source.has_own_splits
-    first = source.fingerprint()
-    write(tmp_path, "dev-v1.1.json", published(PARAGRAPH))
-    assert source.fingerprint() != first
     data = prepared(tmp_path, str(tmp_path), QuestionFormat(32, stride=28))
     assert data.document == "question"
-    assert data.splits["validation"].answers() == [["1999", "in 1999"], []]
+    assert data.splits["validation"].answers() == [["1999", "in 1999"], []] * 2
     np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes

@@ -14,10 +14,8 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from tinyformer.data import ByteTokenizer, ExampleFormat, SourceDataModule, TextFiles, WindowFormat
-from tinyformer.data.sources import text_files
 from tinyformer.data.sources.documents import natural_order
 from tinyformer.data.sources.text_paths import unread_files
-from tinyformer.data.store import map_texts
 from tinyformer.errors import ArgumentError
 from tinyformer.run.summary import describe_data
 
@@ -79,19 +77,13 @@ def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
     assert texts_of(str(path), **settings) == {"train": ["premise\nhypothesis", "\nx", "y\n"]}
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_text_files_and_missing_texts(is_large, tmp_path, monkeypatch):
-    calls = []
-    if is_large:
-        monkeypatch.setattr(text_files, "IN_MEMORY_BYTES", 1)
-        monkeypatch.setattr(text_files, "map_texts", lambda *given: calls.append(given) or map_texts(*given))
+def test_text_files_and_missing_texts(tmp_path):
     write(tmp_path, {"awkward.txt": AWKWARD, "mark.txt": b"\xef\xbb\xbfone\xef\xbb\xbftwo"})
     assert texts_of(str(tmp_path / "awkward.txt")) == {"train": [AS_READ]}
     assert texts_of(str(tmp_path / "mark.txt")) == {"train": ["one\ufefftwo"]}  # a mark at the beginning only
     rows = '{"text": "a", "label": 1}\n\n{"text": null, "label": 0}\n{"text": "b", "label": 1}\n'
     write(tmp_path, {"a.jsonl": rows})
     assert texts_of(str(tmp_path / "a.jsonl")) == {"train": ["a", "", "b"]}
-    assert len(calls) == 3 * is_large
     assert examples(tmp_path / "a.jsonl") == {"train": [("a", "1"), ("", "0"), ("b", "1")]}
 
 

@@ -209,8 +209,6 @@ def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
     require_refusal("pickle files such as pytorch_model.bin are not read")
     for files, sentence in (
         ({}, "lists no files"),
-        ({"wte.weight": 5000 * "a"}, f"lists {100 * 'a'}, which does not exist"),
-        ({"wte.weight": "\ud800"}, "surrogates not allowed"),
         ({"wte.weight": "../model.safetensors"}, "lists ../model.safetensors, which does not exist"),
     ):
         index.write_text(json.dumps({"weight_map": files}))

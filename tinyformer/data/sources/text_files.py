@@ -30,9 +30,6 @@ from tinyformer.errors import ArgumentError
 
 _FORMAT = 4  # increase it when the same files would give other texts
 
-IN_MEMORY_BYTES = 2**28
-"""The size of the files of a split, together, up to which their texts are held in memory."""
-
 _LINE_END = r"\r\n?"  # becomes \n, as Python reads files
 
 _SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
@@ -101,8 +98,7 @@ class TextFiles(LocalFiles):
     `test/a.txt`), are these splits, if one of them is for training; other files are for training. Line ends are those
     of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is kept,
     except a byte-order mark at the beginning of a file. The text of a row without text (null) that has a label is
-    empty. If the files of a split have more than `IN_MEMORY_BYTES`, their texts are read into a memory map, one file at
-    a time; otherwise, and with labels or pairs, they are held in memory.
+    empty. Texts are read into a memory map, one file at a time; with labels or pairs, they are held in memory.
 
     Args:
         files: see `LocalFiles`.
@@ -159,8 +155,6 @@ class TextFiles(LocalFiles):
     def _texts(self, split: str, files: Sequence[Path]) -> datasets.Dataset:
         rows = (texts for texts, _, _ in self._rows(files, self.layout_of("texts")))
         documents = (text for texts in rows for text in self._documents(texts))
-        if sum(file.stat().st_size for file in files) <= IN_MEMORY_BYTES:
-            return from_columns(text=documents)
         folder = Path(self.cache_dir or default_cache_dir())
         return map_texts(with_progress(documents, None, "Reading the files"), folder)
 
