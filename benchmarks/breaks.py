@@ -747,7 +747,7 @@ BREAKS = (
     ),
     Break(
         "reservoir_of_the_largest",
-        "analysis/atlas/reservoirs.py",
+        "analysis/atlas/tally.py",
         'entries["score"].argsort(stable=True)',
         'entries["score"].argsort(stable=True, descending=True)',
         ("tests/analysis/test_events.py",),

@@ -18,7 +18,7 @@ from tinyformer.model.notebook import heat_map
 from tinyformer.report import head_maps, measure_maps, save_png
 from tinyformer.report import picture as pictures
 from tinyformer.report.charts import head_grid, lines, scatter
-from tinyformer.report.picture import CAPTION_HEIGHT, COLOURS, HATCH
+from tinyformer.report.picture import CAPTION_HEIGHT, HATCH
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
@@ -84,6 +84,10 @@ def uniform(layers, heads, seq):
     return [rows.expand(heads, seq, seq) for _ in range(layers)]
 
 
+def shades(values):
+    return np.array(mpl.colormaps["viridis"](values))[..., :3]
+
+
 def labelled(picture, text):
     return [label for label in picture.labels if label.text == text]
 
@@ -92,18 +96,18 @@ def test_an_ablated_head_is_hatched_and_named():
     ablated = [[False, True, False], [False] * 3]
     picture = head_maps(uniform(2, 3, 5), list("abcde"), "title", ablated=ablated)
     (caption,) = labelled(picture, "layer 0 head 1 ablated")
-    area = picture.pixels[caption.bottom + 3 : caption.bottom + 103, caption.left : caption.left + 100]
+    area = np.asarray(picture.image)[caption.bottom + 3 : caption.bottom + 103, caption.left : caption.left + 100]
     assert set(np.unique(area)) == set(HATCH)
     picture = measure_maps({"self": [[0.25, 0.5, 0.75], [0.1] * 3]}, names_of(3, 3), "title", ablated=ablated)
     assert not labelled(picture, "0.50")  # the measure of weights that have no effect
     (left,), (right,) = labelled(picture, "0.25"), labelled(picture, "0.75")
     captioned = picture.captioned("below a caption")
-    number = np.asarray(captioned.image())[CAPTION_HEIGHT:][left.top : left.bottom]
+    number = np.asarray(captioned.image)[CAPTION_HEIGHT:][left.top : left.bottom]
     (moved,) = labelled(captioned, "0.25")
     assert (moved.top, moved.bottom) == (left.top + CAPTION_HEIGHT, left.bottom + CAPTION_HEIGHT)
-    shades = np.unique(number[:, left.left : left.right].reshape(-1, 3), axis=0)
-    assert (shades.max(), len(shades) > 5) == (255, True)  # white on the colour of the cell, antialiased
-    assert picture.pixels[left.top, (left.left + right.right) // 2] in HATCH
+    colours = np.unique(number[:, left.left : left.right].reshape(-1, 3), axis=0)
+    assert (colours.max(), len(colours) > 5) == (255, True)  # white on the colour of the cell, antialiased
+    assert picture.image.getpixel(((left.left + right.right) // 2, left.top))[0] in HATCH
 
 
 def make_font(path, characters):
@@ -143,12 +147,11 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path):
         (caption,) = labelled(picture, f"layer {layer} head {head}")
         middles = 17 * np.arange(6) + 8  # 100 pixels for six tokens
         shown = image[np.ix_(caption.bottom + 3 + middles, caption.left + middles)]
-        expected = mpl.colormaps["viridis"](maps[layer][head].float().sqrt().numpy())[..., :3]
-        assert np.abs(shown - expected).max() < 0.015, (layer, head)
+        assert np.abs(shown - shades(maps[layer][head].float().sqrt().numpy())).max() < 0.015, (layer, head)
     for text in ("0.01", "0.1", "0.25", "0.5"):  # of the colour bar
         (label,) = labelled(picture, text)
-        at = picture.pixels[label.top - 4, (label.left + label.right) // 2]
-        assert int(at) == pytest.approx(float(text) ** 0.5 * (COLOURS - 1), abs=3)
+        at = image[label.top - 4, (label.left + label.right) // 2]
+        assert at == pytest.approx(shades(float(text) ** 0.5), abs=0.03)
 
 
 def test_an_empty_panel_says_what_it_needs_and_offsets_are_whole_numbers():
@@ -180,8 +183,8 @@ def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
     values = {measure: [[1.0, 2.0], [3.0, 5.0]]}
     picture = measure_maps(values, [["a", "b"]] * 2, "title", num_keys=21, meanings={measure: "nats"})
     labels = {label.text: label for label in picture.labels}
-    colours = [picture.pixels[labels[at].top, labels[at].left - 2] for at in ("1.00", "2.00", "3.00", "5.00")]
-    assert colours == [round(share * (COLOURS - 1) + 0.01) for share in shares]
+    drawn = [picture.image.getpixel((labels[at].left - 2, labels[at].top)) for at in ("1.00", "2.00", "3.00", "5.00")]
+    assert np.array(drawn) / 255 == pytest.approx(shades(shares), abs=0.005)
     assert labels["1.00"].left < labels["2.00"].left
     assert labels["1.00"].top < labels["3.00"].top == labels["layer 1"].top
     if measure == "rank":

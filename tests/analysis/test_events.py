@@ -11,11 +11,9 @@ from model.models import causal, masked, model, translator
 
 from analysis.contexts import all_rows, columns_of, make_context, pair_context, stored
 from tinyformer.analysis import HeadAtlas
-from tinyformer.analysis.atlas.events import NUM_STRONGEST
-from tinyformer.analysis.atlas.head_atlas import SplitEvents
-from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
+from tinyformer.analysis.atlas.events import NUM_STRONGEST, SplitEvents
 from tinyformer.analysis.atlas.snippets import events_of
-from tinyformer.analysis.atlas.tally import CLASSES
+from tinyformer.analysis.atlas.tally import CLASSES, Smallest, priorities
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.points import forward_pass
 

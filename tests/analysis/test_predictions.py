@@ -20,7 +20,7 @@ def test_the_confusion_matrix_and_the_worst_examples_by_hand():
     rows = found.tables["confusion"][1]
     assert rows == [["bad", 1, 0, 1], ["good", 1, 0, 1], ["so-so", 0, 0, 0]]  # true class down, predicted across
     axes = found.figures["confusion"].axes[0]
-    shown = {text.get_position(): text.get_text() for text in axes.texts}
+    shown = {tuple(map(int, text.get_position())): text.get_text() for text in axes.texts}
     assert shown == {(x, y): str(count) for y, row in enumerate(rows) for x, count in enumerate(row[1:])}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted class", "true class")
     expected = [("d", "bad", "so-so", 0.2), ("b", "good", "so-so", 0.3), ("c", "good", "bad", 0.4)]

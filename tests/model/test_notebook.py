@@ -68,7 +68,6 @@ def test_any_weights_are_drawn_with_their_tokens(tmp_path):
         ((6, 6), {}, "tokens=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 rows"),
         ((3, 6), {}, "keys=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 columns"),
         ((1, 2, 3, 3), {}, "weights.shape=(1, 2, 3, 3): must be the shape of one map"),
-        ((2, 3, 3), {"titles": ["a"]}, "titles=['a']: must have one title for each of 2 maps"),
     ],
 )
 def test_weights_without_their_tokens_are_refused(shape, arguments, message):

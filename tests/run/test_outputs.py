@@ -68,7 +68,7 @@ def test_a_sample_appears_as_it_is_drawn(capsys):
 
 def test_a_saved_picture_has_a_line_above_it(tmp_path):
     path = save_png(PICTURE, tmp_path / "maps.png", "step 7 · data text, validation split")
-    image, plain = imread(path), np.asarray(PICTURE.image().convert("RGB")) / 255
+    image, plain = imread(path), np.asarray(PICTURE.image) / 255
     above, below = image[:CAPTION_HEIGHT], image[CAPTION_HEIGHT:, : plain.shape[1], :3]
     assert below == pytest.approx(plain, abs=0.01)
     assert (above[..., :3] < 0.5).any()

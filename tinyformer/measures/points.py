@@ -216,16 +216,6 @@ def intervention(
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture
-    if not isinstance(capture, Sequence) or not all(isinstance(name, str) for name in capture):
-        raise ArgumentError("capture", capture, "must be the name of a point, or a list of names", {"capture": ["*"]})
-    if not isinstance(replace, Mapping):
-        raise ArgumentError("replace", replace, "must be a dictionary, from points to replacements")
-    for name, replacement in replace.items():
-        if not isinstance(name, str):
-            raise ArgumentError("replace", name, "must be the name of a point, see model.points")
-        if not isinstance(replacement, Tensor) and not callable(replacement):
-            reason = "must be a tensor, or a function of the activation that returns one"
-            raise ArgumentError("replace", {name: replacement}, reason)
     replaced = {name: replace[pattern] for name, pattern in matching(points, replace, "replace").items()}
     captured = matching(points, capture, "capture")
     gradients = gradients or any(isinstance(other, Tensor) and other.requires_grad for other in replaced.values())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError
 from tinyformer.measures import head_label, map_names
 from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention
-from tinyformer.nn.heads import Address, layer_title
+from tinyformer.nn.heads import Address
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +54,7 @@ class LayerMaps:
 
         In differential attention the map of a head is softmax₁ - λ softmax₂, whose weights multiply the values. They
         can be negative, and each row sums to 1 - λ. Another class with several softmaxes has maps by name only.
-        A head that the layer does not have is an `ArgumentError`.
         """
-        if head not in (*self.heads, *self.names):
-            reason = f"{layer_title(self.address)} has heads {', '.join(map(str, self.heads))}"
-            raise ArgumentError("head", head, reason, {"head": self.heads[0]})
         if isinstance(head, str):
             return self.weights[self.names.index(head)]
         per_head = len(self.names) // len(self.heads)

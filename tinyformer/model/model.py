@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, overload
@@ -185,17 +184,9 @@ class Model:
                 where a tensor in `replace` requires a gradient.
             named: the same as `others`, by name.
         """
-        for names in () if capture else others:
-            several = [names] if isinstance(names, str) else names
-            if isinstance(several, Sequence) and several and all(map(self._is_point, several)):
-                raise ArgumentError("capture", names, "is given in place of a text", {"capture": names})
         batch = self._batch(texts, *others, **named)
         forward = partial(self.task.forward, self.network, batch)
         return forward_pass(self.network, forward, lengths_of(batch), capture, replace, gradients)
-
-    def _is_point(self, name: Any) -> bool:
-        """Return True if something names points, in which `*` stands for any characters."""
-        return isinstance(name, str) and any(fnmatchcase(point, name) for point in self.points)
 
     def ablated(
         self, heads: Sequence[Head], mode: str = "zero", texts: Texts | None = None, *others: Any, **named: Any
@@ -285,8 +276,6 @@ class Model:
         A source has the tokens that begin and end it, a target has none. Token ids are padded on the right; `lengths`
         do not count padding, of which there is none by default. For the settings see `generate`.
         """
-        if not isinstance(ids, Tensor):
-            raise ArgumentError("ids", ids, "must be a tensor of token ids, such as tokenize gives with lengths")
         require_token_ids("ids", ids, self.network.vocab_size)
         lengths = torch.as_tensor([ids.shape[1]] * len(ids) if lengths is None else lengths)
         if lengths.shape != ids.shape[:1] or not bool(((lengths > 0) & (lengths <= ids.shape[1])).all()):

@@ -4,7 +4,6 @@ import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -14,9 +13,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
 from torch import Tensor
 
 from tinyformer.errors import ArgumentError
@@ -94,8 +90,6 @@ def heat_map(
         if len(side) != size:
             raise ArgumentError(name, side, f"has {len(side)} tokens, while the weights have {size} {what}")
     maps = maps.reshape(-1, *maps.shape[-2:])
-    if titles and len(titles) != len(maps):
-        raise ArgumentError("titles", list(titles), f"must have one title for each of {len(maps)} maps")
     signed = bool((maps < 0).any() or (maps > 1 + 1e-3).any())
     label = "Score" if signed else Panel.label
     titled = zip(maps, titles or [""] * len(maps), strict=True)
@@ -148,16 +142,10 @@ class Table(list[dict[str, Any]]):
         return list(self[0]) if self else []
 
     def __repr__(self) -> str:
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in self.columns:
-            table.add_column(column, justify="right", no_wrap=True)
-        for row in self:
-            table.add_row(*map(_shown, row.values()))
-        lines = StringIO()
-        # Not the width of the terminal: a folded table cannot be read. In a notebook, rich would display it itself.
-        settings: dict[str, Any] = {"color_system": None, "highlight": False, "markup": False, "force_jupyter": False}
-        Console(file=lines, width=10_000, **settings).print(table)
-        return "\n".join(stripped for line in lines.getvalue().splitlines() if (stripped := line.rstrip()))
+        cells = [self.columns, *([_shown(value) for value in row.values()] for row in self)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        head, *rows = ("  ".join(map(str.rjust, line, widths)) for line in cells)
+        return "\n".join([head, "─" * len(head), *rows])
 
     def _repr_html_(self) -> str:
         def cell(tag: str, text: str, title: str = "") -> str:

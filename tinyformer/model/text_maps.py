@@ -1,12 +1,11 @@
 """The attention maps of one text, in all layers and heads, and their difference from those of another model."""
 
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -28,21 +27,21 @@ from tinyformer.measures import (
     Axes,
     CapturedMaps,
     axes_of,
-    capture_pair,
-    capture_weights,
     measure_layers,
     merge_words,
     pairs_of,
     words_of,
 )
+from tinyformer.measures.capture import attention_calls
 from tinyformer.model.layer_maps import LayerMaps
 from tinyformer.model.notebook import Panel, Table, chart_of_maps, framed
-from tinyformer.nn import AttentionMaps, EncoderDecoder, Network, Transformer
+from tinyformer.nn import AttentionMaps, EncoderDecoder, Network
 from tinyformer.nn.heads import layer_title, plain_address
 from tinyformer.nn.network import attentions_in
-from tinyformer.report import atlas_html, head_maps
+from tinyformer.report import atlas_html, head_maps, write_atlas
 from tinyformer.tasks import Task
 
+TokenIds: TypeAlias = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 HeadAddress: TypeAlias = tuple[int | str, ...]
 """The address of a head: (3, 0) or ("cross", 3, 0), where "0a" and "0b" are the two softmaxes of head 0, if any."""
 
@@ -62,7 +61,7 @@ class TextMaps:
 
     layers: Sequence[LayerMaps]  # the maps of each layer, in the order of `Network.attentions`
     axes: Mapping[str, Axes]  # the token strings by kind of attention; the kind is "" where there is only one
-    ids: Mapping[str, tuple[Sequence[int], Sequence[int]]]  # token ids of queries and keys; empty for maps of words
+    ids: TokenIds  # of queries and keys, by kind; empty for maps of words
     tokenizer: TextTokenizer | None  # the model's tokenizer, if it has one
     model: str = ""  # its name in titles
     texts: Sequence[str | Sequence[str]] = ()  # that the tokens encode, as far as they are known
@@ -88,11 +87,9 @@ class TextMaps:
         layer = next((layer for layer in self.layers if layer.address == parts[:-1]), None)
         if layer is not None and parts[-1] in (*layer.heads, *layer.names):
             return layer
-        form = "(layer, head)" if "" in self.axes else "(kind, layer, head)"
+        form, known = "(layer, head)" if "" in self.axes else "(kind, layer, head)", f"there are {self._layer_titles()}"
         if layer is not None:
             known = f"{layer_title(layer.address)} has heads {', '.join(map(str, layer.heads))}"
-        else:
-            known = f"there are {self._layer_titles()}"
         nearest = layer or self.layers[0]
         works = {"head": (*nearest.address, nearest.heads[0])}
         raise ArgumentError("head", address, f"must be the {form} of a head: {known}", works)
@@ -123,7 +120,6 @@ class TextMaps:
             address: a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; a kind of attention,
                 `mean("cross")`, for the mean over all its heads; nothing for the mean over all heads of the model.
         """
-        _require_parts("layer", "mean", address)
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
             reason = f"must be the number of a layer, after its kind if any: {self._layer_titles()}"
@@ -199,9 +195,6 @@ class TextMaps:
             address: the address of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
             axes: matplotlib axes to draw on; by default those of a new figure.
         """
-        _require_parts("head", "plot", address)
-        if axes is not None and not isinstance(axes, matplotlib_axes.Axes):
-            raise ArgumentError("axes", axes, "must be axes of matplotlib, such as plt.gca()")
         sides = self.axes[self.layer_of(address).kind]
         return chart_of_maps([self.panel_of(address)], *sides, [] if axes is None else [axes])
 
@@ -214,27 +207,22 @@ class TextMaps:
 
     def save(self, path: str | Path) -> Path:
         """Write the atlas of these maps, an HTML file that needs no server; folders are created."""
-        if not isinstance(path, str | os.PathLike):
-            raise ArgumentError("path", path, "must be the path of a file", {"path": "atlas.html"})
-        if Path(path).is_dir():
-            raise ArgumentError("path", str(path), "is a folder", {"path": str(Path(path, "atlas.html"))})
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(self._atlas(), encoding="utf-8")
-        return Path(path)
+        return write_atlas(path, **self._page())
 
-    def _atlas(self) -> str:
-        return atlas_html(
-            [layer.weights for layer in self.layers],
-            self.axes,
-            self._measured,
-            [layer.names for layer in self.layers],
-            title=" · ".join(filter(None, ["Attention", self.model])),
-            addresses=[layer.address for layer in self.layers],
-            ablated=[layer.is_ablated for layer in self.layers],
-        )
+    def _page(self) -> dict[str, Any]:
+        """The arguments of `atlas_html`."""
+        return {
+            "maps": [layer.weights for layer in self.layers],
+            "tokens": self.axes,
+            "measures": self._measured,
+            "names": [layer.names for layer in self.layers],
+            "title": " · ".join(filter(None, ["Attention", self.model])),
+            "addresses": [layer.address for layer in self.layers],
+            "ablated": [layer.is_ablated for layer in self.layers],
+        }
 
     def _repr_html_(self) -> str:
-        return framed(self._atlas())
+        return framed(atlas_html(**self._page()))
 
     def _repr_png_(self) -> bytes:
         """A picture of all maps, or of cross-attention if there are several kinds, for a page that runs no script."""
@@ -272,10 +260,7 @@ class MapsDifference:
             reason = "must be the tokens of the maps from which these are subtracted"
             raise ArgumentError("maps.tokens", second.tokens, reason)
         self.first, self.second = first, second
-        known = set(second.heads)
-        self.heads = [address for address in first.heads if address in known]
-        if not self.heads:
-            raise ArgumentError("maps.heads", second.heads, "must have a head that the other model has, too")
+        self.heads = [address for address in first.heads if address in second.heads]
 
     def __getitem__(self, address: HeadAddress) -> Float[Tensor, "queries keys"]:
         return self.first[address] - self.second[address]
@@ -291,7 +276,6 @@ class MapsDifference:
 
     def plot(self, *address: int | str) -> Figure:
         """The maps of a head in both models, and their difference in colours around 0; see `TextMaps.plot`."""
-        _require_parts("head", "plot", address)
         panels = [maps.panel_of(address) for maps in (self.first, self.second)]
         panels.append(Panel(self[address], "first minus second", signed=True, label="Difference of attention weights"))
         return chart_of_maps(panels, *self.first.axes[self.first.layer_of(address).kind])
@@ -307,13 +291,6 @@ def _columns(address: HeadAddress) -> dict[str, Any]:
     return dict(zip(("kind", "layer", "head")[-len(address) :], address, strict=True))
 
 
-def _require_parts(argument: str, method: str, address: Sequence[Any]) -> None:
-    """Refuse an address in one argument, `plot((1, 3))`, for a method that takes its parts, `plot(1, 3)`."""
-    if len(address) == 1 and isinstance(address[0], tuple | list):
-        parts = ", ".join(map(repr, address[0]))
-        raise ArgumentError(argument, address[0], f"must be given in parts: {method}({parts})")
-
-
 @torch.no_grad()
 def maps_of_batch(
     network: Network, task: Task, tokenizer: TextTokenizer | None, batch: Batch, model: str = ""
@@ -322,22 +299,22 @@ def maps_of_batch(
 
     Those of a source and its target are of each kind of attention. `model` is what the model is called in titles.
     """
-    captured: list[tuple[dict[str, CapturedMaps], dict[str, tuple[list[int], list[int]]]]] = []
-    if isinstance(network, EncoderDecoder):
-        captured = [(capture_pair(network, pair), pair.ids_by_kind()) for pair in pairs_of(batch)]
-    else:
-        for row, length in zip(batch["inputs"].split(1), batch["lengths"].tolist(), strict=True):
-            inputs, ids = row[:, :length], row[0, :length].tolist()
-            maps = capture_weights(cast(Transformer, network), inputs, task.mask({"inputs": inputs}))
-            captured.append(({"": maps}, {"": (ids, ids)}))
-    return [
-        TextMaps(_layers(network, maps.values()), axes_of(ids, tokenizer), ids, tokenizer, model)
-        for maps, ids in captured
-    ]
-
-
-def _layers(network: Network, captured: Iterable[CapturedMaps]) -> list[LayerMaps]:
-    maps = [layer for of_kind in captured for layer in of_kind.layers]
     residuals = {part: residual for module, residual in network.attention_sublayers() for part in attentions_in(module)}
-    layers = zip(network.attentions(), network.layer_addresses(), maps, strict=True)
-    return [LayerMaps.of(layer, address, of_layer, residuals[layer]) for layer, address, of_layer in layers]
+    found = []
+    for inputs, ids in _inputs_by_row(network, task, batch):
+        captured = CapturedMaps()
+        captured.add(attention_calls(network, *inputs))
+        layers = zip(network.attentions(), network.layer_addresses(), captured.layers, strict=True)
+        maps = [LayerMaps.of(layer, address, of_layer, residuals[layer]) for layer, address, of_layer in layers]
+        found.append(TextMaps(maps, axes_of(ids, tokenizer), ids, tokenizer, model))
+    return found
+
+
+def _inputs_by_row(network: Network, task: Task, batch: Batch) -> Iterator[tuple[tuple[Any, ...], TokenIds]]:
+    """The inputs of a network for each row of a batch, and the token ids of its queries and keys."""
+    if isinstance(network, EncoderDecoder):
+        yield from (((pair.source, pair.target), pair.ids_by_kind()) for pair in pairs_of(batch))
+        return
+    for row, length in zip(batch["inputs"].split(1), batch["lengths"].tolist(), strict=True):
+        inputs, ids = row[:, :length], row[0, :length].tolist()
+        yield (inputs, task.mask({"inputs": inputs})), {"": (ids, ids)}

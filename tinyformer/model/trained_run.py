@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import html
 import importlib
 import signal
 import threading
@@ -62,12 +61,9 @@ class TrainedRun:
         return f"TrainedRun({facts})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
-            f'<td style="text-align:left">{html.escape(value)}</td></tr>'
-            for name, value in self._summary().items()
-        )
-        return f"<table>{rows}</table>"
+        from tinyformer.model.notebook import Table
+
+        return Table([self._summary()])._repr_html_()
 
     def _summary(self) -> dict[str, str]:
         shown = {"folder": relative_path(self.folder)}

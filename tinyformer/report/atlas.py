@@ -91,9 +91,7 @@ def atlas_html(
     kinds = tokens if isinstance(tokens, Mapping) else {"": Axes(tokens, tokens)}
     shown = {_kind(address) for layer, address in zip(maps, addresses, strict=True) if len(layer)}
     kinds = {kind: axes for kind, axes in kinds.items() if kind in shown}
-    by_layer: dict[str, Sequence[Sequence[Any]]] = {"names": names, "labels": labels, "ablated": ablated}
-    by_layer |= {f"measures[{name!r}]": values for name, values in measures.items()}
-    _require_fit(maps, kinds, by_layer, addresses)
+    _require_fit(maps, kinds, addresses)
     heads = [
         {
             "kind": list(kinds).index(_kind(address)),
@@ -167,35 +165,11 @@ def _visible(token: str) -> str:
     return "".join(SIGNS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in token)
 
 
-def _require_fit(
-    maps: Sequence[Tensor],
-    kinds: Mapping[str, Axes],
-    by_layer: Mapping[str, Sequence[Sequence[Any]]],
-    addresses: Sequence[Address],
-) -> None:
-    """Refuse arguments of `atlas_html` whose sizes differ; `by_layer` holds, by argument, an entry for each map."""
+def _require_fit(maps: Sequence[Tensor], kinds: Mapping[str, Axes], addresses: Sequence[Address]) -> None:
+    """Refuse more weights than a browser opens, and maps of other tokens."""
     if (size := sum(layer.numel() for layer in maps)) > MOST_WEIGHTS:
         reason = f"must be at most {MOST_WEIGHTS:,}, which browsers open: show fewer tokens"
         raise ArgumentError("maps", f"{size:,} weights", reason)
-    if not kinds:
-        raise ArgumentError("maps", [list(layer.shape) for layer in maps], "must hold the map of at least one head")
-    if not all(tokens for axes in kinds.values() for tokens in axes):
-        raise ArgumentError("tokens", [], "must hold at least one token")
     for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
-        if not len(layer):
-            continue
-        queries, keys = (len(tokens) for tokens in kinds[_kind(address)])
-        if list(layer.shape[1:]) != [queries, keys]:
-            numbers = f"{queries} `tokens`" if queries == keys else f"{queries} and {keys} `tokens`"
-            raise ArgumentError(f"maps[{index}]", list(layer.shape), f"must be maps of {[queries, keys]} for {numbers}")
-        # A softmax may round to slightly more than 1; nan fails every comparison.
-        if not bool(((layer >= 0) & (layer.float() <= 1.001)).all()):
-            raise ArgumentError(f"maps[{index}]", list(layer.shape), "must hold attention weights from 0 to 1")
-    counts = [len(layer) for layer in maps]
-    for name, entries in by_layer.items():
-        sizes = [len(layer) for layer in entries]
-        if sizes != counts:
-            raise ArgumentError(name, sizes, f"must have as many entries per layer as `maps`, {counts}")
-    for index, names in enumerate(by_layer["names"]):
-        if len(set(names)) < len(names):  # the page addresses heads by name
-            raise ArgumentError(f"names[{index}]", list(names), "must be unique within a layer")
+        if len(layer) and list(layer.shape[1:]) != (sides := [len(side) for side in kinds[_kind(address)]]):
+            raise ArgumentError(f"maps[{index}]", list(layer.shape), f"must be maps of {sides} for its `tokens`")

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -21,11 +20,12 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
 from tinyformer.report.picture import readable, set_fonts
-from tinyformer.report.plots import columns_of
+from tinyformer.report.plots import cells_of, columns_of, places_of
 
 FONT_POINTS = 8
 MAX_TOLD = 8  # events that are listed below a chart
 MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
+NAME_WIDTH = 12  # characters in a line of the name of a class
 
 MAX_FINE_DECADES = 3
 """Range of a logarithmic axis, in powers of ten, up to which its ticks include multiples of 2 and 5."""
@@ -61,16 +61,9 @@ def head_grid(
     as ("cross", 3), by default indices; `label` is that of the colour bar, by default the title. Ablated heads are
     hatched and have no number.
     """
-    columns = columns_of(names)
     rows = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
-    cells: dict[tuple[int, int], float] = {}
-    hatched = []
-    for layer, heads in enumerate(names):
-        for head, name in enumerate(heads):
-            cells[layer, columns[name]] = values[layer][head]
-            if ablated and ablated[layer][head]:
-                hatched.append((layer, columns[name]))
-    figure, axes = _value_grid(cells, rows, list(columns), title, label or title, diverging, hatched)
+    cells, hatched = cells_of(names, values), places_of(names, ablated)
+    figure, axes = _value_grid(cells, rows, columns_of(names), title, label or title, diverging, hatched)
     axes.set(xlabel="head", ylabel="layer")
     return figure
 
@@ -86,16 +79,16 @@ def change_grid(
 def _value_grid(
     cells: Mapping[tuple[int, int], float],
     rows: Sequence[str],
-    columns: Sequence[str],
+    columns: Collection[str],
     title: str,
     label: str,
     diverging: bool,
     hatched: Collection[tuple[int, int]] = (),
 ) -> tuple[Figure, Axes]:
     """A grid of values with a colour bar; see `head_grid`."""
-    margin = 0.075 * max(0, *(len(row) - 3 for row in rows))  # inches, for labels that name a kind of attention
+    margin = 0.075 * max(0, *(len(line) - 3 for row in rows for line in row.splitlines()))  # inches, for long labels
     pitch = max(0.62, *(0.075 * len(line) for column in columns for line in column.splitlines()))
-    figure, axes = _canvas(margin + max(5.6, 1.8 + pitch * len(columns)), 1.5 + 0.42 * len(rows))
+    figure, axes = _canvas(margin + max(5.6, 1.8 + pitch * len(columns)), 1.5 + 0.42 * len(rows), title)
     shown = {place: value for place, value in cells.items() if place not in hatched}
     finite = [value for value in shown.values() if math.isfinite(value)] or [0.0]
     largest = max(map(abs, finite)) or 1.0
@@ -110,11 +103,9 @@ def _value_grid(
         axes.add_patch(Rectangle((column, row), 0.96, 0.94, facecolor=GREY, edgecolor=HATCH_COLOUR, hatch="////"))
         axes.text(column + 0.48, row + 0.47, "ablated", **style, bbox={"color": GREY, "pad": 1})
     axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
-    axes.set_xticks([i + 0.48 for i in range(len(columns))], columns)
-    axes.set_yticks([i + 0.47 for i in range(len(rows))], rows)
-    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    axes.set_xticks([i + 0.48 for i in range(len(columns))], columns, parse_math=False)
+    axes.set_yticks([i + 0.47 for i in range(len(rows))], rows, parse_math=False)
     _add_colour_bar(figure, axes, ScalarMappable(norm, colours), label)
-    _simplify(axes)
     return figure, axes
 
 
@@ -142,7 +133,7 @@ def head_graph(
     rows = list(dict.fromkeys(row for row, _ in heads.values()))
     numbers = sorted({number for _, number in heads.values() if number is not None}) or [0]
     columns = dict(zip(numbers, range(len(numbers)), strict=True)) | {None: (len(numbers) - 1) / 2}
-    figure, axes = _canvas(max(5.6, 1.8 + 0.7 * len(numbers)), 0.8 + 1.1 * len(rows))
+    figure, axes = _canvas(max(5.6, 1.8 + 0.7 * len(numbers)), 0.8 + 1.1 * len(rows), title)
     places = {head: (columns[number], rows.index(row)) for head, (row, number) in heads.items()}
     kinds = sorted({kind for kind, *_ in edges})
     for number, kind in enumerate(kinds):
@@ -162,30 +153,15 @@ def head_graph(
         figure.legend(fontsize=FONT_POINTS, frameon=False, loc="outside right center")
     axes.set(xlim=(-0.5, len(numbers) - 0.5), ylim=(-0.4, len(rows) - 0.6), xticks=[])
     axes.set_yticks(range(len(rows)), rows)
-    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
-    _simplify(axes)
     return figure
 
 
 def confusion_grid(confusion: Int[Tensor, "classes classes"], names: Sequence[str]) -> Figure:
     """A confusion matrix: number of examples by true class (down) and predicted class (across)."""
-    names = [readable(name, longest=40) for name in names]
-    # A cell holds five digits, and the labels on both axes need space.
-    side, name_inches = 0.36 * len(names), 0.075 * max(map(len, names))
-    figure, axes = _canvas(max(4.0, 1.4 + side + name_inches), max(3.0, 1.2 + side + name_inches))
-    image = axes.imshow(confusion.numpy(), cmap="viridis", vmin=0)
-    _add_colour_bar(figure, axes, image, "number of examples")
-    for row, numbers in enumerate(confusion.tolist()):
-        for column, number in enumerate(numbers):
-            colour = "white" if 2 * number < confusion.max() else "black"
-            axes.text(column, row, str(number), ha="center", va="center", fontsize=FONT_POINTS - 1, color=colour)
+    shown = [textwrap.fill(readable(name, longest=40), NAME_WIDTH) for name in names]
+    cells = {(row, at): number for row, numbers in enumerate(confusion.tolist()) for at, number in enumerate(numbers)}
+    figure, axes = _value_grid(cells, shown, shown, "Confusion matrix", "number of examples", False)
     axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_xticks(range(len(names)), names, parse_math=False)
-    axes.set_yticks(range(len(names)), names, parse_math=False)
-    axes.set_title("Confusion matrix", fontsize=FONT_POINTS + 1, loc="left")
-    _simplify(axes)
-    axes.tick_params(axis="x", labelrotation=90 if max(map(len, names)) > 3 else 0)
-    axes.tick_params(axis="y", labelrotation=0)
     return figure
 
 
@@ -204,30 +180,25 @@ def lines(
     `baselines` are drawn in grey, to compare with; `marked` is a point and its label. With `by_step`, x is on a
     logarithmic axis that begins at 0.
     """
-    figure, axes = _canvas(6.0, 3.6)
+    figure, axes = _canvas(6.0, 3.6, title)
     for (name, (x, y)), style in zip((baselines or {}).items(), itertools.cycle((":", "--", "-."))):
         axes.plot(x, y, linestyle=style, color=BASELINE_COLOUR, label=name)
     for name, (x, y) in series.items():
         axes.plot(x, y, marker=".", label=name)
-    axes.set(xlabel=xlabel, ylabel=ylabel, yscale=yscale)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     if not any(value > 0 if yscale == "log" else math.isfinite(value) for _, y in series.values() for value in y):
         say_empty(axes, "no value above 0" if yscale == "log" else "no value is defined")
     if yscale == "log":
-        axes.set_yscale("log", nonpositive="mask")  # by default, the line would fall to the edge at 0
-        _set_log_ticks(axes, [value for _, y in series.values() for value in y if value > 0])
-    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+        _set_log_scale(axes, [value for _, y in series.values() for value in y])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if by_step:
-        axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlim(left=-0.2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+        _set_steps(axes)
     if marked:
         left, value, words = marked
         axes.plot([left], [value], marker="o", markersize=9, fillstyle="none", color="black", linestyle="", label=words)
     if len(series) + len(baselines or {}) > 1 or marked:
         axes.legend(fontsize=FONT_POINTS, frameon=False)
     axes.grid(alpha=0.3)
-    _simplify(axes)
     return figure
 
 
@@ -238,26 +209,22 @@ def curves_by_step(
     across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *first_told([*events])]
     down, handles = -(-len(panels) // across), {}
     figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     layers = list(dict.fromkeys(layer for curves in panels.values() for layer, _ in curves))
     colours = dict(zip(layers, mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers))), strict=True))
     are_shares = not any(of > 1.01 for curves in panels.values() for _, values in curves for of in values.values())
     for place, (name, curves) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(down, across, place, sharey=figure.axes[0] if figure.axes and are_shares else None)
+        simplify(axes)
         for layer, values in curves:
             (handles[layer],) = axes.plot(*zip(*values.items(), strict=True), ".-", lw=1, ms=4, color=colours[layer])
         for step in set(events.values()):
             axes.axvline(step, color=BASELINE_COLOUR, linewidth=0.8, linestyle=":", zorder=0)
-        axes.set_xscale("symlog", linthresh=1)  # step 0 has no logarithm
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.set_xlim(-0.3, 1.3 * max(step for _, values in curves for step in values))
+        _set_steps(axes, 1.3 * max(step for _, values in curves for step in values))
         if yscale == "log":
-            axes.set_yscale("log", nonpositive="mask")
-            _set_log_ticks(axes, [value for _, values in curves for value in values.values() if value > 0])
+            _set_log_scale(axes, [value for _, values in curves for value in values.values()])
         axes.set_title(name, fontsize=FONT_POINTS, loc="left")
         axes.grid(alpha=0.3)
-        _simplify(axes)
-    figure.supylabel(ylabel, fontsize=FONT_POINTS)
+        figure.supylabel(ylabel, fontsize=FONT_POINTS)
     figure.supxlabel("\n".join(told), fontsize=FONT_POINTS, x=0.01, ha="left")
     figure.legend(handles.values(), handles, fontsize=FONT_POINTS, frameon=False, loc="outside right center")
     return figure
@@ -270,7 +237,7 @@ def first_told(events: Sequence[Any]) -> list[str]:
 
 def scatter(points: Mapping[str, tuple[float, float]], title: str, xlabel: str, ylabel: str) -> Figure:
     """A scatter of named points."""
-    figure, axes = _canvas(6.0, 4.2)
+    figure, axes = _canvas(6.0, 4.2, title)
     for name, place in points.items():
         axes.plot(*place, marker="o", color="C0", alpha=0.7)
         style: dict[str, Any] = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": FONT_POINTS - 2}
@@ -278,9 +245,7 @@ def scatter(points: Mapping[str, tuple[float, float]], title: str, xlabel: str, 
     if not points:
         say_empty(axes, f"no head has both {xlabel} and {ylabel}")
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
     axes.grid(alpha=0.3)
-    _simplify(axes)
     return figure
 
 
@@ -289,9 +254,18 @@ def say_empty(axes: Axes, reason: str) -> None:
     axes.text(0.5, 0.5, reason, ha="center", fontsize=FONT_POINTS, transform=axes.transAxes)
 
 
-def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
-    """Choose ticks of a logarithmic axis: several for any range, labelled "0.1", as exponents are too small to read."""
-    decades = math.log10(max(values) / min(values)) if values else 0.0
+def _set_steps(axes: Axes, last: float | None = None) -> None:
+    """Put steps of training on a logarithmic axis that begins at step 0."""
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(-0.2, last)
+    axes.xaxis.set_major_formatter("{x:,g}")
+
+
+def _set_log_scale(axes: Axes, values: Sequence[float]) -> None:
+    """Make the vertical axis logarithmic, with several ticks, labelled "0.1", as exponents are too small to read."""
+    axes.set_yscale("log", nonpositive="mask")  # by default, a line would fall to the edge at 0
+    positive = [value for value in values if value > 0]
+    decades = math.log10(max(positive) / min(positive)) if positive else 0.0
     fine = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
     axes.yaxis.set_major_locator(fine if decades > 1 else MaxNLocator(5))
     axes.yaxis.set_major_formatter("{x:g}")
@@ -299,20 +273,28 @@ def _set_log_ticks(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _number(value: float, largest: float) -> str:
-    """A number with the decimals that give the largest three digits; in scientific notation if they are too many."""
+    """A number with the decimals that give the largest three digits; in scientific notation if they are too many.
+
+    Integers are shown as they are.
+    """
+    if isinstance(value, int):
+        return str(value)
     decimals = max(0, 2 - math.floor(math.log10(largest)))
     return f"{value:z.{decimals}f}" if decimals <= MAX_DECIMALS else f"{value:.1e}"
 
 
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+    """A chart of a size in inches, and its only axes."""
     figure = Chart(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    axes = figure.add_subplot()
+    simplify(axes)
+    axes.set_title(title, fontsize=FONT_POINTS + 1, loc="left", wrap=True)
+    return figure, axes
 
 
-def _simplify(axes: Axes) -> None:
+def simplify(axes: Axes) -> None:
+    """Give axes the small labels of all charts, and no frame."""
     axes.tick_params(labelsize=FONT_POINTS, length=0)
     axes.xaxis.label.set_fontsize(FONT_POINTS)
     axes.yaxis.label.set_fontsize(FONT_POINTS)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)

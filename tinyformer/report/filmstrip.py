@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from tinyformer.report.charts import BASELINE_COLOUR, FONT_POINTS, Chart, say_empty
+from tinyformer.report.charts import BASELINE_COLOUR, FONT_POINTS, Chart, say_empty, simplify
 
 MAP_INCHES, CURVES_INCHES = (1.35, 1.6), 2.2  # width and height of a map, and height of the curves
 MILLISECONDS, LAST_MILLISECONDS = 250, 2500  # of a picture of a GIF, and of the last one
@@ -45,13 +45,12 @@ class Filmstrip(Chart):
         if not curves:
             say_empty(axes, "no head acquired a role")
         self.markers = [axes.axvline(step, color="0.4", linewidth=1) for step in marked]
-        axes.set_xlabel("optimizer steps", fontsize=FONT_POINTS)
+        axes.set_xlabel("optimizer steps")
         axes.grid(alpha=0.3)
         of_loss = axes.twinx()
         of_loss.plot(steps, losses, color=BASELINE_COLOUR, linestyle="--", label="loss, nats per target (right)")
         for side in (axes, of_loss):
-            side.tick_params(labelsize=FONT_POINTS, length=0)
-            side.spines[:].set_visible(False)
+            simplify(side)
         self.legend(fontsize=FONT_POINTS, frameon=False, ncols=2, loc="outside lower center")
 
     def save_gif(self, path: Path, maps: Sequence[Sequence[Map]]) -> Path:

@@ -1,4 +1,4 @@
-"""Images of tiles and text with one byte per pixel, far faster to draw than matplotlib figures."""
+"""Images of tiles and text, far faster to draw than matplotlib figures."""
 
 import contextlib
 import sys
@@ -12,19 +12,16 @@ from typing import NamedTuple, cast
 
 import matplotlib as mpl
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from matplotlib import font_manager
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image, ImageDraw, ImageFont
 
-COLOURS, GREYS = 224, 32
-"""Palette: number of colours of viridis, from 0 to 1, followed by a number of greys, from black to white."""
-BLACK, WHITE = COLOURS, COLOURS + GREYS - 1
+COLOURS = mpl.colormaps["viridis"].with_extremes(bad="white")
 BRIGHT = 0.6  # the value from which a colour is bright enough for black text
-HATCH = COLOURS + round(0.6 * (GREYS - 1)), COLOURS + round(0.9 * (GREYS - 1))
-"""Greys of the lines of a hatch, and between them."""
+HATCH = 153, 230  # greys of the lines of a hatch, and between them, of 255
 HATCH_PITCH = 7  # pixels from one line of a hatch to the next
 CAPTION_HEIGHT = 22  # height in pixels of the line above a picture that says where it comes from
 POINTS, DPI = 7, 100
@@ -36,45 +33,40 @@ CHARACTERS_PER_INCH = 16  # characters of a caption above a figure that fit into
 
 
 class Label(NamedTuple):
-    """A text in a picture, its font size in points, its bounding box in pixels, and its colour."""
+    """A text in a picture and its bounding box in pixels."""
 
     text: str
-    points: float
     left: int
     top: int
     right: int
     bottom: int
-    colour: str
 
 
 class Picture:
     """A white image for tiles and text; all sizes are in pixels, and the origin is in the top left corner."""
 
     def __init__(self, width: int, height: int) -> None:
-        self.pixels = np.full((height, width), WHITE, np.uint8)
+        self.image = Image.new("RGB", (width, height), "white")
         self.labels: list[Label] = []
-        self.on_tiles: list[Label] = []  # those whose colours are between that of a cell and black or white
 
     def tile(self, x: int, y: int, values: Float[np.ndarray, "rows columns"], width: int, height: int) -> None:
         """Draw a cell of a width and a height for each value from 0 to 1, the first row at the top; nan stays white."""
-        indices = np.where(np.isnan(values), WHITE, np.nan_to_num(values).clip(0, 1) * (COLOURS - 1) + 0.5)
-        cells = indices.astype(np.uint8).repeat(height, axis=0).repeat(width, axis=1)
-        self.pixels[y : y + cells.shape[0], x : x + cells.shape[1]] = cells
+        cells = Image.fromarray(COLOURS(np.ma.masked_invalid(values), bytes=True)[..., :3])
+        rows, columns = values.shape
+        self.image.paste(cells.resize((columns * width, rows * height), Image.Resampling.NEAREST), (x, y))
 
     def hatch(self, x: int, y: int, width: int, height: int) -> None:
-        area = self.pixels[y : y + height, x : x + width]
-        diagonals = np.add.outer(np.arange(area.shape[0]), np.arange(area.shape[1])) % HATCH_PITCH
-        area[:] = np.where(diagonals < 2, *HATCH)
+        diagonals = np.add.outer(np.arange(height), np.arange(width)) % HATCH_PITCH
+        self.image.paste(Image.fromarray(np.where(diagonals < 2, *HATCH).astype(np.uint8)), (x, y))
 
     def captioned(self, text: str) -> "Picture":
         """A copy with a line of text above it, such as the checkpoint that it shows."""
-        height, width = self.pixels.shape
         text = readable(text, longest=1000)
-        picture = Picture(max(width, text_width(text) + 20), CAPTION_HEIGHT + height)
-        picture.pixels[CAPTION_HEIGHT:, :width] = self.pixels
-        for labels, lower in ((self.labels, picture.labels), (self.on_tiles, picture.on_tiles)):
-            for label in labels:
-                lower.append(label._replace(top=label.top + CAPTION_HEIGHT, bottom=label.bottom + CAPTION_HEIGHT))
+        picture = Picture(max(self.image.width, text_width(text) + 20), CAPTION_HEIGHT + self.image.height)
+        picture.image.paste(self.image, (0, CAPTION_HEIGHT))
+        for label in self.labels:
+            moved = {side: getattr(label, side) + CAPTION_HEIGHT for side in ("top", "bottom")}
+            picture.labels.append(label._replace(**moved))
         picture.write(10, CAPTION_HEIGHT // 2 + 4, text)
         return picture
 
@@ -85,55 +77,41 @@ class Picture:
             self.write(x + place * width, y + BAR_HEIGHT + 2, label, "mt", POINTS - 1)
 
     def write(
-        self, x: float, y: float, text: str, align: str = "lm", points: float = POINTS, upright: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        align: str = "lm",
+        points: float = POINTS,
+        upright: bool = False,
+        colour: str = "black",
     ) -> None:
-        """Write a line of text on white, from left to right or, upright, from bottom to top.
+        """Write a line of text, from left to right or, upright, from bottom to top.
 
         `align` says where in the text x and y are: horizontally (l, m, r) and vertically (t, m, b), such as "lt".
         """
-        ink = _ink(text, points, upright)
-        box = self._place(x, y, align, text, points, ink, "black")
-        # Antialiased: full coverage is black.
-        area = self.pixels[box.top : box.bottom, box.left : box.right]
-        np.copyto(area, WHITE - ink // (256 // GREYS), where=ink > 0)
+        shares, ink = {"l": 0.0, "t": 0.0, "m": 0.5, "r": 1.0, "b": 1.0}, _ink(text, points, upright)
+        left, top = (round(at - shares[a] * size) for at, a, size in zip((x, y), align, ink.size, strict=True))
+        self.labels.append(Label(text, left, top, left + ink.width, top + ink.height))
+        self.image.paste(colour, (left, top), ink)
 
     def write_on_tile(self, x: float, y: float, text: str, value: float) -> None:
         """Write text centred on a cell of the given value, black if the cell is bright and white otherwise."""
-        colour = "black" if value >= BRIGHT or np.isnan(value) else "white"
-        self.on_tiles.append(self._place(x, y, "mm", text, POINTS, _ink(text, POINTS), colour))
-
-    def _place(self, x: float, y: float, align: str, text: str, points: float, ink: np.ndarray, colour: str) -> Label:
-        shares = {"l": 0.0, "t": 0.0, "m": 0.5, "r": 1.0, "b": 1.0}
-        height, width = ink.shape
-        left, top = (round(at - shares[a] * size) for at, a, size in zip((x, y), align, (width, height), strict=True))
-        self.labels.append(Label(text, points, left, top, left + width, top + height, colour))
-        return self.labels[-1]
+        self.write(x, y, text, "mm", colour="black" if value >= BRIGHT or np.isnan(value) else "white")
 
     def savefig(self, path: Path) -> None:
         # The strongest compression takes twice the time and saves a third.
-        self.image().save(path, compress_level=1)
+        self.image.save(path, compress_level=1)
 
     def _repr_png_(self) -> bytes:
         data = BytesIO()
-        self.image().save(data, "png")
+        self.image.save(data, "png")
         return data.getvalue()
-
-    def __repr__(self) -> str:
-        height, width = self.pixels.shape
-        return f"<{type(self).__name__} of {width} × {height} pixels>"
-
-    def image(self) -> Image.Image:
-        image = Image.frombytes("P", self.pixels.shape[::-1], self.pixels.tobytes())
-        image.putpalette(palette().tobytes())
-        image = image.convert("RGB") if self.on_tiles else image
-        for label in self.on_tiles:
-            image.paste(label.colour, label[2:6], Image.fromarray(_ink(label.text, label.points)))
-        return image
 
 
 def text_width(text: str, points: float = POINTS) -> int:
     """The width of a line of text in pixels."""
-    return _ink(text, points).shape[1]
+    return _ink(text, points).width
 
 
 def readable(text: str, longest: int = MAX_LABEL) -> str:
@@ -185,25 +163,16 @@ def _installed_font(sample: str) -> str | None:
     return None
 
 
-@cache
-def palette() -> UInt8[np.ndarray, "256 3"]:
-    """The RGB colours of the pixel values."""
-    colours = mpl.colormaps["viridis"](np.linspace(0, 1, COLOURS))[:, :3]
-    greys = np.linspace(0, 1, GREYS)[:, None].repeat(3, axis=1)
-    return np.round(np.concatenate([colours, greys]) * 255).astype(np.uint8)
-
-
 @lru_cache(maxsize=4096)  # labels and numbers repeat
-def _ink(text: str, points: float, upright: bool = False) -> UInt8[np.ndarray, "height width"]:
-    """The coverage of each pixel of a line of text, from 0 to 255."""
+def _ink(text: str, points: float, upright: bool = False) -> Image.Image:
+    """A line of text as the coverage of each pixel, from 0 to 255."""
     font = _loaded(_font_of(text) or FONTS[-1], points)
     ascent, descent = font.getmetrics()
     left, top, right, bottom = font.getbbox(text, anchor="ls")
     left, top, right, bottom = min(left, 0), min(top, -ascent), max(right, 1), max(bottom, descent)
     sheet = Image.new("L", (round(right - left), round(bottom - top)), 0)
-    draw = ImageDraw.Draw(sheet)
-    draw.text((-left, -top), text, fill=255, font=font, anchor="ls")
-    return np.rot90(np.asarray(sheet)) if upright else np.asarray(sheet)
+    ImageDraw.Draw(sheet).text((-left, -top), text, fill=255, font=font, anchor="ls")
+    return sheet.transpose(Image.Transpose.ROTATE_90) if upright else sheet
 
 
 @cache

@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +12,7 @@ from torch import Tensor
 from tinyformer.measures.capture import CapturedMaps
 from tinyformer.measures.inputs import Axes
 from tinyformer.measures.table import ALL_MEASURES, WHOLE
-from tinyformer.report.picture import BLACK, POINTS, Picture, readable, text_width
+from tinyformer.report.picture import POINTS, Picture, readable, text_width
 
 PIXELS_PER_TOKEN = 14
 MIN_MAP_PIXELS = 100
@@ -25,6 +26,7 @@ CELL_WIDTH, CELL_HEIGHT = 38, 20  # smallest size in pixels of the cell of a hea
 TABLE_WIDTH, LINE, CHARACTER_WIDTH = 200, 14, 6  # pixels: the least of a measure, and of a line and a letter above it
 LANDSCAPE = 1.6  # approximate aspect ratio of the picture of measures
 
+T = TypeVar("T")
 Grid = Float[np.ndarray, "layers heads"]
 
 
@@ -47,11 +49,11 @@ def head_maps(
     down = [readable(token) for token in tokens]
     across = down if keys is None else [readable(token) for token in keys]
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
-    columns, hatched = columns_of(names), set(_true(ablated or []))
+    columns, hatched = columns_of(names), places_of(names, ablated)
     captions = {
-        (layer, head): f"layer {layer} head {name}{' ablated' * ((layer, head) in hatched)}"
+        (layer, columns[name]): f"layer {layer} head {name}{' ablated' * ((layer, columns[name]) in hatched)}"
         for layer, heads in enumerate(names)
-        for head, name in enumerate(heads)
+        for name in heads
     }
     cell = max(PIXELS_PER_TOKEN, -(-MIN_MAP_PIXELS // min(len(down), len(across))))
     map_width, map_height = cell * len(across), cell * len(down)
@@ -65,13 +67,14 @@ def head_maps(
         picture.write(2 + AXIS // 2, top + map_height / 2, sides[0], "mm", POINTS + 1, upright=True)
         for index, label in enumerate(down):
             picture.write(margin - 5, top + (index + 0.5) * cell, label, "rm")
-        for head, weights in enumerate(heads.float().cpu().numpy()):
-            left = margin + columns[names[layer][head]] * pitch_x
-            if (layer, head) in hatched:
+        for name, weights in zip(names[layer], heads.float().cpu().numpy(), strict=True):
+            place = layer, columns[name]
+            left = margin + columns[name] * pitch_x
+            if place in hatched:
                 picture.hatch(left, top, map_width, map_height)
             else:
                 picture.tile(left, top, np.sqrt(weights), cell, cell)
-            picture.write(left, top - 3, captions[layer, head], "lb", POINTS + 1)
+            picture.write(left, top - 3, captions[place], "lb", POINTS + 1)
     bottom = TOP + len(maps) * pitch_y - GAP + 5
     for column in columns.values():
         left = margin + column * pitch_x
@@ -117,7 +120,7 @@ def measure_maps(
     that hardly differ have the same colour, and the pictures of all steps can be compared. For any other, they span its
     values. `limits`, for all measures, and `meanings` replace those of `ALL_MEASURES`; `layers` label the layers.
     """
-    columns, hatched = columns_of(names), _true(ablated or [])
+    columns, hatched = columns_of(names), places_of(names, ablated)
     title += "; those of ablated heads are hatched" * bool(hatched)
     meanings = meanings or {name: ALL_MEASURES[name].meaning for name in measures}
     labels = layers or [f"layer {layer}" for layer in range(len(names))]
@@ -133,24 +136,21 @@ def measure_maps(
     for index, (name, by_layer) in enumerate(measures.items()):
         left, top = index % across * pitch_x + margin, TOP + index // across * pitch_y + 3 * LINE
         grid = np.full((len(names), len(columns)), np.nan)
-        for layer, values in enumerate(by_layer):
-            grid[layer, [columns[head] for head in names[layer]]] = values
-            if index % across == 0:
-                picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, labels[layer], "rm")
-        without = [(layer, columns[names[layer][head]]) for layer, head in hatched]
-        for place in without:
-            grid[place] = np.nan
+        for place, value in cells_of(names, by_layer).items():
+            grid[place] = math.nan if place in hatched else value
+        for layer, of_layer in enumerate(labels if index % across == 0 else ()):
+            picture.write(left - 5, top + (layer + 0.5) * CELL_HEIGHT, of_layer, "rm")
         known = ALL_MEASURES.get(name)
         low, high = limits or (known.limits(num_keys) if known else _range(grid))
         text = meanings[name] + ("" if limits else f"; {low:.3g}\u00a0to\u00a0{high:.3g}")
         meaning = textwrap.wrap(text, (pitch_x - GAP) // CHARACTER_WIDTH)
         for number, line in enumerate([name, *meaning[:2]]):
             picture.write(left, top - (min(len(meaning), 2) + 0.5 - number) * LINE, line, "lm", POINTS + (number == 0))
-        if len(without) < np.isnan(grid).sum() == grid.size:
+        if len(hatched) < np.isnan(grid).sum() == grid.size:
             picture.write(left, top + CELL_HEIGHT / 2, f"needs {known.needs}" if known else "not defined")
         shares = np.where(np.isfinite(grid), ((grid - low) / ((high - low) or 1.0)).clip(0, 1), np.nan)
         _draw_grid(picture, left, top, grid, shares, cell, name in WHOLE)
-        for layer, column in without:
+        for layer, column in hatched:
             picture.hatch(left + column * cell, top + layer * CELL_HEIGHT, cell, CELL_HEIGHT)
         if index + across >= len(measures):  # the last of its column
             below = top + len(names) * CELL_HEIGHT + CAPTION // 2
@@ -196,7 +196,7 @@ def word_table(
                 continue
             value = values[row - 1][column]
             if framed[row - 1][column]:
-                picture.pixels[top : top + CELL_HEIGHT - 1, left : left + cell - 1] = BLACK
+                picture.image.paste("black", (left, top, left + cell - 1, top + CELL_HEIGHT - 1))
             picture.tile(left + 2, top + 2, np.array([[value]]), cell - 5, CELL_HEIGHT - 5)
             picture.write_on_tile(*middle, word, value)
     return picture
@@ -226,11 +226,6 @@ def _range(grid: Grid) -> tuple[float, float]:
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
-def _true(flags: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
-    """The layer of each flag that is set, and its index within the layer."""
-    return [(layer, at) for layer, of_layer in enumerate(flags) for at, flag in enumerate(of_layer) if flag]
-
-
 def _short(value: float, is_whole: bool) -> str:
     """A number in at most six characters if it is below 10,000."""
     return f"{value:.{0 if is_whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 2}f}"
@@ -240,3 +235,15 @@ def columns_of(names: Sequence[Sequence[str]]) -> dict[str, int]:
     """The column of each head's name; a head pruned from a layer leaves a gap there."""
     distinct = {name for layer in names for name in layer}
     return {name: column for column, name in enumerate(sorted(distinct, key=lambda name: (len(name), name)))}
+
+
+def cells_of(names: Sequence[Sequence[str]], values: Sequence[Sequence[T]]) -> dict[tuple[int, int], T]:
+    """The value of each head by its layer and column."""
+    columns = columns_of(names)
+    heads = ((layer, zip(*of_layer, strict=True)) for layer, of_layer in enumerate(zip(names, values, strict=True)))
+    return {(layer, columns[name]): value for layer, of_layer in heads for name, value in of_layer}
+
+
+def places_of(names: Sequence[Sequence[str]], flags: Sequence[Sequence[bool]] | None) -> list[tuple[int, int]]:
+    """The layer and column of each head whose flag is set."""
+    return [place for place, flag in cells_of(names, flags).items() if flag] if flags else []

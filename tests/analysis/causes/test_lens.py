@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,6 @@ from tinyformer.batch import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.inputs import rows_of
 from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, PreNormBlock, TokenReadout, Transformer
-from tinyformer.report.picture import BLACK
 from tinyformer.report.plots import PAGE_WIDTH, word_table
 from tinyformer.tasks import CausalLM, Classification, MaskedLM
 
@@ -133,11 +133,11 @@ def test_a_table_of_many_long_words_goes_on_below():
     words, values, ends = [["x" * 30] * 40, ["y"] * 40], [[0.9] * 40] * 2, {"above": ["z"] * 40, "below": ["z"] * 40}
     frames = [[False] * 40] * 2, [[False] * 40, [False] * 39 + [True]]
     pictures = [word_table(words, values, framed, ["a", "b"], ends, "title", "label") for framed in frames]
-    assert pictures[0].pixels.shape[1] <= PAGE_WIDTH
-    places = [label[2:4] for label in pictures[0].labels if label.text == "xxxxxxxxx…"]
+    assert pictures[0].image.width <= PAGE_WIDTH
+    places = [label[1:3] for label in pictures[0].labels if label.text == "xxxxxxxxx…"]
     assert len({*places}) == 40
     assert len({top for _, top in places}) == [label.text for label in pictures[0].labels].count("above") == 3
-    plain, framed = ((picture.pixels == BLACK).sum() for picture in pictures)
+    plain, framed = ((np.asarray(picture.image) == 0).all(axis=-1).sum() for picture in pictures)
     assert framed > plain + 100
 
 

@@ -1,7 +1,9 @@
-"""The events of heads: each query of a split with its strongest key, of which some are kept."""
+"""One pass over a split: its events, each query with its strongest key, of which some are kept."""
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -10,52 +12,106 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.atlas.places import Places
-from tinyformer.analysis.atlas.reservoirs import Smallest, priorities
-from tinyformer.analysis.atlas.tally import Tally, of_queries, visible_by_offset, visible_keys
+from tinyformer.analysis.atlas.places import Entries, Places, Vocabulary, places_by_kind
+from tinyformer.analysis.atlas.tally import (
+    CLASSES,
+    Smallest,
+    Tally,
+    limits_of_measures,
+    of_queries,
+    priorities,
+    visible_keys,
+)
+from tinyformer.analysis.context import AnalysisContext
+from tinyformer.batch import Batch, tensors
 from tinyformer.measures.capture import PassIsComplete, running_hooks
-from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention, Network
-from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, Weights, is_own
+from tinyformer.measures.inputs import queries_by_kind
+from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention
+from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, is_own
 from tinyformer.report.atlas import as_bytes
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
 NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², each 2.2 % wide
 NUM_QUERIES = 64  # of a causal map that are computed at once, without the keys after them
+NUM_POINTS = 200  # queries of each kind of attention whose vectors are kept
+NUM_WEIGHTS = {"cpu": 2**23}  # of a layer that are computed at once; 2²⁸ on other devices
+VECTORS = ("queries", "keys", "outputs")
 
 
-@contextmanager
-def watched(
-    network: Network,
-    begin: Callable[[int, AttentionInputs], Weights],
-    end: Callable[[int, AttentionInputs, HeadOutputs], None],
-) -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Watch the attention layers of a network in forward passes, each of which ends at the last of them.
+class SplitEvents:
+    """One pass over a split: the `LayerEvents` of each layer, and for each kind of attention a sample of queries.
 
-    Inside the block, a function runs a forward pass. In it, `begin` gives the attention weights of a call of a layer,
-    and `end` is given the outputs of the heads, as the output projection reads them.
+    The queries of the sample are the same for all heads; with them are kept the vectors of `LayerEvents.end`. A forward
+    pass ends at the last layer's heads.
     """
-    layers, calls = network.require_heads(), dict[int, AttentionInputs]()
 
-    def enter(index: int, module: Any, inputs: Any, call: AttentionInputs) -> AttentionInputs:
+    def __init__(self, context: AnalysisContext, seed: int) -> None:
+        network, device = context.network, context.batches[0]["inputs"].device
+        self._kinds, self.num_rows = context.kinds, 0
+        are_queries = [of for batch in context.batches for of in queries_by_kind(batch).values()]
+        self.limits = limits_of_measures(max(int(of.sum(dim=1).max()) for of in are_queries))
+        limits = torch.tensor([*self.limits.values()], device=device)
+        self.layers = [
+            LayerEvents(layer, limits[:2] if kind == "cross" else limits, network.max_seq_len, seed + index)
+            for index, (layer, kind) in enumerate(zip(context.layers, self._kinds, strict=True))
+        ]
+        self.points = {kind: Smallest(1, NUM_POINTS, device) for kind in dict.fromkeys(self._kinds)}
+        vocabulary = Vocabulary.of(context.tokenizer, network.vocab_size, device)
+        hooks = [of.inputs_hook.register_forward_hook(partial(self._begin, at)) for at, of in enumerate(context.layers)]
+        hooks += [of.o_proj.register_forward_pre_hook(partial(self._end, at)) for at, of in enumerate(context.layers)]
+        with running_hooks(network, hooks), torch.no_grad():
+            for batch in _resized(context.split(), max(layer.num_maps for layer in self.layers)):
+                self._places = places_by_kind(batch, self.num_rows, vocabulary)
+                self._shared, self._chosen = defaultdict[str, dict[Hashable, Any]](dict), self._choose(seed)
+                with context.precision(), suppress(PassIsComplete):
+                    context.task.forward(network, batch)
+                for kind, kept in self.points.items():
+                    kept.offer(self._chosen[kind][2])
+                self.num_rows += len(batch["inputs"])
+
+    def _choose(self, seed: int) -> dict[str, tuple[Tensor, Tensor, Entries]]:
+        """By kind, the rows and positions of the queries of a batch that may be kept, and what is shown of them."""
+        chosen = dict[str, tuple[Tensor, Tensor, Entries]]()
+        for kind, kept in self.points.items():
+            of = self._places[kind]
+            positions = torch.arange(of.is_query.shape[1], device=of.is_query.device)
+            scores = priorities(seed, of.rows.unsqueeze(1), positions).double().masked_fill(~of.is_query, torch.inf)
+            last = scores.flatten().kthvalue(min(NUM_POINTS, scores.numel())).values
+            rows, at = index = ((scores <= last) & (scores < kept.limits)).nonzero(as_tuple=True)
+            entries = of.entries(rows, at, at.clamp(max=of.keys.tokens.shape[1] - 1))
+            chosen[kind] = rows, at, entries | {"group": torch.zeros_like(at), "score": scores[index]}
+        return chosen
+
+    def _begin(self, number: int, module: Any, inputs: Any, call: AttentionInputs) -> AttentionInputs:
+        kind = self._kinds[number]
         with torch.autocast(call.qkv.q.device.type, enabled=False):  # which would round what is measured
-            calls[index] = call._replace(weights=begin(index, call))
-        return calls[index]
+            return self.layers[number].begin(call, self._places[kind], self._shared[kind])
 
-    def leave(index: int, module: Any, inputs: tuple[Tensor]) -> None:
+    def _end(self, number: int, module: Any, inputs: tuple[Tensor]) -> None:
+        rows, at, entries = self._chosen[kind := self._kinds[number]]
         with torch.autocast(inputs[0].device.type, enabled=False):
-            end(index, calls[index], inputs[0].unflatten(-1, (layers[index].num_heads, -1)).transpose(1, 2).float())
-        if len(calls) == len(layers):
+            vectors = self.layers[number].end(inputs[0], self._places[kind], rows, at)
+        entries.update({f"{name} of {number}": of for name, of in zip(VECTORS, vectors, strict=True)})
+        if number == len(self.layers) - 1:
             raise PassIsComplete
 
-    def run(forward: Callable[[], Any]) -> None:
-        calls.clear()
-        with suppress(PassIsComplete):
-            forward()
 
-    hooks = [layer.inputs_hook.register_forward_hook(partial(enter, index)) for index, layer in enumerate(layers)]
-    hooks += [layer.o_proj.register_forward_pre_hook(partial(leave, index)) for index, layer in enumerate(layers)]
-    with running_hooks(network, hooks), torch.no_grad():
-        yield run
+def _resized(batches: Iterable[Batch], num_maps: int) -> Iterator[Batch]:
+    """The rows of some batches in others whose maps, of one layer at a time, have about `NUM_WEIGHTS` weights."""
+    waiting = dict[str, Tensor]()
+    for batch in batches:
+        rows = {name: of for name, of in tensors(batch).items() if name != "document_starts"}
+        if waiting and any(of.shape[1:] != waiting[name].shape[1:] for name, of in rows.items()):
+            yield cast(Batch, waiting)
+            waiting = {}
+        waiting = {name: torch.cat([waiting[name], of]) if waiting else of for name, of in rows.items()}
+        num_keys = max(of.shape[1] for of in rows.values() if of.ndim > 1)
+        size = max(1, NUM_WEIGHTS.get(batch["inputs"].device.type, 2**28) // (num_maps * num_keys**2))
+        while len(waiting["inputs"]) >= size:
+            yield cast(Batch, {name: of[:size] for name, of in waiting.items()})
+            waiting = {name: of[size:] for name, of in waiting.items()}
+    if len(waiting.get("inputs", ())):
+        yield cast(Batch, waiting)
 
 
 class LayerEvents:
@@ -83,15 +139,14 @@ class LayerEvents:
         # ‖W v‖ = ‖R v‖ for W = QR, which has fewer rows.
         self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
-    def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> Weights:
-        """The attention weights of a batch, of which the tally is kept; `shared` holds what layers have in common."""
+    def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> AttentionInputs:
+        """The call with the weights of a batch, of which the tally is kept; layers have `shared` in common."""
         (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
         norms = (values @ self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
         key = mask.causal, mask.window, *map(id, (mask.lengths, mask.documents, mask.allowed))
         if key not in shared:
-            visible = visible_keys(mask, places)
-            shared[key] = visible.sum(dim=-1), visible_by_offset(visible, places)
+            shared[key] = visible_keys(mask, places)
         num_visible, by_offset = shared[key]
         shape = len(q), self.num_maps, q.shape[2], k.shape[2]
         if shape not in shared:
@@ -115,19 +170,22 @@ class LayerEvents:
         self.tally.add(places, measures, total, by_offset)
         self.tally.on_class[:3] += torch.einsum("bmk,cbk->cm", received, places.key_classes)
         self.tally.on_class[3] += on_same
-        self._values, self._norms, self._strengths = values, norms, strengths
-        return maps
+        self._values, self._norms, self._strengths, self._maps = values, norms, strengths, maps
+        self._qkv = call.qkv
+        return call._replace(weights=maps)
 
     def end(
-        self, call: AttentionInputs, outputs: HeadOutputs, places: Places, rows: Tensor, positions: Tensor
+        self, joined: Float[Tensor, "batch seq joined"], places: Places, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep events; returns the vectors of queries at some rows and positions, of their keys and of their outputs.
+        """Keep events, given the outputs of the heads, as the output projection reads them.
 
-        The key is that of the query's own token; in cross-attention, the strongest.
+        Returns the vectors of queries at some rows and positions, of their keys and of their outputs. The key is that
+        of the query's token; in cross-attention, the strongest.
         """
-        maps, norms, strengths, n = cast(Tensor, call.weights), self._norms, self._strengths, self.layer.num_softmaxes
+        outputs = joined.unflatten(-1, (self.layer.num_heads, -1)).transpose(1, 2).float()
+        maps, norms, strengths, n = self._maps, self._norms, self._strengths, self.layer.num_softmaxes
         if self._is_scaled or not self._is_checked:
-            factors = self._factors(call, outputs * places.is_query[:, None, :, None])
+            factors = self._factors(outputs * places.is_query[:, None, :, None])
             strengths = strengths * factors if self._is_scaled else strengths
         bins = ((strengths.log2() - LOWEST) * (NUM_BINS / OCTAVES)).clamp(0, NUM_BINS - 1).long()
         groups = bins + NUM_BINS * torch.arange(self.num_maps, device=bins.device).view(-1, 1)
@@ -140,9 +198,9 @@ class LayerEvents:
         if places.is_cross:
             of_keys = (maps[rows, :, positions] * norms[rows]).argmax(dim=-1)
         k_heads = [kv_head * n + part for kv_head in self.layer.head_map.kv_heads for part in range(n)]
-        keys = call.qkv.k[rows.unsqueeze(1), torch.tensor(k_heads, device=of_keys.device), of_keys]
+        keys = self._qkv.k[rows.unsqueeze(1), torch.tensor(k_heads, device=of_keys.device), of_keys]
         of_queries = outputs[rows, :, positions].repeat_interleave(n, dim=1)
-        return call.qkv.q[rows, :, positions].float(), keys.float(), of_queries
+        return self._qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
     def _weights(self, call: AttentionInputs, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
         """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""
@@ -156,14 +214,25 @@ class LayerEvents:
         with torch.autocast(q.device.type, enabled=q.dtype.itemsize < 4):  # as in the forward pass
             return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()
 
-    def _factors(self, call: AttentionInputs, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
+    def measures(self) -> dict[str, list[float]]:
+        """The mean and quantiles of strengths, and the shares by class, of each map; nan if it is ablated."""
+        found = {"strength": self.strength / self.tally.num_queries}
+        for percent in (10, 50, 90):
+            bins = (self.counts.cumsum(dim=1) < self.tally.num_queries * percent / 100).sum(dim=1)
+            found[f"strength_{percent}"] = 2.0 ** (LOWEST + (bins + 0.5) * OCTAVES / NUM_BINS)
+        for name, pairs in zip(CLASSES, self.tally.shares(), strict=True):
+            found |= {f"share_{name}": pairs[:, 0], f"expected_{name}": pairs[:, 1]}
+        ablated = torch.tensor(self.layer.ablated_maps(), device=self.counts.device)
+        return {name: of_maps.masked_fill(ablated, math.nan).tolist() for name, of_maps in found.items()}
+
+    def _factors(self, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
         """The factor of each head's output in addition to its weighted values; an error if there is none."""
-        self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), cast(Tensor, call.weights)
+        self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), self._maps
         mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values
         factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(maps.dtype).tiny)
         is_living = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
         error = ((factors.unsqueeze(-1) * mixed - outputs) * is_living).abs().max()
-        if error > TOLERANCES.get(call.qkv.v.dtype, 0.03) * outputs.abs().max():
+        if error > TOLERANCES.get(self._qkv.v.dtype, 0.03) * outputs.abs().max():
             reason = "adds more to the output of a head than its weighted values, so that no key has a strength"
             raise NoMapsError(self.layer, reason)
         return (factors.unsqueeze(2) * self._signs.view(-1, 1)).flatten(1, 2).abs()

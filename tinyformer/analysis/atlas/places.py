@@ -3,16 +3,18 @@
 import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.atlas.reservoirs import Entries
 from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.measures.inputs import queries_by_kind
+
+Entries: TypeAlias = dict[str, Tensor]
+"""Fields of entries by name, each with a row for each entry: `group`, `score` and what else is to be kept."""
 
 STRETCH = 33  # tokens of a snippet, at most
 

@@ -9,15 +9,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.analysis.atlas.events import NUM_OF_DECILE, LayerEvents
-from tinyformer.analysis.atlas.reservoirs import Entries, Smallest
+from tinyformer.analysis.atlas.events import NUM_OF_DECILE, VECTORS, LayerEvents, SplitEvents
+from tinyformer.analysis.atlas.places import Entries
+from tinyformer.analysis.atlas.tally import CLASSES, Smallest
+from tinyformer.analysis.context import AnalysisContext
+from tinyformer.files import finite
+from tinyformer.measures.capture import map_names
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
 from tinyformer.report.atlas import packed
 
 NUM_PROMOTED = 3  # tokens
 COLUMNS = ["decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text"]
 COLUMNS += [f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1)]
-"""What a table tells of an event; one without a decile is among the strongest."""
+"""The columns of the table of events; one without a decile is among the strongest."""
 
 
 def events_of(events: LayerEvents) -> list[Entries]:
@@ -66,56 +70,87 @@ def promoted_tokens(
 
 
 class Snippets:
-    """Stretches of text as JSON; `strings` are those of the vocabulary, `what` is what a row is."""
+    """The events, distributions and vectors of all heads, as JSON for the page and as rows of tables.
 
-    def __init__(self, strings: Sequence[str], what: str) -> None:
-        self.strings, self.what, self._index = strings, what, dict[int, int]()
-        self.shown = list[str]()  # the tokens of snippets, by the index that these use
+    Texts of the page are lists of indices into `tokens`.
+    """
 
-    def tokens(self, ids: Sequence[int]) -> list[int]:
-        self.shown += [self.strings[token] for token in dict.fromkeys(ids) if token not in self._index]
+    def __init__(self, context: AnalysisContext, split: SplitEvents) -> None:
+        self._context, self._index, self.tokens = context, dict[int, int](), list[str]()
+        self._strings = context.tokenizer.token_strings(range(context.network.vocab_size))
+        self.of_heads, self.events, self.classes = list[dict[str, Any]](), list[list[Any]](), list[list[Any]]()
+        kept = {kind: of.kept() for kind, of in split.points.items()}
+        self.points = {kind: [self._point(point) for point in _each(entries)] for kind, entries in kept.items()}
+        for number, (of, kind) in enumerate(zip(split.layers, context.kinds, strict=True)):
+            counts = F.pad(of.tally.histograms, (0, 0, 0, 0, 0, len(split.limits) - len(of.tally.histograms)))
+            for index, entries in enumerate(events_of(of)):
+                if of.layer.ablated_maps()[index]:
+                    self.of_heads.append({})
+                    continue
+                address = [*context.addresses[number], map_names(of.layer)[index]]
+                shares = [[*map(finite, pair)] for pair in of.tally.shares()[:, index].tolist()]
+                self.classes += [[*address, name, *pair] for name, pair in zip(CLASSES, shares, strict=True)]
+                planes = {name: projected(kept[kind][f"{name} of {number}"][:, index]) for name in VECTORS}
+                projection: dict[str, Any] = {name: plane for name, (plane, _) in planes.items()}
+                projection["explained"] = {name: explained for name, (_, explained) in planes.items()}
+                shown = {"histograms": counts[:, index].tolist(), "shares": shares, "projection": projection}
+                head = index // of.layer.num_softmaxes
+                promoted = promoted_tokens(context.network, of.layer, head, entries["output"])
+                self.of_heads.append({"events": shown | {"snippets": self._events(address, entries, promoted)}})
+
+    def _events(self, address: list[Any], entries: Entries, promoted: Tensor | None) -> list[dict[str, Any]]:
+        """The events of a map, of which rows are kept, too."""
+        tokens = [None] * len(entries["group"]) if promoted is None else promoted.tolist()
+        pairs = [(of, self._event(of, ids)) for of, ids in zip(_each(entries), tokens, strict=True)]
+        self.events += [[*address, *self._row(of, event)] for of, event in pairs]
+        return [event for _, event in pairs]
+
+    def _indices(self, ids: Sequence[int]) -> list[int]:
+        self.tokens += [self._strings[token] for token in dict.fromkeys(ids) if token not in self._index]
         return [self._index.setdefault(token, len(self._index)) for token in ids]
 
-    def points(self, entries: Entries) -> list[dict[str, Any]]:
-        """Queries, each in its stretch of text."""
-        points, fields = [], (entries[name].tolist() for name in ("place", "stretches", "queries"))
-        for (row, document, at, *_), (begin, end, *_), ids in zip(*fields, strict=True):
-            name = f"{self.what} {row}" + f", document {document}" * (document >= 0)
-            points.append({"snippet": self.tokens(ids[: end - begin]), "query": at - begin, "row": name, "at": at})
-        return points
+    def _point(self, of: Entries) -> dict[str, Any]:
+        """A query in its stretch of text."""
+        (row, document, at, *_), (begin, end, *_) = of["place"].tolist(), of["stretches"].tolist()
+        name = f"{self._context.row} {row}" + f", document {document}" * (document >= 0)
+        snippet = self._indices(of["queries"][: end - begin].tolist())
+        return {"snippet": snippet, "query": at - begin, "row": name, "at": at}
 
-    def events(self, entries: Entries, promoted: Tensor | None) -> list[dict[str, Any]]:
-        """The events of a map."""
-        events, fields = self.points(entries), [entries[name].tolist() for name in ("group", "place", "stretches")]
-        for index, (event, group, (*_, at, key, _), stretches) in enumerate(zip(events, *fields, strict=True)):
-            begin, end, first, last = stretches
-            event |= {"queries": event.pop("snippet"), "key": key - first if first <= key < last else None}
-            event |= {"strength": float(f"{float(entries['strength'][index]):.5g}"), "decile": group % 11 - 1}
-            event["weights"] = packed(entries["weights"][index, : last - first])
-            if "keys" in entries:
-                event["keys"] = self.tokens(entries["keys"][index, : last - first].tolist())
-            if event["key"] is None:
-                event["outside"] = key - at
-            if event["decile"] < 0:
-                event |= {"decile": None, "map": packed(entries["map"][index, : end - begin, : last - first])}
-            if promoted is not None:
-                event["promotes"] = self.tokens(promoted[index].tolist())
-        return events
+    def _event(self, of: Entries, promoted: Sequence[int] | None) -> dict[str, Any]:
+        (*_, at, key, _), (begin, end, first, last) = of["place"].tolist(), of["stretches"].tolist()
+        event, decile = self._point(of), int(of["group"]) % 11 - 1
+        event |= {"queries": event.pop("snippet"), "key": key - first if first <= key < last else None}
+        event |= {"strength": float(f"{float(of['strength']):.5g}"), "decile": None if decile < 0 else decile}
+        event["weights"] = packed(of["weights"][: last - first])
+        if "keys" in of:
+            event["keys"] = self._indices(of["keys"][: last - first].tolist())
+        if event["key"] is None:
+            event["outside"] = key - at
+        if decile < 0:
+            event["map"] = packed(of["map"][: end - begin, : last - first])
+        if promoted is not None:
+            event["promotes"] = self._indices(promoted)
+        return event
 
-    def rows(self, events: Sequence[Mapping[str, Any]], entries: Entries) -> Iterator[list[Any]]:
-        """The `COLUMNS` of the events of a map; in the text, the query is in brackets and the key in parentheses."""
-        fields = (entries[name].tolist() for name in ("place", "weight", "strength"))
-        for event, (*_, position, token), weight, strength in zip(events, *fields, strict=True):
-            sides = [[self.shown[index] for index in event[name]] for name in ("queries", "keys") if name in event]
-            query = sides[0][event["query"]]
-            sides[0][event["query"]] = f"[{query}]"
-            if event["key"] is not None:
-                sides[-1][event["key"]] = f"({sides[-1][event['key']]})"
-            promoted = [self.shown[index] for index in event.get("promotes", ())]
-            promoted += [None] * (NUM_PROMOTED - len(promoted))
-            place = [event["decile"], event["row"], event["at"], query, position, self.strings[token]]
-            numbers = [weight, strength / weight if weight else None, strength]
-            yield [*place, *numbers, " / ".join(map(" ".join, sides)), *promoted]
+    def _row(self, of: Entries, event: Mapping[str, Any]) -> list[Any]:
+        """The `COLUMNS` of an event; in the text, the query is in brackets and the key in parentheses."""
+        (*_, position, token), weight, strength = of["place"].tolist(), float(of["weight"]), float(of["strength"])
+        sides = [[self.tokens[index] for index in event[name]] for name in ("queries", "keys") if name in event]
+        query = sides[0][event["query"]]
+        sides[0][event["query"]] = f"[{query}]"
+        if event["key"] is not None:
+            sides[-1][event["key"]] = f"({sides[-1][event['key']]})"
+        promoted = [self.tokens[index] for index in event.get("promotes", ())]
+        promoted += [None] * (NUM_PROMOTED - len(promoted))
+        place = [event["decile"], event["row"], event["at"], query, position, self._strings[token]]
+        norm = strength / weight if weight else None
+        return [*place, weight, norm, strength, " / ".join(map(" ".join, sides)), *promoted]
+
+
+def _each(entries: Entries) -> Iterator[Entries]:
+    """The entries one by one."""
+    fields = (of.cpu() for of in entries.values())
+    return (dict(zip(entries, of, strict=True)) for of in zip(*fields, strict=True))
 
 
 def projected(vectors: Float[Tensor, "points dims"]) -> tuple[str, list[float]]:

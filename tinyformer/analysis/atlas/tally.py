@@ -1,18 +1,65 @@
-"""Counts over all queries of a split: distributions of measures, and attention by class of token."""
+"""Records of a split in bounded memory: samples, distributions of measures, and attention by class of token."""
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.atlas.places import Places
+from tinyformer.analysis.atlas.places import Entries, Places
 from tinyformer.measures import formulas
 from tinyformer.nn import AttentionMask
 
+MIN_PENDING = 1024  # entries that wait at least until they are merged with those that are kept
 NUM_BINS = 32  # of the histogram of a measure
 CLASSES = ("first", "punctuation", "line_start", "same_token", "previous")
 """Classes of keys: the first token of the document, punctuation, the first token of a line, other occurrences of the
 query's token, and the token before the query."""
+
+
+def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:
+    """A random number from 0 to 2³² - 1 for each tuple of indices, the same in whatever batch it comes.
+
+    The indices are mixed in one after the other by a hash of 32 bits (Wellons 2018, "Prospecting for hash functions").
+    """
+    mixed = torch.as_tensor(seed)
+    for index in indices:
+        mixed = (mixed + 0x9E3779B9 + index) & 0xFFFFFFFF
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
+        mixed = mixed ^ (mixed >> 16)
+    return mixed
+
+
+class Smallest:
+    """The entries with the smallest scores of each group; of equal scores, the first ones.
+
+    With random scores, they are a uniform sample of each group without replacement (Cohen & Kaplan 2007, "Summarizing
+    data using bottom-k sketches"). An entry whose score is not below the `limits` of its group need not be offered.
+    """
+
+    def __init__(self, num_groups: int, size: int, device: torch.device) -> None:
+        self.size, self._parts, self._num_kept, self._num_pending = size, list[Entries](), 0, 0
+        self.limits = torch.full((num_groups,), torch.inf, dtype=torch.float64, device=device)
+
+    def offer(self, entries: Entries) -> None:
+        self._parts.append(entries)
+        self._num_pending += len(entries["score"])
+        if self._num_pending >= max(MIN_PENDING, self._num_kept // 4):
+            self.kept()
+
+    def kept(self) -> Entries:
+        """The kept items, in the order of groups and scores."""
+        entries = {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
+        order = entries["score"].argsort(stable=True)
+        order = order[entries["group"][order].argsort(stable=True)]
+        groups = entries["group"][order]
+        counts = groups.bincount(minlength=len(self.limits))
+        firsts, is_full = counts.cumsum(dim=0) - counts, counts >= self.size
+        self.limits[is_full] = entries["score"][order][firsts[is_full] + self.size - 1]
+        order = order[torch.arange(len(order), device=order.device) - firsts[groups] < self.size]
+        self._parts = [{name: field[order] for name, field in entries.items()}]
+        self._num_kept, self._num_pending = len(order), 0
+        return self._parts[0]
 
 
 def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
@@ -40,25 +87,26 @@ def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*map
     return flat.unflatten(-1, (q_seq, q_seq + k_seq - 1)).sum(dim=-2).flip(-1)
 
 
-def visible_keys(mask: AttentionMask, places: Places) -> Float[Tensor, "batch #maps q_seq k_seq"]:
-    """1 where a query that is no padding sees a key."""
+def visible_keys(
+    mask: AttentionMask, places: Places
+) -> tuple[Float[Tensor, "batch #maps q_seq"], Float[Tensor, "5 #maps offsets"]]:
+    """The number of keys that each query sees; and by offset, the number of these pairs, of all and in each class.
+
+    The last class has none. Padding sees no key.
+    """
     queries, k_seq = places.is_query[:, None, :, None], places.keys.tokens.shape[1]
     allowed = mask.dense(queries.shape[2], k_seq, queries.device)
-    return (queries.expand(-1, -1, -1, k_seq) if allowed is None else allowed & queries).float()
-
-
-def visible_by_offset(visible: Tensor, places: Places) -> Float[Tensor, "5 #maps offsets"]:
-    """By offset, the number of `visible_keys`, and of those in each class but the last."""
+    visible = (queries.expand(-1, -1, -1, k_seq) if allowed is None else allowed & queries).float()
     of_classes = [visible * of_class[:, None, None] for of_class in places.key_classes]
     pairs = visible, *of_classes, visible * places.is_same.unsqueeze(1)
-    return torch.stack([by_offset(each.sum(dim=0).double()) for each in pairs])
+    return visible.sum(dim=-1), torch.stack([by_offset(each.sum(dim=0).double()) for each in pairs])
 
 
 class Tally:
     """The counts of one layer's maps: histograms of measures, and shares of attention by class.
 
-    The share of a class is Σ_qk w_qk [k in class] / number of queries. Beside it stands the share that fixed offsets
-    would give: Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the mean attention by offset, and
+    The share of a class is Σ_qk w_qk [k in class] / number of queries. It is compared with the share that fixed offsets
+    would give, Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the mean attention by offset, and
     P(class | o) the share of the visible keys at that offset that are in the class. A head that looks for such keys has
     a larger share; one that looks at positions alone has the same.
     """
@@ -72,7 +120,7 @@ class Tally:
         self._visible = exact.new_zeros(5, num_maps, 2 * self.max_seq_len - 1)
 
     def add(self, places: Places, measures: Tensor, total: Float[Tensor, "maps q_seq k_seq"], visible: Tensor) -> None:
-        """Count a batch: its measures, see `of_queries`, its weights, summed, and `visible_by_offset`."""
+        """Count a batch: its measures, see `of_queries`, its weights, summed, and the visible keys by offset."""
         self.num_queries += int(places.is_query.sum())
         is_counted = places.is_query.unsqueeze(1) & ~measures.isnan()
         bins = ((measures.nan_to_num() - self._lows) / self._widths).long().clamp(0, NUM_BINS - 1)
