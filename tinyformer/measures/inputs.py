@@ -31,7 +31,7 @@ def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
 
 
 def rows_of(batches: Iterable[Batch]) -> list[Batch]:
-    """Each row of some batches as a batch of its own, without `document_starts`, which are of all rows together."""
+    """Split batches into batches of one row, without `document_starts`, which refer to all rows together."""
     found = []
     for batch in batches:
         of_rows = {name: of.split(1) for name, of in tensors(batch).items() if name != "document_starts"}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,7 +27,7 @@ Lengths: TypeAlias = Mapping[str, Int[Tensor, " batch"]]
 """The number of tokens of each row without padding, for "seq" and, in an encoder–decoder, "source_seq"."""
 
 Replacement: TypeAlias = Tensor | Callable[[Tensor], Tensor]
-"""What takes the place of an activation: a tensor, or a function of the activation that returns one."""
+"""The replacement of an activation: a tensor, or a function of the activation that returns one."""
 
 
 class Points(dict[str, Shape]):
@@ -36,15 +35,7 @@ class Points(dict[str, Shape]):
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
-        return "\n".join(f"{name:{width}}  {_words(shape)}" for name, shape in self.items())
-
-    def _repr_html_(self) -> str:
-        rows = (f"<tr><td>{escape(name)}</td><td>{_words(shape)}</td></tr>" for name, shape in self.items())
-        return f"<table><tr><th>point</th><th>shape</th></tr>{''.join(rows)}</table>"
-
-
-def _words(shape: Shape) -> str:
-    return " ".join(map(str, shape))
+        return "\n".join(f"{name:{width}}  {' '.join(map(str, shape))}" for name, shape in self.items())
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,8 @@ def measure_pairs(
 ) -> HeadMeasures:
     """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
 
-    With a seed `random`, they are those of `random_maps`. Each pair has a forward pass of its own, since the lengths
-    differ and padding would be measured.
+    With a seed `random`, they are those of `random_maps`. Each pair has a separate forward pass, since the
+    lengths differ and padding would be measured.
     """
     of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)
     with precision:

@@ -1,4 +1,4 @@
-"""The measures of attention heads: what each computes, says and looks like; and their values for captured maps."""
+"""The measures of attention heads: formula, explanation and colour limits; and their values for captured maps."""
 
 import math
 from collections import defaultdict
@@ -203,7 +203,7 @@ WHOLE = {name for name, measure in ALL_MEASURES.items() if measure.is_whole}
 EXPLANATIONS = {name: measure.explanation for name, measure in ALL_MEASURES.items()} | {
     "importance": "Mean absolute gradient of the loss with respect to the head's gate; near 0 for a useless head."
 }
-"""What the atlas says about its values, by name."""
+"""The explanations of the atlas, by the name of the value."""
 
 
 def measure_layers(

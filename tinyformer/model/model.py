@@ -299,9 +299,10 @@ class Model:
             contexts: the context of each question, of any length, or one context for all questions.
             stride: see `tinyformer.data.QuestionTexts.cut`; None for that of the model's run.
         """
-        task = self._task_of(SpanExtraction, "answers no questions")
-        asked = task.ask(self._reader, questions, contexts, None, stride, "questions")
-        return task.answer(self.network, asked)
+        if not isinstance(self.task, SpanExtraction):
+            raise ArgumentError("task", type(self.task).__name__, "answers no questions; SpanExtraction does")
+        asked = self.task.ask(self._reader, questions, contexts, None, stride, "questions")
+        return self.task.answer(self.network, asked)
 
     def analyse(
         self, analysis: str | Analysis = "heads", overrides: Sequence[str] = (), folder: str | Path | None = None
@@ -343,11 +344,6 @@ class Model:
             raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
         checkpoint, trusted = self.origin
         return evaluation_in_python(checkpoint, self.network, overrides, folder, trusted)
-
-    def _task_of(self, kind: type[Result], reason: str) -> Result:
-        if not isinstance(self.task, kind):
-            raise ArgumentError("task", type(self.task).__name__, f"{reason}; {kind.__name__} does")
-        return self.task
 
     def _batch(self, texts: Texts, *others: Any, **named: Any) -> Batch:
         return self._reading(self.task.read, texts, *others, **named)

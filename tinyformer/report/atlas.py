@@ -1,7 +1,7 @@
 """The atlas: an interactive page with the attention maps of all heads of a model on one text, or on a pair of texts.
 
 The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
-send anything, so that it can be mailed, stored next to a run, or logged to Weights & Biases. The folder `atlas_page`
+send anything, so that it can be sent, stored next to a run, or logged to Weights & Biases. The folder `atlas_page`
 holds its parts: a template, a style sheet, and JavaScript that needs no build step.
 """
 

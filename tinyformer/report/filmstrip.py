@@ -36,7 +36,7 @@ class Filmstrip(Chart):
         grid = self.add_gridspec(rows + 1, columns, height_ratios=[height] * rows + [CURVES_INCHES])
         for index, (title, values) in enumerate(maps.items()):
             axes = self.add_subplot(grid[divmod(index, columns)])
-            axes.set_title(title, fontsize=FONT_POINTS, y=1.0, pad=3)  # a place of its own saves half of the time
+            axes.set_title(title, fontsize=FONT_POINTS, y=1.0, pad=3)  # a fixed height saves half of the time
             axes.set_axis_off()
             self.images.append(axes.imshow(values, vmin=0, vmax=255, aspect="auto"))
         axes = self.add_subplot(grid[-1, :], xlim=(steps[0], steps[-1]), ylim=(-0.03, 1.03))
