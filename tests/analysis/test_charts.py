@@ -13,8 +13,9 @@ from matplotlib import font_manager
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
-from tinyformer.analysis import seeds_by_number
 from tinyformer.model.notebook import heat_map
+from tinyformer.programs.compare.chart import chart_of_seeds
+from tinyformer.programs.compare.comparison import Comparison, Row
 from tinyformer.report import head_maps, measure_maps, save_png
 from tinyformer.report import picture as pictures
 from tinyformer.report.charts import head_grid, lines, scatter
@@ -64,9 +65,8 @@ def drawn_seeds(figure):
 
 
 def test_seeds_mean_and_standard_deviation_are_drawn():
-    figure = seeds_by_number(
-        [1, 2, 4], [[1.0, 2.0, 6.0], [5.0], []], [7**0.5, None, None], "model.num_heads", "val/loss"
-    )
+    rows = [Row({}, [], [], values, len(values)) for values in ([1.0, 2.0, 6.0], [5.0], [])]
+    figure = chart_of_seeds(Comparison("val/loss", "seed", ["model.num_heads"], [], rows, [1, 2, 4]))
     seeds, means, bars = drawn_seeds(figure)
     assert seeds == [(1, 1.0), (1, 2.0), (1, 6.0), (2, 5.0)]
     assert means == [(1, 3.0), (2, 5.0)]

@@ -7,7 +7,7 @@ import torch
 from nn.model_cases import make_encoder, token_ids
 
 from tinyformer.analysis import analyse_predictions
-from tinyformer.analysis.texts.predictions import classification_findings
+from tinyformer.analysis.texts.predictions import classification_result
 from tinyformer.nn import ClassReadout, Transformer
 from tinyformer.tasks import Classification
 
@@ -16,7 +16,7 @@ LABELS = ["bad", "good", "so-so"]
 
 def test_the_confusion_matrix_and_the_worst_examples_by_hand():
     probabilities = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.4, 0.1], [0.2, 0.1, 0.7]])
-    found = classification_findings(probabilities, torch.tensor([0, 1, 1, 0]), list("abcd"), LABELS)
+    found = classification_result(probabilities, torch.tensor([0, 1, 1, 0]), list("abcd"), LABELS)
     rows = found.tables["confusion"][1]
     assert rows == [["bad", 1, 0, 1], ["good", 1, 0, 1], ["so-so", 0, 0, 0]]  # true class down, predicted across
     axes = found.figures["confusion"].axes[0]

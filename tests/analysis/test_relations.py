@@ -89,7 +89,7 @@ def test_controls_by_hand(lines):
         return sum(float(maps[at][head, q, k]) for q, k in itertools.product(queries, keys)) / len(queries) / len(keys)
 
     assert {len(side) for line in relation.placed for side in line[1:]} == {1, 2, 3, 4}  # tokens, with the space
-    preferred = relation.preferred(relation.groups)
+    preferred = relation.preferred(relation.maps)
     for index in (0, 7):
         line, head = relation.placed[index], 5
         text = lines_of(40)[index].text

@@ -22,18 +22,11 @@ from analysis.contexts import (
     pair_context,
 )
 from tinyformer.analysis import GradientFlow, ResidualSurgery
+from tinyformer.analysis.depth.by_depth import RESIDUALS, stacks_of, without_skips
 from tinyformer.analysis.depth.gradients import gradient_norms, sublayer_gradients
-from tinyformer.analysis.depth.residual import (
-    SUBLAYER_NAMES,
-    distance_to_rank_one,
-    rank_by_depth,
-    stacks_of,
-    token_cosine,
-    without_skips,
-)
+from tinyformer.analysis.depth.residual import distance_to_rank_one, linear_probe, rank_by_depth, token_cosine
 from tinyformer.batch import IGNORED
 from tinyformer.measures.capture import attention_calls
-from tinyformer.measures.linear_probe import linear_probe
 from tinyformer.nn import PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
 from tinyformer.nn.score import Scoring
@@ -78,7 +71,7 @@ def test_losses_equal_those_of_models_built_without_the_part(make, context_of, o
         (kind, layer, name, part)
         for kind, stack in zip(("encoder", "decoder"), stacks, strict=False)
         for layer in range(len(stack.layers))
-        for name in SUBLAYER_NAMES
+        for name in RESIDUALS
         if kind == "decoder" or "cross" not in name
         for part in ("skip", "branch")
     ]
@@ -94,10 +87,6 @@ def test_losses_equal_those_of_models_built_without_the_part(make, context_of, o
     assert shown == pytest.approx(table["change"], abs=max(map(abs, table["change"])) / 100)
 
 
-def inputs_of(row):
-    return (row["source"], row["inputs"]) if "source" in row else (row["inputs"], CAUSAL)
-
-
 @subjects
 @torch.no_grad()
 def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, context_of, options):
@@ -109,7 +98,7 @@ def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, co
     for model, skips in itertools.product((network, untrained), ("with", "without")):
         name = f"{'trained' if model is network else 'untrained'}, {skips} skips"
         with nullcontext() if skips == "with" else without_skips(model):
-            of_rows = [rank_by_depth(model, *inputs_of(row)) for row in all_rows(context)]
+            of_rows = [rank_by_depth(replace(context, batches=[row]), model) for row in all_rows(context)]
         for stack, kind in enumerate(stacks_of(network)):
             expected = torch.tensor([of_row[stack] for of_row in of_rows]).mean(dim=0)
             of_model = [row for row in rows if row[:-3] == [*kind, name]]

@@ -189,12 +189,8 @@ def test_the_rank_is_among_the_words_that_are_seen():
     logits = torch.zeros(4, 4).masked_fill(~visible, -torch.inf)
     maps = AttentionMaps(weights.repeat(2, 1)[None, None], logits[None, None])
     words = Words(("x", "y", "z"), (0, 1, 1, 2))
-    found = relate(maps, words, words, 0, 1)
-    assert (found.weights.tolist(), found.ranks.tolist()) == ([pytest.approx(0.5)], [1])  # a tie
-    assert (found.num_words, found.uniform) == (2, pytest.approx(2 / 3))
-    found = relate(maps, words, words, 1, 0)  # rows 1 and 2
-    assert (found.weights.tolist(), found.ranks.tolist()) == ([pytest.approx(0.3)], [2])
-    assert (found.num_words, found.uniform) == (3, pytest.approx((1 / 3 + 1 / 4) / 2))
+    assert relate(maps, words, words, 0, 1) == [pytest.approx((0.5, 1, 2, 2 / 3))]  # a tie
+    assert relate(maps, words, words, 1, 0) == [pytest.approx((0.3, 2, 3, (1 / 3 + 1 / 4) / 2))]  # rows 1 and 2
 
 
 def test_words_of_the_target_and_of_the_source():

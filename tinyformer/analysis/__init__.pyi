@@ -11,7 +11,6 @@ from .depth.gradients import GradientFlow
 from .depth.residual import ResidualSurgery
 from .over_training.dynamics import TrainingDynamics
 from .over_training.film import TrainingFilm
-from .over_training.seeds import seeds_by_number, seeds_by_setting
 from .removal.ablation import HeadAblation, HeadImportance
 from .removal.circuit import HeadCircuit
 from .removal.pruning import HeadPruning
@@ -47,6 +46,4 @@ __all__ = [
     "TrainingDynamics",
     "TrainingFilm",
     "analyse_predictions",
-    "seeds_by_number",
-    "seeds_by_setting",
 ]

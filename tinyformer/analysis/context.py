@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from tinyformer.batch import Batch, tensors
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
-from tinyformer.measures.capture import attention_calls
+from tinyformer.measures.capture import attention_calls, head_label, map_names
 from tinyformer.measures.inputs import TokenPair, decoded_pair
 from tinyformer.measures.intervals import Losses
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network
@@ -122,6 +123,12 @@ class AnalysisContext:
         *layer_address, number = self.head_address(layer, head)
         return f"{layer_title(tuple(layer_address))} head {number}"
 
+    @property
+    def map_addresses(self) -> list[Address]:
+        """The address of each attention map: that of its layer, and its name, see `map_names`."""
+        layers = zip(self.addresses, self.layers, strict=True)
+        return [(*address, name) for address, layer in layers for name in map_names(layer)]
+
     def networks(self) -> dict[str, Network]:
         return {"trained": self.network, "untrained": self.untrained()}
 
@@ -164,6 +171,14 @@ class AnalysisContext:
         ablated = [layer.ablated() for layer in self.layers]
         grid = [[values.get((at, head), math.nan) for head in range(len(of_at))] for at, of_at in enumerate(names)]
         return head_grid(grid, names, title, diverging, self.addresses, label, ablated)
+
+    def map_grid(self, values: Iterable[float], title: str, label: str, kind: str | None = None) -> Figure:
+        """A value for each attention map, of all layers or those of one kind, in a grid; ablated heads are hatched."""
+        at = [index for index, of in enumerate(self.kinds) if kind in (None, of)]
+        layers, addresses = [self.layers[index] for index in at], [self.addresses[index] for index in at]
+        names, remaining = [[head_label(name) for name in map_names(layer)] for layer in layers], iter(values)
+        grid, ablated = [list(islice(remaining, len(of))) for of in names], [layer.ablated_maps() for layer in layers]
+        return head_grid(grid, names, title, layers=addresses, label=label, ablated=ablated)
 
     def losses(self, changed: Callable[[Batch], AbstractContextManager[Any]] = lambda batch: nullcontext()) -> Losses:
         """The loss of each window; `changed` makes the context, for a batch, in which the network differs."""

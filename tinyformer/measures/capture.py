@@ -25,6 +25,7 @@ from tinyformer.nn import (
     Scoring,
     Transformer,
 )
+from tinyformer.nn.heads import Address, layer_title
 from tinyformer.nn.kernels.eager import attention_maps
 from tinyformer.nn.maps import NoMapsError, is_own
 
@@ -64,6 +65,12 @@ def map_names(layer: BaseAttention) -> list[str]:
 def head_label(name: str) -> str:
     """A name of `map_names` for display: "3" for "03", "3a" for "03a"."""
     return name.removeprefix("0")
+
+
+def map_title(address: Address) -> str:
+    """A map in words, given the address of its layer and its name: "layer 3 head 0", or "cross layer 3 head 0a"."""
+    *layer, name = address
+    return f"{layer_title(tuple(layer))} head {head_label(str(name))}"
 
 
 @contextmanager

@@ -4,31 +4,32 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
-from tinyformer.analysis.depth.residual import (
+from tinyformer.analysis.depth.by_depth import (
     ByDepth,
     by_depth,
     depth_charts,
+    depth_scalar,
     depth_table,
     inputs_without_padding,
-    residual_streams,
-    scalar_of,
     stacks_of,
+    stream_points,
 )
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
-from tinyformer.measures.capture import attention_calls, head_label, map_names, running_hooks
+from tinyformer.measures.capture import attention_calls, running_hooks
+from tinyformer.measures.points import intervention
 from tinyformer.measures.probe import ablated_maps
 from tinyformer.nn import AttentionMaps, Network
-from tinyformer.report.charts import head_grid
-from tinyformer.report.result import AnalysisResult, Table
+from tinyformer.report.result import AnalysisResult
 
 NORM_TITLE = "Gradient of the loss by depth, as a multiple of that at the last layer (depth 0: the embeddings)"
 KEPT = 100  # a gradient that changes by a smaller factor over all layers neither vanishes nor explodes
@@ -47,8 +48,7 @@ class GradientFlow:
     respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
     saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4); so
     the share is also given with a scale of 1. Rows with a single visible key do not count. For the same rows, the table
-    `logits` has the `logit_statistics` of each head: the variance of the logits, and the trace of the softmax's
-    Jacobian.
+    `logits` has, for each head, the variance of the logits and the trace of the softmax's Jacobian.
 
     The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
     respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and that of the gradient
@@ -66,83 +66,66 @@ class GradientFlow:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        norms = by_depth(context, lambda network: gradient_norms(context, network))
-        relative: ByDepth = {
-            kind: {
-                name: [(norm / values[-1][0] if values[-1][0] else math.nan,) for (norm,) in values]
-                for name, values in of_kind.items()
-            }
-            for kind, of_kind in norms.items()
-        }
-        statistics = row_statistics(context, self.saturated)
-        shares = {name: statistics[name] for name in ("saturated", "saturated_without_scale")}
-        means = {
-            name: float(torch.tensor(list(itertools.chain(*of_layers))).nanmean()) for name, of_layers in shares.items()
-        }
-        norm = context.network.stacks()[0].layers[0].attention_norm
-        columns = ["model", "layer", "sublayer", "gradient_norm", "target_gradient_norm"]
+        found = AnalysisResult()
+        report_norms(found, context, by_depth(context, partial(gradient_norms, context)))
+        report_rows(found, context, row_statistics(context, self.saturated), self.saturated)
+        columns = [*context.address_columns[:-1], "model", "layer", "sublayer", "gradient_norm", "target_gradient_norm"]
         rows = [
-            [*kind, name, *at, *of_sublayer]
+            [*kind, name, *at, *norms]
             for name, network in context.networks().items()
-            for (kind, *at), of_sublayer in sublayer_gradients(context, network).items()
+            for (kind, *at), norms in sublayer_gradients(context, network).items()
         ]
-        return AnalysisResult(
-            scalars={
-                **{f"analysis/{name}": finite(mean) for name, mean in means.items()},
-                **{
-                    scalar_of(kind, name, "gradient_ratio"): finite(ratio)
-                    for kind, of_kind in relative.items()
-                    for name, ((ratio,), *_) in of_kind.items()
-                },
-            },
-            lines={
-                "gradients": f"norm of the loss's gradient with respect to embeddings and to the last layer's output, "
-                f"mean of {context.num_windows} {context.row}s",
-                **{
-                    f"  {' '.join([*kind, name])}": f"{values[0][0]:.3g} and {values[-1][0]:.3g}, "
-                    + _ratio_in_words(relative[kind][name][0][0], len(values) - 1)
-                    for kind, of_kind in norms.items()
-                    for name, values in of_kind.items()
-                },
-                "  norms": f"{norm}: without skips, gradients vanish if sublayers turn inputs of variance 1 into "
-                "outputs of a variance below eps, as narrow ones do",
-                "saturated rows": f"{means['saturated']:.1%} of softmax rows have a weight of {self.saturated:g} or "
-                f"more; {means['saturated_without_scale']:.1%} with a scale of 1",
-            },
-            tables={
-                "gradients": depth_table(context, norms, "gradient_norm"),
-                "saturation": _map_table(context, shares),
-                "logits": _map_table(context, {name: statistics[name] for name in statistics if name not in shares}),
-                "sublayers": ([*context.address_columns[:-1], *columns], rows),
-            },
-            figures={
-                **depth_charts(
-                    relative,
-                    {"gradients": (NORM_TITLE, "norm / norm at the last layer", "log")},
-                    "kept",
-                    {kind: [1.0] for kind in relative},
-                ),
-                "saturation": head_grid(
-                    shares["saturated"],
-                    [[head_label(name) for name in map_names(layer)] for layer in context.layers],
-                    f"Share of softmax rows with a weight of {self.saturated:g} or more",
-                    layers=context.addresses,
-                    label="share of rows",
-                    ablated=ablated_maps(context.network),
-                ),
-            },
-        )
+        found.tables["sublayers"] = columns, rows
+        return found
+
+
+def report_norms(found: AnalysisResult, context: AnalysisContext, norms: ByDepth) -> None:
+    """Add the gradient norms by depth, and their ratios to that at the last layer."""
+    relative: ByDepth = {
+        model: [(norm / values[-1][0] if values[-1][0] else math.nan,) for (norm,) in values]
+        for model, values in norms.items()
+    }
+    found.scalars |= {depth_scalar(model, "gradient_ratio"): finite(of[0][0]) for model, of in relative.items()}
+    found.lines["gradients"] = "norm of the loss's gradient with respect to embeddings and to the last layer's output, "
+    found.lines["gradients"] += f"mean of {context.num_windows} {context.row}s"
+    for model, values in norms.items():
+        words = _ratio_in_words(relative[model][0][0], len(values) - 1)
+        found.lines[f"  {' '.join(model)}"] = f"{values[0][0]:.3g} and {values[-1][0]:.3g}, {words}"
+    norm = context.network.stacks()[0].layers[0].attention_norm
+    found.lines["  norms"] = f"{norm}: without skips, gradients vanish if sublayers turn inputs of variance 1 into "
+    found.lines["  norms"] += "outputs of a variance below eps, as narrow ones do"
+    found.tables["gradients"] = depth_table(context, norms, "gradient_norm")
+    kept: ByDepth = {(*model[:-1], "kept"): [(1.0,)] * len(values) for model, values in norms.items()}
+    charts = {"gradients": (NORM_TITLE, "norm / norm at the last layer", "log")}
+    found.figures |= depth_charts(relative, charts, kept)
+
+
+def report_rows(
+    found: AnalysisResult, context: AnalysisContext, statistics: Mapping[str, list[float]], saturated: float
+) -> None:
+    """Add the `row_statistics` of each map."""
+    shares, others = list(statistics)[:2], list(statistics)[2:]
+    for table, columns in {"saturation": shares, "logits": others}.items():
+        maps = zip(context.map_addresses, *(map(finite, statistics[column]) for column in columns), strict=True)
+        found.tables[table] = [*context.address_columns, "head", *columns], [[*at, *of] for at, *of in maps]
+    scaled, unscaled = (float(torch.tensor(statistics[name]).nanmean()) for name in shares)
+    found.scalars |= {f"analysis/{name}": finite(mean) for name, mean in zip(shares, (scaled, unscaled), strict=True)}
+    found.lines["saturated rows"] = (
+        f"{scaled:.1%} of softmax rows have a weight of {saturated:g} or more; {unscaled:.1%} with a scale of 1"
+    )
+    title = f"Share of softmax rows with a weight of {saturated:g} or more"
+    found.figures["saturation"] = context.map_grid(statistics["saturated"], title, "share of rows")
 
 
 @torch.no_grad()
-def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list[list[float]]]:
-    """Means over the softmax rows of each map of each layer, by the name of a column, over inputs without padding.
+def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list[float]]:
+    """Means over the softmax rows of each map, by the name of a column, over inputs without padding.
 
-    These are the means of `logit_statistics`, and the shares of rows that are `saturated`, also with a scale of 1 for
-    the queries and keys of the unchanged model. Rows with a single visible key do not count; if no row counts, the mean
-    is nan, as it is for an ablated head.
+    These are the shares of rows that are `saturated`, also with a scale of 1 for the queries and keys of the unchanged
+    model, and the variance and the trace of `sums_over_rows`. If no row counts, the mean is nan, as it is for an
+    ablated head.
     """
-    names = ("logit_variance", "softmax_jacobian", "saturated", "saturated_without_scale")
+    names = ("saturated", "saturated_without_scale", "logit_variance", "softmax_jacobian")
     sums = [
         torch.zeros(len(names) + 1, len(flags), dtype=torch.float64).masked_fill(torch.tensor(flags), math.nan)
         for flags in ablated_maps(context.network)
@@ -151,22 +134,31 @@ def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list
         with context.precision():
             calls = attention_calls(context.network, *inputs)
             for total, (layer, call) in zip(sums, calls, strict=True):
-                maps = layer.maps_of_call(call)
-                variance, jacobian, num_rows = logit_statistics(maps)
-                counts = [count_saturated(maps, saturated)]
+                count, *others = sums_over_rows(layer.maps_of_call(call), saturated)
                 with changed([layer.score], scale=1.0):  # changes nothing for scores without a scale
-                    counts.append(count_saturated(layer.maps_of_call(call), saturated))
-                total.add_(torch.stack([variance, jacobian, *counts, num_rows]).cpu())
-    means = [of_layer[:-1] / of_layer[-1] for of_layer in sums]
-    return {name: [of_layer[index].tolist() for of_layer in means] for index, name in enumerate(names)}
+                    unscaled, *_ = sums_over_rows(layer.maps_of_call(call), saturated)
+                total.add_(torch.stack([count, unscaled, *others]).cpu())
+    *totals, num_rows = torch.cat(sums, dim=1)
+    return {name: (total / num_rows).tolist() for name, total in zip(names, totals, strict=True)}
 
 
-def _map_table(context: AnalysisContext, columns: Mapping[str, Sequence[Sequence[float]]]) -> Table:
-    return [*context.address_columns, "head", *columns], [
-        [*address, name, *(finite(of_layers[index][head]) for of_layers in columns.values())]
-        for index, (address, layer) in enumerate(zip(context.addresses, context.layers, strict=True))
-        for head, name in enumerate(map_names(layer))
-    ]
+def sums_over_rows(maps: AttentionMaps, saturated: float) -> Float[Tensor, "4 maps"]:
+    """Three sums over the rows of each map that see more than one key, and the number of these rows.
+
+    The first is the number of rows whose largest weight is at least `saturated`. The second is that of the variance of
+    a row's logits, which grows with the dimension of a head unless the logits are scaled (Vaswani et al. 2017, arXiv
+    1706.03762, footnote 4). The third is that of the trace Σ w (1 - w) of the softmax's Jacobian diag(w) - wwᵀ, which
+    vanishes with saturation; with a sink, the w of a row sum to less than 1.
+    """
+    is_visible, weights = maps.logits > -torch.inf, maps.weights.double()
+    num_keys = is_visible.sum(dim=-1)
+    logits = maps.logits.double().masked_fill(~is_visible, 0)
+    mean = logits.sum(dim=-1, keepdim=True) / num_keys.clamp(min=1).unsqueeze(-1)
+    variance = (logits - mean).square().masked_fill(~is_visible, 0).sum(dim=-1) / num_keys.clamp(min=1)
+    jacobian, is_saturated = (weights * (1 - weights)).sum(dim=-1), maps.weights.amax(dim=-1) >= saturated
+    has_choice = (num_keys > 1).double()
+    statistics = (is_saturated, variance, jacobian, torch.ones_like(variance))
+    return torch.stack([of_rows * has_choice for of_rows in statistics]).sum(dim=(1, 3))
 
 
 def sublayer_gradients(
@@ -189,12 +181,7 @@ def sublayer_gradients(
     totals = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     of_targets = torch.zeros(len(groups), dtype=torch.float64)
     for batch in context.batches:
-        with (
-            torch.enable_grad(),
-            context.precision(),
-            running_hooks(network),
-            changed(weights, requires_grad=True),  # even if they are frozen
-        ):
+        with torch.enable_grad(), context.precision(), running_hooks(network), changed(weights, requires_grad=True):
             nats, targets = context.task.nats(network, batch)
             loss = (nats / targets.clamp(min=1)).sum() / context.num_windows
             gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
@@ -228,40 +215,17 @@ def gradient_norms(context: AnalysisContext, network: Network) -> list[list[tupl
     L is the mean loss of the window, in nats per target. The loss of a window depends on its own stream only, so one
     backward pass gives the gradients of all windows of a batch.
     """
-    totals = [torch.zeros(len(stack.layers) + 1, dtype=torch.float64) for stack in network.stacks()]
+    names = stream_points(network)
+    points = list(itertools.chain(*names))
+    totals = torch.zeros(len(points), dtype=torch.float64)
     for batch in context.batches:
-        with torch.enable_grad(), context.precision(), running_hooks(network), residual_streams(network) as streams:
+        with context.precision(), intervention(network, {}, points, gradients=True) as captured:
             nats, targets = context.task.nats(network, batch)
-            loss = (nats / targets.clamp(min=1)).sum()
-            gradients = iter(torch.autograd.grad(loss, list(itertools.chain(*streams)), materialize_grads=True))
-        for total in totals:
-            of_stack = itertools.islice(gradients, len(total))
-            total.add_(torch.stack([gradient.float().flatten(1).norm(dim=1).sum() for gradient in of_stack]).cpu())
-    return [list(zip((total / context.num_windows).tolist(), strict=True)) for total in totals]
-
-
-def logit_statistics(maps: AttentionMaps) -> Float[Tensor, "3 maps"]:
-    """Two sums over the rows of each map that see more than one key, and the number of these rows.
-
-    The first is that of the variance of a row's logits, which grows with the dimension of a head unless the logits are
-    scaled (Vaswani et al. 2017, arXiv 1706.03762, footnote 4). The second is that of the trace Σ w (1 - w) of the
-    softmax's Jacobian diag(w) - wwᵀ, which vanishes with saturation; with a sink, the w of a row sum to less than 1.
-    """
-    is_visible, weights = maps.logits > -torch.inf, maps.weights.double()
-    num_keys = is_visible.sum(dim=-1)
-    logits = maps.logits.double().masked_fill(~is_visible, 0)
-    mean = logits.sum(dim=-1, keepdim=True) / num_keys.clamp(min=1).unsqueeze(-1)
-    variance = (logits - mean).square().masked_fill(~is_visible, 0).sum(dim=-1) / num_keys.clamp(min=1)
-    has_choice = (num_keys > 1).double()
-    sums = torch.stack([variance * has_choice, (weights * (1 - weights)).sum(dim=-1) * has_choice, has_choice])
-    return sums.sum(dim=(1, 3))
-
-
-def count_saturated(maps: AttentionMaps, threshold: float) -> Int[Tensor, " maps"]:
-    """For each map, the number of rows that see several keys and whose largest weight reaches the threshold."""
-    has_choice = (maps.logits > -torch.inf).sum(dim=-1) > 1
-    is_saturated = maps.weights.amax(dim=-1) >= threshold
-    return (is_saturated & has_choice).sum(dim=(0, 2))
+            streams = [captured[name][0] for name in points]
+            gradients = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), streams, materialize_grads=True)
+        totals += torch.stack([gradient.float().flatten(1).norm(dim=1).sum() for gradient in gradients]).cpu()
+    means = iter((totals / context.num_windows).tolist())
+    return [[(next(means),) for _ in of_stack] for of_stack in names]
 
 
 def _ratio_in_words(ratio: float, num_layers: int) -> str:

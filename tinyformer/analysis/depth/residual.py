@@ -2,43 +2,42 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
+from tinyformer.analysis.depth.by_depth import (
+    RESIDUALS,
+    by_depth,
+    depth_charts,
+    depth_scalar,
+    depth_table,
+    residuals_of,
+    stacks_of,
+    streams_without_padding,
+)
 from tinyformer.files import finite
-from tinyformer.measures.inputs import pairs_of, without_padding
-from tinyformer.measures.intervals import CHANGE_COLUMNS, Change
-from tinyformer.measures.linear_probe import linear_probe
-from tinyformer.nn import Encoder, EncoderDecoder, Network, Residual
+from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
+from tinyformer.nn import Network
 from tinyformer.nn.heads import layer_title
-from tinyformer.report.charts import change_grid, lines
-from tinyformer.report.result import AnalysisResult, Table
+from tinyformer.report.charts import change_grid
+from tinyformer.report.result import AnalysisResult
 
-SUBLAYER_NAMES = {
-    "attention_residual": "attention",
-    "cross_attention_residual": "cross-attention",
-    "feed_forward_residual": "feed-forward",
-}
 MIN_SHOWN = 0.05  # what the embeddings show beyond chance, as a share of tokens, from which a loss of it is judged
-PART_NAMES = {"skip": "skip around", "branch": "sublayer"}
-"""The parts of a residual connection, as they are called in figures."""
+RESOLUTION = 2**-7  # of bfloat16, as a share of the root mean square of what a probe reads
+PARTS = ("skip", "branch")  # of a residual connection
 
 RANK_CHARTS = {
-    "rank": (
-        "Distance of the residual stream from rank 1 (0: all tokens have the same vector)",
-        *("relative distance to rank 1", "log"),
-    ),
+    "rank": ("Distance of the residual stream from rank 1, where all tokens are equal", "relative distance", "log"),
     "token_cosine": ("Mean cosine similarity of the tokens of a sequence", "mean cosine similarity", "linear"),
 }
 """Titles, y labels and y scales of the charts of `rank_by_depth`, by the names of their files."""
@@ -47,9 +46,6 @@ READING_CHARTS = {
     "tokens_read": ("Tokens that a linear probe reads from the residual stream", "share of tokens", "linear"),
     "positions_read": ("Positions that a linear probe reads from the residual stream", "share of tokens", "linear"),
 }
-
-ByDepth: TypeAlias = dict[tuple[str, ...], dict[str, Sequence[tuple[float, ...]]]]
-"""By stack, then by model: values at each depth. A stack is ("encoder",), ("decoder",), or () if it is the only one."""
 
 
 def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
@@ -71,98 +67,67 @@ def token_cosine(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
     return (pairs / (seq * (seq - 1))).mean()
 
 
-def residuals_of(layer: Any) -> dict[str, Residual]:
-    """The residual connections of a layer, by the name of their attribute."""
-    return {name: getattr(layer, name) for name in SUBLAYER_NAMES if hasattr(layer, name)}
+def rank_by_depth(context: AnalysisContext, network: Network) -> list[list[tuple[float, ...]]]:
+    """For each stack, `distance_to_rank_one` and `token_cosine` by depth, averaged over rows without their padding."""
+    found, num_rows = [], []
+    for arguments, streams in streams_without_padding(context, network):
+        found.append([[(float(distance_to_rank_one(x)), float(token_cosine(x))) for x in of] for of in streams])
+        num_rows.append(len(arguments[0]))
+    ranks = [torch.tensor(of_stack, dtype=torch.float64) for of_stack in zip(*found, strict=True)]
+    # Sequences of one token are left out: they have no pair of tokens, so their cosine is nan.
+    means = [of_stack.repeat_interleave(torch.tensor(num_rows), dim=0).nanmean(dim=0) for of_stack in ranks]
+    return [list(map(tuple, of_stack.tolist())) for of_stack in means]
 
 
-def without_skips(network: Network) -> AbstractContextManager[None]:
-    """Remove all residual connections of a network inside the block."""
-    layers = [layer for stack in network.stacks() for layer in stack.layers]
-    return changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0)
+def linear_probe(
+    x: Float[Tensor, "samples d_model"], labels: Int[Tensor, " samples"], is_fit: Bool[Tensor, " samples"]
+) -> float:
+    """The share of right labels among the samples that do not fit the probe, of labels that occur in those that do.
 
-
-@contextmanager
-def residual_streams(network: Network) -> Iterator[list[list[Tensor]]]:
-    """Record the residual stream of each stack in a forward pass: the embeddings, then the output of each layer."""
-    streams: list[list[Tensor]] = [[] for _ in network.stacks()]
-
-    def begin(stream: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        stream.append(args[0].detach().requires_grad_())  # frozen embeddings would have no gradient
-        return (stream[0], *args[1:])
-
-    def record(stream: list[Tensor], layer: torch.nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        stream.append(output)
-
-    with ExitStack() as hooks:
-        for stream, stack in zip(streams, network.stacks(), strict=True):
-            hooks.enter_context(stack.layers[0].register_forward_pre_hook(partial(begin, stream)))
-            for layer in stack.layers:
-                hooks.enter_context(layer.register_forward_hook(partial(record, stream)))
-        yield streams
-
-
-@torch.no_grad()
-def rank_by_depth(network: Network, *inputs: Any) -> list[list[tuple[float, float]]]:
-    """For each stack, `distance_to_rank_one` and `token_cosine` of the embeddings and of each layer's output."""
-    with residual_streams(network) as streams:
-        network(*inputs)
-    return [[(float(distance_to_rank_one(x)), float(token_cosine(x))) for x in stream] for stream in streams]
-
-
-def by_depth(context: AnalysisContext, measure: Callable[[Network], Sequence[Sequence[tuple[float, ...]]]]) -> ByDepth:
-    """The results of `measure` in each stack, trained and untrained, with and without connections."""
-    measured: ByDepth = {kind: {} for kind in stacks_of(context.network)}
-    for name, network in context.networks().items():
-        with_skips = measure(network)
-        with without_skips(network):
-            found = {"with skips": with_skips, "without skips": measure(network)}
-        for skips, of_stacks in found.items():
-            for of_kind, values in zip(measured.values(), of_stacks, strict=True):
-                of_kind[f"{name}, {skips}"] = values
-    return measured
-
-
-def depth_table(context: AnalysisContext, measured: ByDepth, *columns: str) -> Table:
-    """A row for each stack, model and depth."""
-    return [*context.address_columns[:-1], "model", "depth", *columns], [
-        [*kind, name, depth, *of_depth]
-        for kind, of_kind in measured.items()
-        for name, values in of_kind.items()
-        for depth, of_depth in enumerate(values)
-    ]
-
-
-def scalar_of(kind: Sequence[str], model: str, name: str) -> str:
-    """The name of a scalar of a stack and of a model of `by_depth`: "analysis/encoder/trained_with_skips/…"."""
-    return "/".join(["analysis", *kind, model.replace(", ", "_").replace(" ", "_"), name])
-
-
-def depth_charts(
-    measured: ByDepth,
-    charts: Mapping[str, tuple[str, str, str]],
-    control: str = "",
-    controls: Mapping[tuple[str, ...], Sequence[float]] | None = None,
-) -> dict[str, Figure]:
-    """Charts over depth for each stack, one for each value, given their names, titles, y labels and y scales.
-
-    `controls` are the values of a grey line of the name `control` in each chart of a stack.
+    By linear discriminant analysis (Fisher 1936), the label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹ μ / 2 + ln π, where μ
+    are the means of the labels, π their shares, and Σ the covariance within them: unlike logistic regression, as in
+    Alain & Bengio 2016 (arXiv 1610.01644), it has a closed form. Σ includes noise of the size `RESOLUTION`, so that
+    smaller differences count as lost. Of equal vectors, the most frequent label is predicted. nan without a test.
     """
-    return {
-        "_".join([*kind, name]): lines(
-            {
-                model: (range(len(values)), [of_depth[index] for of_depth in values])
-                for model, values in of_kind.items()
-            },
-            title,
-            f"layers of the {kind[0]}" if kind else "layers",
-            ylabel,
-            yscale,
-            {control: ([0, len(next(iter(of_kind.values()))) - 1], [controls[kind][index]] * 2)} if controls else None,
-        )
-        for kind, of_kind in measured.items()
-        for index, (name, (title, ylabel, yscale)) in enumerate(charts.items())
-    }
+    x = x.double()
+    is_test = ~is_fit & torch.isin(labels, labels[is_fit])
+    train, test = x[is_fit], x[is_test]
+    if not len(test):
+        return math.nan
+    known, index, counts = labels[is_fit].unique(return_inverse=True, return_counts=True)
+    centre = train.mean(dim=0)
+    means = x.new_zeros(len(known), x.shape[1]).index_add_(0, index, train - centre) / counts.unsqueeze(-1)
+    within = train - centre - means[index]
+    noise = (RESOLUTION**2 * train.square().mean()).clamp(min=1e-30)
+    covariance = within.mT @ within / len(train) + noise * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    weights = torch.linalg.solve(covariance, means.mT)
+    bias = (counts / len(train)).log() - (means.mT * weights).sum(dim=0) / 2
+    predicted = known[((test - centre) @ weights + bias).argmax(dim=-1)]
+    return float((predicted == labels[is_test]).double().mean())
+
+
+def readings(
+    context: AnalysisContext, network: Network, seen: Callable[[Tensor], Tensor] = lambda x: x
+) -> list[list[tuple[float, ...]]]:
+    """For each stack, the shares of tokens, and of positions, that a `linear_probe` reads by depth: embeddings first.
+
+    Every other row of the sample, without its padding, fits the probes; the others test them. `seen` is what the probes
+    see of a residual stream: zeros give the share of the most frequent label, which is chance.
+    """
+    samples: list[list[tuple[Tensor, ...]]] = [[] for _ in network.stacks()]  # stream, token, position, row of tokens
+    num_rows = 0
+    for arguments, streams in streams_without_padding(context, network):
+        for of_stack, stream, ids in zip(samples, streams, arguments, strict=False):
+            rows, places = (torch.arange(size, device=ids.device) for size in ids.shape)
+            of_tokens = torch.broadcast_tensors(ids, places, num_rows + rows.unsqueeze(-1))
+            x = torch.stack([seen(of_depth.float()) for of_depth in stream], dim=2)
+            of_stack.append(tuple(part.flatten(0, 1) for part in (x, *of_tokens)))
+        num_rows += len(arguments[0])
+    read = []
+    for of_stack in samples:
+        x, *labels, row = map(torch.cat, zip(*of_stack, strict=True))
+        read.append([tuple(linear_probe(of_depth, of, row % 2 == 0) for of in labels) for of_depth in x.unbind(1)])
+    return read
 
 
 @dataclass(eq=False)
@@ -185,140 +150,84 @@ class ResidualSurgery:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        base, changes = context.losses(), dict[tuple[Any, ...], Change]()
-        for kind, stack in stacks_of(context.network).items():
-            for depth, layer in enumerate(stack.layers):
-                for (name, residual), part in itertools.product(residuals_of(layer).items(), PART_NAMES):
-                    with changed([residual], **{part: 0.0}):
-                        changes[*kind, depth, name, part] = context.losses().change_from(base, self.num_resamples)
-        ranks = by_depth(context, partial(_mean_ranks, context))
+        base = context.losses()
+        changes = self._changes(context, base)
+        ranks, read = (by_depth(context, partial(measure, context)) for measure in (rank_by_depth, readings))
+        of_zeros = readings(context, context.network, torch.zeros_like)
+        chances = {(*kind, "chance"): of for kind, of in zip(stacks_of(context.network), of_zeros, strict=True)}
         worst = sorted(changes, key=lambda removed: -changes[removed].mean)[:5]
-        read = by_depth(context, partial(readings, context))
-        chances = {
-            kind: of_stack[0]
-            for kind, of_stack in zip(read, readings(context, context.network, torch.zeros_like), strict=True)
-        }
-        last = {(*kind, name): values[-1] for kind, of_kind in ranks.items() for name, values in of_kind.items()}
+        columns = [*context.address_columns, "sublayer", "removed", *CHANGE_COLUMNS]
         return AnalysisResult(
             scalars={
                 "analysis/loss": base.mean,
-                **{scalar_of(at[:-1], at[-1], "rank_distance"): distance for at, (distance, _) in last.items()},
+                **{depth_scalar(at, "rank_distance"): values[-1][0] for at, values in ranks.items()},
                 **{
-                    scalar_of(kind, name, f"{what}_read"): finite(share)
-                    for kind, of_kind in read.items()
-                    for name, values in of_kind.items()
-                    for what, share in zip(("tokens", "positions"), values[-1], strict=True)
+                    depth_scalar(at, name): finite(share)
+                    for at, values in read.items()
+                    for name, share in zip(READING_CHARTS, values[-1], strict=True)
                 },
             },
             lines={
                 "residual": context.describe_losses(base),
                 **{f"  {layer_title(at[:-2])} {at[-2]}.{at[-1]}=0": str(changes[at]) for at in worst},
-                **{
-                    f"  {' '.join(at)}": f"distance to rank 1 {distance:.3f}, token cosine {cosine:.3f}"
-                    for at, (distance, cosine) in last.items()
-                },
+                **{f"  {' '.join(at)}": _rank_in_words(*values[-1]) for at, values in ranks.items()},
                 "reading": "what a linear probe reads from the last layer, on rows that do not fit it; "
                 "the embeddings and chance are its controls:",
                 **{
-                    f"  read, {' '.join([*kind, name])}": ", ".join(
-                        _verdict(*shares)
-                        for shares in zip(("tokens", "positions"), values[-1], values[0], chances[kind], strict=True)
-                    )
-                    for kind, of_kind in read.items()
-                    for name, values in of_kind.items()
+                    f"  read, {' '.join(at)}": _reading_in_words(values, chances[*at[:-1], "chance"][0])
+                    for at, values in read.items()
                 },
             },
             tables={
-                "residual": (
-                    [*context.address_columns, "sublayer", "removed", *CHANGE_COLUMNS],
-                    [[*at, *change.row(base)] for at, change in changes.items()],
-                ),
+                "residual": (columns, [[*at, *change.row(base)] for at, change in changes.items()]),
                 "rank": depth_table(context, ranks, "distance_to_rank_one", "token_cosine"),
                 "reading": depth_table(context, read, *READING_CHARTS),
             },
             figures={
-                "residual": _change_figure({at: change.mean for at, change in changes.items()}, context.task.unit),
+                "residual": _change_figure(changes, context.task.unit),
                 **depth_charts(ranks, RANK_CHARTS),
-                **depth_charts(read, READING_CHARTS, "chance", chances),
+                **depth_charts(read, READING_CHARTS, chances),
             },
         )
 
-
-def _mean_ranks(context: AnalysisContext, network: Network) -> list[list[tuple[float, ...]]]:
-    """`rank_by_depth`, averaged over the windows or pairs without their padding."""
-    inputs = inputs_without_padding(context)
-    with context.precision():
-        ranks = [rank_by_depth(network, *arguments) for arguments in inputs]
-    num_rows = torch.tensor([len(arguments[0]) for arguments in inputs])
-    of_rows = [torch.tensor(of_stack, dtype=torch.float64) for of_stack in zip(*ranks, strict=True)]
-    # Sequences of one token are left out: they have no pair of tokens, so their cosine is nan.
-    means = [ranks.repeat_interleave(num_rows, dim=0).nanmean(dim=0) for ranks in of_rows]
-    return [list(map(tuple, of_stack.tolist())) for of_stack in means]
+    def _changes(self, context: AnalysisContext, base: Losses) -> dict[tuple[Any, ...], Change]:
+        """The change of the loss by kind of the stack, layer, residual connection, and removed part of it."""
+        changes = {}
+        for kind, stack in stacks_of(context.network).items():
+            for depth, layer in enumerate(stack.layers):
+                for (name, residual), part in itertools.product(residuals_of(layer).items(), PARTS):
+                    with changed([residual], **{part: 0.0}):
+                        changes[*kind, depth, name, part] = context.losses().change_from(base, self.num_resamples)
+        return changes
 
 
-@torch.no_grad()
-def readings(
-    context: AnalysisContext, network: Network, seen: Callable[[Tensor], Tensor] = lambda x: x
-) -> list[list[tuple[float, ...]]]:
-    """For each stack, the shares of tokens, and of positions, that a `linear_probe` reads by depth: embeddings first.
-
-    Every other row of the sample, without its padding, fits the probes; the others test them. `seen` is what the probes
-    see of a residual stream; of zeros they tell the most frequent label, which is chance.
-    """
-    streams: list[list[list[Tensor]]] = []
-    labels: list[list[Tensor]] = []  # of each batch and stack: token, position, and whether the row fits the probes
-    num_rows = 0
-    for arguments in inputs_without_padding(context):
-        with context.precision(), residual_streams(network) as found:
-            network(*arguments)
-        streams.append([[seen(x.float()).flatten(0, 1) for x in stream] for stream in found])
-        is_test = torch.arange(num_rows, num_rows + len(arguments[0]), device=arguments[0].device).unsqueeze(-1) % 2
-        num_rows += len(is_test)
-        places = (torch.arange(ids.shape[1], device=ids.device) for ids in arguments[: len(found)])
-        parts = (torch.broadcast_tensors(*of_stack, is_test) for of_stack in zip(arguments, places, strict=False))
-        labels.append([torch.stack(of_stack).flatten(1) for of_stack in parts])
-    read = []
-    for of_stack, of_labels in zip(zip(*streams, strict=True), zip(*labels, strict=True), strict=True):
-        *texts, is_test = torch.cat(of_labels, dim=1)
-        by_layer = [torch.cat(parts) for parts in zip(*of_stack, strict=True)]
-        read.append([tuple(linear_probe(x, labels, is_test == 0) for labels in texts) for x in by_layer])
-    return read
+def _rank_in_words(distance: float, cosine: float) -> str:
+    return f"distance to rank 1 {distance:.3f}, token cosine {cosine:.3f}"
 
 
-def _verdict(what: str, last: float, first: float, by_chance: float) -> str:
-    """The verdict on a reading: kept at 90 % or more of the embeddings' accuracy above chance, lost at 10 % or less."""
-    shown = first - by_chance
-    left = (last - by_chance) / shown if shown > MIN_SHOWN else math.nan
-    lost = "kept" if left >= 0.9 else "lost" if left <= 0.1 else "partly lost"
-    word = "not in the embeddings" if math.isnan(left) else lost
-    return f"{what} {last:.1%} ({word}; embeddings {first:.1%}, chance {by_chance:.1%})"
+def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float]) -> str:
+    """The verdict on each reading: kept with 90 % or more of the embeddings' accuracy above chance, lost with 10 %."""
+    parts = []
+    for label, first, last, chance in zip(("tokens", "positions"), values[0], values[-1], chances, strict=True):
+        shown = first - chance
+        left = (last - chance) / shown if shown > MIN_SHOWN else math.nan
+        lost = "kept" if left >= 0.9 else "lost" if left <= 0.1 else "partly lost"
+        word = "not in the embeddings" if math.isnan(left) else lost
+        parts.append(f"{label} {last:.1%} ({word}; embeddings {first:.1%}, chance {chance:.1%})")
+    return ", ".join(parts)
 
 
-def stacks_of(network: Network) -> dict[tuple[str, ...], Encoder]:
-    """The stacks of layers by kind: ("encoder",) and ("decoder",), or () where there is one stack."""
-    kinds = [("encoder",), ("decoder",)] if isinstance(network, EncoderDecoder) else [()]
-    return dict(zip(kinds, network.stacks(), strict=True))
-
-
-def inputs_without_padding(context: AnalysisContext) -> list[tuple[Any, ...]]:
-    """Arguments of the network without padding: one pair each, or all windows of one length."""
-    if isinstance(context.network, EncoderDecoder):
-        return [(pair.source, pair.target) for batch in context.batches for pair in pairs_of(batch)]
-    return [(batch["inputs"], context.task.mask(batch)) for batch in without_padding(context.batches)]
-
-
-def _change_figure(changes: dict[tuple[Any, ...], float], unit: str) -> Figure:
+def _change_figure(changes: Mapping[tuple[Any, ...], Change], unit: str) -> Figure:
     columns = {
-        (name, part): f"{part_title}\n{title}"
-        for name, title in SUBLAYER_NAMES.items()
-        for part, part_title in PART_NAMES.items()
+        (name, part): f"{name.removesuffix('_residual').replace('_', '-')}\n{part}"
+        for name, part in itertools.product(RESIDUALS, PARTS)
+        if any(at[-2:] == (name, part) for at in changes)
     }
-    cells = {(layer_title(at[:-2]), columns[at[-2:]]): change for at, change in changes.items()}
-    rows, shown = list(dict.fromkeys(row for row, _ in cells)), {column for _, column in cells}
+    cells = {(layer_title(at[:-2]), columns[at[-2:]]): change.mean for at, change in changes.items()}
     return change_grid(
         cells,
-        rows,
-        [column for column in columns.values() if column in shown],
-        "Change of the loss without a residual connection (skip) or a sublayer",
+        list(dict.fromkeys(row for row, _ in cells)),
+        list(columns.values()),
+        "Change of the loss without a residual connection (skip) or a sublayer (branch)",
         f"change of the loss, nats per {unit}",
     )

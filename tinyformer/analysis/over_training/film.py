@@ -15,9 +15,8 @@ from tinyformer.analysis.context import Trained
 from tinyformer.analysis.over_training.events import SnapshotMeasures, events_of_snapshots, require_snapshots
 from tinyformer.analysis.texts.maps import HeadMaps, layers_of, of_sample, with_controls
 from tinyformer.files import finite
-from tinyformer.measures.capture import head_label
+from tinyformer.measures.capture import map_title
 from tinyformer.measures.events import TRAITS, Event
-from tinyformer.nn.heads import layer_title
 from tinyformer.report.atlas import as_bytes, packed
 from tinyformer.report.filmstrip import Filmstrip, Map
 from tinyformer.report.result import AnalysisResult, Table
@@ -99,8 +98,8 @@ class Film:
     def __post_init__(self) -> None:
         self.columns, self.rows = self.tables[0][0], [rows for _, rows in self.tables]
         self.first = first = self.columns.index("head")  # the column before the measures
-        self.titles = [f"{layer_title(tuple(row[:first]))} head {head_label(row[first])}" for row in self.rows[0]]
-        titles = [f"{event.kind} layer {event.layer} head {head_label(event.head)}".strip() for event in self.events]
+        self.titles = [map_title(tuple(row[: first + 1])) for row in self.rows[0]]
+        titles = [f"{event.kind} {map_title((event.layer, event.head))}".strip() for event in self.events]
         self.of_events = list(zip(map(self.titles.index, titles), self.events, strict=True))  # with the head of each
         acquired = [(head, event) for head, event in self.of_events if event.event in ACQUIRED]
         self.acquired = sorted(acquired, key=lambda item: (item[1].measure not in CIRCUIT, item[1].step))

@@ -38,19 +38,19 @@ class OverSteps:
         with TemporaryDirectory() as unkept:
             for snapshot in context.snapshots:
                 place = folder if snapshot is context.snapshots[-1] else Path(unkept)
-                findings = self.analysis(replace(context, network=snapshot.network(), snapshots=()), place)
-                scalars = {name.removeprefix("analysis/"): value for name, value in findings.scalars.items()}
+                result = self.analysis(replace(context, network=snapshot.network(), snapshots=()), place)
+                scalars = {name.removeprefix("analysis/"): value for name, value in result.scalars.items()}
                 own: dict[str, Table] = {"scalars": ([*scalars], [[*scalars.values()]])} if scalars else {}
-                for name, table in (own | findings.tables).items():
+                for name, table in (own | result.tables).items():
                     tables.setdefault(name, {})[snapshot.step] = table
-        findings.tables = {name: joined(of_steps) for name, of_steps in tables.items()}
+        result.tables = {name: joined(of_steps) for name, of_steps in tables.items()}
         steps = [snapshot.step for snapshot in context.snapshots]
         span = f"{steps[0]:,} to {steps[-1]:,}"
-        findings.lines = {"snapshots": f"{len(steps)}, of steps {span}; what follows is of the last"} | findings.lines
-        for name, figure in charts(findings.tables).items():
-            findings.figures[f"{name}_by_step"] = figure
-            findings.own_facts[f"{name}_by_step"] = {**(findings.facts or context.facts), "step": span}
-        return findings
+        result.lines = {"snapshots": f"{len(steps)}, of steps {span}; what follows is of the last"} | result.lines
+        for name, figure in charts(result.tables).items():
+            result.figures[f"{name}_by_step"] = figure
+            result.own_facts[f"{name}_by_step"] = {**(result.facts or context.facts), "step": span}
+        return result
 
 
 def joined(tables: Mapping[int, Table]) -> Table:

@@ -4,23 +4,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Trained, require_positive
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.measures.capture import capture_pair, head_label, map_names
+from tinyformer.measures.capture import capture_pair, map_names, map_title
 from tinyformer.measures.inputs import TokenPair, pairs_of
 from tinyformer.measures.words import words_of
 from tinyformer.nn import EncoderDecoder
-from tinyformer.report.charts import head_grid
 from tinyformer.report.result import AnalysisResult, naming_ablated
 
 Copied = list[tuple[int, int]]
 """For each copied token, the row of cross-attention that predicts it and its position in the source."""
+
+CopyingPair = tuple[TokenPair, Copied]
 
 
 @dataclass(eq=False)
@@ -47,7 +47,38 @@ class CrossAlignment:
         if not isinstance(context.network, EncoderDecoder):
             reason = "analyses the cross-attention of models that were trained with task=seq2seq"
             raise ArgumentError("analysis", "alignment", reason, {"analysis": "heads"})
-        cross = context.network.cross_attentions()
+        halves = self._halves(context)
+        cross = enumerate(context.network.cross_attentions())
+        heads = [(number, name) for number, layer in cross for name in map_names(layer)]
+        columns, rows = ["model", "layer", "head", "choosing", "tested", "chosen"], list[list[Any]]()
+        ablated, best, shares = [], {}, {}
+        for name, network in context.networks().items():
+            assert isinstance(network, EncoderDecoder)
+            choosing, tested = (_hits(context, network, half) for half in halves)
+            flags = [flag for layer in network.cross_attentions() for flag in layer.ablated_maps()]
+            chosen = int(torch.tensor(choosing).masked_fill(torch.tensor(flags), -1).argmax())
+            table = enumerate(zip(heads, choosing, tested, strict=True))
+            rows += [[name, *head, *of_head, index == chosen] for index, (head, *of_head) in table]
+            best[name], shares[name] = chosen, tested
+            ablated += flags
+        first, others = (f"{sum(len(copied) for _, copied in half)} of {len(half)}" for half in halves)
+        title = f"Copied tokens that heads of the cross-attention hit, of {others.partition(' ')[0]}"
+        return AnalysisResult(
+            scalars={f"analysis/{name}/copied_tokens_hit": shares[name][at] for name, at in best.items()},
+            lines={
+                "alignment": f"share of copied tokens that the best head hits, chosen on {first} pairs, tested on "
+                f"{others} others",
+                **{
+                    f"  {name}": f"{shares[name][at]:.1%} by {map_title(('cross', *heads[at]))}"
+                    for name, at in best.items()
+                },
+            },
+            tables={"alignment": naming_ablated(columns, rows, ablated)},
+            figures={"alignment": context.map_grid(shares["trained"], title, "share of copied tokens", "cross")},
+        )
+
+    def _halves(self, context: AnalysisContext) -> tuple[list[CopyingPair], list[CopyingPair]]:
+        """The pairs of the sample with a copied word: those that choose the head, and those that test it."""
         pairs = [
             (pair, copied)
             for batch in context.batches
@@ -58,41 +89,7 @@ class CrossAlignment:
         if not halves[1]:
             reason = f"needs at least two pairs with a copied word, and the sample has {len(pairs)}"
             raise ArgumentError("num_windows", self.num_windows, reason, {"num_windows": 10 * self.num_windows})
-        columns, rows = ["model", "layer", "head", "choosing", "tested", "chosen"], []
-        ablated, best, hits = [], {}, {}
-        heads = [(number, name) for number, layer in enumerate(cross) for name in map_names(layer)]
-        for model_name, network in context.networks().items():
-            assert isinstance(network, EncoderDecoder)
-            choosing, tested = (_hits(context, network, half) for half in halves)
-            flags = [flag for layer in network.cross_attentions() for flag in layer.ablated_maps()]
-            ablated += flags
-            chosen = int(torch.cat(choosing).masked_fill(torch.tensor(flags), -1).argmax())
-            hits[model_name] = [of_layer.tolist() for of_layer in tested]
-            best[model_name] = (*heads[chosen], float(torch.cat(tested)[chosen]))
-            shares = zip(heads, torch.cat(choosing).tolist(), torch.cat(tested).tolist(), strict=True)
-            rows += [[model_name, *head, *of_head, index == chosen] for index, (head, *of_head) in enumerate(shares)]
-        counts = [sum(len(copied) for _, copied in half) for half in halves]
-        return AnalysisResult(
-            scalars={f"analysis/{name}/copied_tokens_hit": share for name, (*_, share) in best.items()},
-            lines={
-                "alignment": f"share of copied tokens that the best head hits, chosen on {counts[0]} of "
-                f"{len(halves[0])} pairs, tested on {counts[1]} of {len(halves[1])} others",
-                **{
-                    f"  {name}": f"{share:.1%} by cross layer {layer} head {head_label(head)}"
-                    for name, (layer, head, share) in best.items()
-                },
-            },
-            tables={"alignment": naming_ablated(columns, rows, ablated)},
-            figures={
-                "alignment": head_grid(
-                    hits["trained"],
-                    [[head_label(head) for head in map_names(layer)] for layer in cross],
-                    f"Copied tokens that heads of the cross-attention hit, of {counts[1]}",
-                    label="share of copied tokens",
-                    ablated=[layer.ablated_maps() for layer in cross],
-                )
-            },
-        )
+        return halves
 
 
 def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2) -> Copied:
@@ -118,14 +115,12 @@ def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:
     }
 
 
-def _hits(
-    context: AnalysisContext, network: EncoderDecoder, pairs: Sequence[tuple[TokenPair, Copied]]
-) -> list[Float[Tensor, " maps"]]:
-    """For each map of each layer, the share of copied tokens that it hits."""
+def _hits(context: AnalysisContext, network: EncoderDecoder, pairs: Sequence[tuple[TokenPair, Copied]]) -> list[float]:
+    """For each map of the cross-attention, the share of copied tokens that it hits."""
     found = []
     for pair, copied in pairs:
         with context.precision():
             layers = capture_pair(network, pair)["cross"].layers
         rows, places = (torch.tensor(side) for side in zip(*copied, strict=True))
-        found.append([layer.weights[0].cpu()[:, rows].argmax(dim=-1) == places for layer in layers])
-    return [torch.cat(of_layer, dim=-1).double().mean(dim=-1) for of_layer in zip(*found, strict=True)]
+        found.append(torch.cat([layer.weights[0].cpu()[:, rows].argmax(dim=-1) == places for layer in layers]))
+    return torch.cat(found, dim=-1).double().mean(dim=-1).tolist()

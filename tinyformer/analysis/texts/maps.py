@@ -42,7 +42,8 @@ class Shown(NamedTuple):
     """The maps that are shown, and their measures."""
 
     capture: Callable[[Any], Maps]  # of a network
-    axes: Mapping[str, Axes]  # the tokens; the kind is "" where there is only one
+    ids: Mapping[str, tuple[list[int], list[int]]]  # of queries and keys; the kind is "" where there is only one
+    axes: Mapping[str, Axes]  # the same in strings
     measure: Measure
     extent: str  # the number of tokens that are shown, in words
 
@@ -95,7 +96,7 @@ class HeadMaps:
         return self.written(context, folder, self.shown(context))
 
     def written(self, context: AnalysisContext, folder: Path, shown: Shown, **page: Any) -> AnalysisResult:
-        """The findings and the page, to which `page` adds, see `atlas_html`."""
+        """The result and the page, to which `page` adds, see `atlas_html`."""
         captured = shown.maps(context)
         measures, traits, labels = with_controls(context, shown.measure)
         measures = with_importance(context, measures) if self.needs_gradient else measures
@@ -138,9 +139,9 @@ class HeadMaps:
         if text is not None:
             probes = Probes([Probe(shown, mask, MEASURES | PATTERNS)])
             measure = _of_probes(context, probes, len(tokens))
-        axes = axes_of({"": (tokens, tokens)}, context.tokenizer)
-        extent = _extent(tokens, text)
-        return Shown(lambda network: {"": capture_weights(network, shown, mask)}, axes, measure, extent)
+        ids = {"": (tokens, tokens)}
+        axes, extent = axes_of(ids, context.tokenizer), _extent(tokens, text)
+        return Shown(lambda network: {"": capture_weights(network, shown, mask)}, ids, axes, measure, extent)
 
     def _pair(self, context: AnalysisContext) -> Shown:
         pairs = [pair for batch in context.batches for pair in pairs_of(batch)]
@@ -151,16 +152,16 @@ class HeadMaps:
             pair = context.pair_of(text, target, num_tokens)
         else:
             fitting = [pair for pair in pairs if max(pair.source.shape[1], pair.target.shape[1]) <= num_tokens]
-            ids = (of[0, :-1].tolist() for of in (pairs[0].source, pairs[0].predicted))
-            source, predicted = map(tokens.without_bos, ids)
+            sides = (of[0, :-1].tolist() for of in (pairs[0].source, pairs[0].predicted))
+            source, predicted = map(tokens.without_bos, sides)
             pair = fitting[0] if fitting else context.pair_of(source, predicted, num_tokens)
         measure = of_sample(context) if text is None else _of_pairs(context, [pair])
         of_source, of_target = (
             _extent(ids[0].tolist(), None if given is None else tokens.wrapped(given))
             for ids, given in ((pair.source, text), (pair.target, target))
         )
-        axes = axes_of(pair.ids_by_kind(), context.tokenizer)
-        return Shown(partial(capture_pair, pair=pair), axes, measure, f"{of_source} source and {of_target} target")
+        ids, extent = pair.ids_by_kind(), f"{of_source} source and {of_target} target"
+        return Shown(partial(capture_pair, pair=pair), ids, axes_of(ids, context.tokenizer), measure, extent)
 
     def _length(self, context: AnalysisContext) -> int:
         """The largest number of tokens to show."""

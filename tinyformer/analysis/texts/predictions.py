@@ -33,7 +33,7 @@ def _(task: Classification, network: Network, batches: Iterable[Batch], split: L
     probabilities = torch.tensor([shares for _, *shares in task.predict(network, batches, split)[1]])
     network.train(was_training)
     texts = [split.text(row) for row in range(len(probabilities))]
-    return classification_findings(probabilities, torch.from_numpy(split.labels), texts, task.labels)
+    return classification_result(probabilities, torch.from_numpy(split.labels), texts, task.labels)
 
 
 @analyse_predictions.register
@@ -55,7 +55,7 @@ def _(task: SpanExtraction, network: Network, batches: Iterable[Batch], split: Q
     return AnalysisResult(tables={"worst_examples": (columns, rows)} if rows else {})
 
 
-def classification_findings(
+def classification_result(
     probabilities: Float[Tensor, "examples classes"],
     labels: Int[Tensor, " examples"],
     texts: Sequence[str],

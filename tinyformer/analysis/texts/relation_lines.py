@@ -4,27 +4,28 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext
+from tinyformer.analysis.texts.maps import of_sample, with_controls, with_importance
 from tinyformer.data import SETS, Line, make_lines
 from tinyformer.data.sources.files import READERS, Layout, read_rows
 from tinyformer.data.sources.text_paths import stem_and_format
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.capture import capture_weights, head_label
-from tinyformer.measures.events import TRAITS, Trait, head_labels
+from tinyformer.measures.capture import capture_weights, map_title
+from tinyformer.measures.events import head_labels
 from tinyformer.measures.intervals import Change, Losses
-from tinyformer.measures.probe import HeadMeasures
+from tinyformer.measures.probe import ablated_maps
 from tinyformer.measures.words import WordError, words_of
 from tinyformer.nn import EncoderDecoder, Network, Transformer
-from tinyformer.nn.heads import layer_title
-from tinyformer.report.charts import head_grid
-from tinyformer.report.result import AnalysisResult, naming_ablated
+from tinyformer.report.result import AnalysisResult, Table, naming_ablated
 
 NUM_UNTRAINED = 5  # seeds of untrained weights
 NUM_RESAMPLES = 1000  # bootstrap resamples of the lines
@@ -45,29 +46,25 @@ class Placed(NamedTuple):
         return (self[side][0] + self[side][-1] - self.query[0] - self.query[-1]) / 2
 
 
-Group = tuple[Float[Tensor, "lines heads seq seq"], list[int]]
-"""The maps of the lines of one length, and the lines' indices."""
-
-
 class HeadRoles:
-    """The label and the importance of each head."""
+    """The label, and if asked for the importance, of each of `AnalysisContext.map_addresses`, as columns of a table."""
 
     columns = ("label", "importance")
 
-    def __init__(self, measures: HeadMeasures, traits: Mapping[str, Trait] = TRAITS) -> None:
-        self.measures, self.labels = measures, head_labels(measures.values, traits)
-        self.importance = measures.values.get("importance")
-        self._ranked = sorted((x for layer in self.importance or () for x in layer if not math.isnan(x)), reverse=True)
+    def __init__(self, context: AnalysisContext, importance: bool) -> None:
+        measures, traits, _ = with_controls(context, of_sample(context))
+        measures = with_importance(context, measures) if importance else measures
+        labels = [*chain(*head_labels(measures.values, traits))]
+        values = chain(*measures.values.get("importance", [[None] * len(labels)]))
+        self.rows = list(zip(labels, values, strict=True))
+        self._ranked = sorted((of for _, of in self.rows if of is not None and not math.isnan(of)), reverse=True)
 
-    def row(self, layer: int, head: int) -> list[Any]:
-        return [self.labels[layer][head], self.importance and self.importance[layer][head]]
-
-    def sentence(self, layer: int, head: int) -> str:
-        label = self.labels[layer][head] or "no label"
-        if not self.importance:
-            return label
-        value = self.importance[layer][head]
-        return f"{label}; importance {value:.2g}, rank {1 + self._ranked.index(value)} of {len(self._ranked)}"
+    def sentence(self, at: int) -> str:
+        label, value = self.rows[at]
+        named = label or "no label"
+        if value is None:
+            return named
+        return f"{named}; importance {value:.2g}, rank {1 + self._ranked.index(value)} of {len(self._ranked)}"
 
 
 def read_columns(
@@ -112,14 +109,15 @@ class RelationLines:
         if isinstance(context.network, EncoderDecoder):
             reason = "reads lines of one text; a model of task=seq2seq takes a text and pairs of words"
             raise ArgumentError("file", file, reason, {"file": None})
-        self.context, self.file = context, file
+        self.context, self.file, self.lines = context, file, lines
         self.placed = [self._place(number, line, predicting) for number, line in enumerate(lines, start=1)]
-        self.groups, seen = self._maps(context.network)
+        self.maps, seen = self._maps(context.network)
         if len(seen) < 4:
             reason = f"the query sees both words in {len(seen)} of {len(lines)} lines, and 4 are needed; a causal "
             reason += "model sees no later words, and one that is trained with task=masked_lm does"
             raise ArgumentError("file", file, reason)
         self.halves = seen[::2], seen[1::2]
+        self.is_ablated = [*chain(*ablated_maps(context.network))]
 
     def _place(self, number: int, line: Line, predicting: bool) -> Placed:
         context, longest = self.context, self.context.network.max_seq_len
@@ -135,32 +133,33 @@ class RelationLines:
             raise ArgumentError("file", self.file, reason)
         return Placed(ids, *(side.tokens(run[0], run[-1]) for side, run in zip(sides, runs, strict=True)))
 
-    def _maps(self, network: Network) -> tuple[list[Group], list[int]]:
-        """The maps of lines of equal length together, and the lines whose query sees both words in some layer."""
+    def _maps(self, network: Network) -> tuple[Float[Tensor, "lines heads seq seq"], list[int]]:
+        """The maps of each line, padded with zeros, and the lines whose query sees both words in some layer."""
+        longest, device = max(len(line.ids) for line in self.placed), self.context.batches[0]["inputs"].device
         of_length: dict[int, list[int]] = defaultdict(list)
         for index, line in enumerate(self.placed):
             of_length[len(line.ids)].append(index)
-        groups, seen, device = [], [], self.context.batches[0]["inputs"].device
-        for group in of_length.values():
+        found, seen = dict[int, Tensor](), []
+        for length, group in of_length.items():
             tokens = torch.tensor([self.placed[index].ids for index in group], device=device)
             with self.context.precision():
                 maps = capture_weights(cast(Transformer, network), tokens, self.context.task.mask({"inputs": tokens}))
-            groups.append((torch.cat([weights.float().cpu() for weights in maps], dim=1), group))
+            padded = F.pad(torch.cat([of.float().cpu() for of in maps], dim=1), (0, longest - length) * 2)
+            found |= dict(zip(group, padded, strict=True))
             visible = torch.stack([layer.logits[0, 0].cpu() > -torch.inf for layer in maps.layers]).any(dim=0)
             for index in group:
                 query, key, distractor = map(list, self.placed[index][1:])
                 seen += [index] if visible[query][:, key + distractor].all() else []
-        return groups, sorted(seen)
+        return torch.stack([found[index] for index in range(len(found))]), sorted(seen)
 
-    def preferred(self, groups: Sequence[Group]) -> Float[Tensor, "lines heads"]:
+    def preferred(self, maps: Float[Tensor, "lines heads seq seq"]) -> Float[Tensor, "lines heads"]:
         """The preference of each head in each line, see `prefers`."""
-        found = {}
-        for maps, indices in groups:
-            for weights, index in zip(maps, indices, strict=True):
-                query, key, distractor = map(list, self.placed[index][1:])
-                rows = weights[:, query].mean(dim=1)
-                found[index] = prefers(*(rows[:, side].mean(dim=1) for side in (key, distractor)))
-        return torch.stack([found[index] for index in range(len(found))])
+        found = []
+        for weights, line in zip(maps, self.placed, strict=True):
+            query, key, distractor = map(list, line[1:])
+            rows = weights[:, query].mean(dim=1)
+            found.append(prefers(*(rows[:, side].mean(dim=1) for side in (key, distractor))))
+        return torch.stack(found)
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
         """The mean preference of each head from other words at the same distances in all lines; nan if there are none.
@@ -169,18 +168,13 @@ class RelationLines:
         """
         line, (before, after) = self.placed[index], map(len, self.context.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))
-        total, number = torch.tensor(0.0, dtype=torch.double), 0
-        for maps, indices in self.groups:
-            shifts = range(before - first, maps.shape[-1] - after - last)
-            if not shifts:
-                continue
-            query, key, distractor = (torch.tensor(shifts)[:, None] + torch.tensor(side) for side in line[1:])
-            weights = (maps[:, :, query[:, :, None], side[:, None]].mean(dim=(-1, -2)) for side in (key, distractor))
-            own = torch.tensor([(self.placed[of].query[0], self.placed[of].query[-1]) for of in indices])
-            others = (query[:, -1] < own[:, :1]) | (query[:, 0] > own[:, 1:])
-            total = total + (prefers(*weights) * others[:, None]).sum(dim=(0, 2))
-            number += int(others.sum())
-        return total / number if number else torch.full((self.groups[0][0].shape[1],), math.nan, dtype=torch.double)
+        shifts = torch.arange(before - first, max(before - first, self.maps.shape[-1] - after - last))
+        query, key, distractor = (shifts[:, None] + torch.tensor(side) for side in line[1:])
+        weights = (self.maps[:, :, query[:, :, None], side[:, None]].mean(dim=(-1, -2)) for side in (key, distractor))
+        places = torch.tensor([[of.query[0], of.query[-1], len(of.ids) - after] for of in self.placed])
+        begin, end, length = places.T.unsqueeze(-1)
+        others = ((query[:, -1] < begin) | (query[:, 0] > end)) & (last + shifts < length)
+        return (prefers(*weights) * others[:, None]).sum(dim=(0, 2)) / others.sum()
 
     def best_offset(self) -> tuple[int, Float[Tensor, " tested"]]:
         """The best rule "whichever is nearer to k tokens from the query", and what it prefers in the tested half."""
@@ -202,8 +196,26 @@ class RelationLines:
 
     def choose(self, preferred: Float[Tensor, "lines heads"]) -> int:
         """The head that prefers the key most often in the first half; no ablated one."""
-        flags = [flag for layer in self.context.layers for flag in layer.ablated_maps()]
-        return int(preferred[self.halves[0]].mean(dim=0).masked_fill(torch.tensor(flags), -1).argmax())
+        return int(preferred[self.halves[0]].mean(dim=0).masked_fill(torch.tensor(self.is_ablated), -1).argmax())
+
+    def controls(self, elsewhere: Float[Tensor, " tested"]) -> dict[str, Float[Tensor, " tested"]]:
+        """The preferences that need no relation in the tested half, by name, given the chosen head's `elsewhere`."""
+        offset, by_offset = self.best_offset()
+        return {
+            f"a fixed offset of {offset:+d} tokens" if offset else "the nearer of both words": by_offset,
+            "other words at the same distances": elsewhere,
+            f"untrained weights (best of {NUM_UNTRAINED} seeds)": self.untrained(),
+        }
+
+    def of_equal_length(self, preferred: Float[Tensor, " tested"]) -> str:
+        """The share of the tested lines whose key has as many tokens as the distractor."""
+        equal = [at for at, index in enumerate(self.halves[1]) if len({*map(len, self.placed[index][2:])}) == 1]
+        return f"{float(preferred[equal].mean()):.1%} of {len(equal)} lines" if equal else "none"
+
+    def num_better(self, p: Float[Tensor, " heads"]) -> str:
+        """The number of heads with a significant preference, of those that are not ablated."""
+        is_active = ~torch.tensor(self.is_ablated)
+        return f"{int((p < ALPHA)[is_active].sum())} of {int(is_active.sum())}"
 
 
 def holm(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
@@ -223,49 +235,26 @@ def compare(values: Float[Tensor, " lines"], control: Float[Tensor, " lines"] | 
     return Losses(differences, ones).change_from(Losses(zeros, ones), NUM_RESAMPLES)
 
 
-def verdict(head: str, number: int, share: Change, controls: Mapping[str, Change], unbeaten: Sequence[str]) -> str:
-    """The result of the lines in one sentence; `unbeaten` are controls that the head does not exceed beyond doubt."""
-    beside = ", ".join(f"{name} {100 * of.mean:.0f}" for name, of in controls.items())
-    figures = f"{100 * share.mean:.0f} % of {number} lines ({100 * share.low:.0f} to {100 * share.high:.0f}; {beside})"
-    if not unbeaten:
-        return f"{head} links query to key in {figures}"
-    return f"no head does better than {' or '.join(unbeaten)}: the best, {head}, prefers the key in {figures}"
+def p_values(differences: Float[Tensor, "lines heads"]) -> Float[Tensor, " heads"]:
+    """The z test of each head's mean difference against 0 or less, with Holm's correction for all heads."""
+    mean = differences.nanmean(dim=0)
+    errors = ((differences - mean).square().nanmean(dim=0).clamp(min=1e-18) / len(differences)).sqrt()
+    return holm(torch.special.ndtr(-mean / errors))
 
 
-def analyse_lines(relation: RelationLines, lines: Sequence[Line], roles: HeadRoles) -> AnalysisResult:
+def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
     """The preferences of heads for the keys of lines; a head is chosen on one half of them and tested on the other."""
     context, name = relation.context, Path(relation.file).stem
-    found = relation.preferred(relation.groups)
-    choosing, tested = (found[half] for half in relation.halves)
+    found = relation.preferred(relation.maps)
+    tested, chosen = found[relation.halves[1]], relation.choose(found)
     elsewhere = torch.stack([relation.elsewhere(index) for index in relation.halves[1]])
-    (offset, by_offset), chosen = relation.best_offset(), relation.choose(found)
-    own, number = tested[:, chosen], len(tested)
-    controls = {
-        f"a fixed offset of {offset:+d} tokens" if offset else "the nearer of both words": by_offset,
-        "other words at the same distances": elsewhere[:, chosen],
-        f"untrained weights (best of {NUM_UNTRAINED} seeds)": relation.untrained(),
-    }
+    own, controls = tested[:, chosen], relation.controls(elsewhere[:, chosen])
     share, of_controls = compare(own), {control: compare(values) for control, values in controls.items()}
     unbeaten = [control for control, values in controls.items() if not compare(own, values).low > 0]
-    mean = (tested - elsewhere).nanmean(dim=0)
-    errors = ((tested - elsewhere - mean).square().nanmean(dim=0).clamp(min=1e-18) / number).sqrt()
-    p_values = holm(torch.special.ndtr(-mean / errors))
-
-    names, addresses, ablated = roles.measures.names, roles.measures.addresses, roles.measures.ablated
-    maps = [(layer, head) for layer, heads in enumerate(names) for head in range(len(heads))]
-    flags = [flag for of_layer in ablated for flag in of_layer]
-    rows: list[list[Any]] = []
-    for at, (layer, head) in enumerate(maps):
-        of, same = compare(tested[:, at]), compare(elsewhere[:, at])
-        shares = [float(choosing[:, at].mean()), of.mean, of.low, of.high, same.mean, float(p_values[at])]
-        rows.append([*addresses[layer], names[layer][head], *shares, at == chosen, *roles.row(layer, head)])
-    columns = ["head", "choosing", "tested", "low", "high", "same_distances", "p_value", "chosen", *roles.columns]
-    layer, head = maps[chosen]
-    title = f"{layer_title(addresses[layer])} head {head_label(names[layer][head])}"
-    equal = [at for at, index in enumerate(relation.halves[1]) if len({*map(len, relation.placed[index][2:])}) == 1]
-    better = sum(bool(p < ALPHA) and not flag for p, flag in zip(p_values, flags, strict=True))
-    used = sorted([*relation.halves[0], *relation.halves[1]])
-    unseen = f"; in {len(lines) - len(used)} the query does not see both words" * (len(used) < len(lines))
+    p, title = p_values(tested - elsewhere), map_title(context.map_addresses[chosen])
+    used, number = sorted(chain(*relation.halves)), len(relation.placed)
+    unseen = f"; in {number - len(used)} the query does not see both words" * (len(used) < number)
+    picture = f"{name}: lines in which a head prefers the key, of {len(own)}"
     return AnalysisResult(
         scalars={
             "analysis/relation/preferred": share.mean,
@@ -273,30 +262,44 @@ def analyse_lines(relation: RelationLines, lines: Sequence[Line], roles: HeadRol
             "analysis/relation/exceeds_controls": int(not unbeaten),
         },
         lines={
-            "relation": f"{name}: {len(choosing)} lines choose the head, {number} others test it{unseen}",
-            "  verdict": verdict(title, number, share, of_controls, unbeaten),
-            f"  {title}": roles.sentence(layer, head),
+            "relation": f"{name}: {len(used) - len(own)} lines choose the head, {len(own)} others test it{unseen}",
+            "  verdict": verdict(title, len(own), share, of_controls, unbeaten),
+            f"  {title}": roles.sentence(chosen),
             **{f"  {control}": f"{of.mean:.1%} [{of.low:.1%}, {of.high:.1%}]" for control, of in of_controls.items()},
-            "  words of equal length": f"{compare(own[equal]).mean:.1%} of {len(equal)} lines" if equal else "none",
-            "  all heads": f"{better} of {len(maps) - sum(flags)} prefer the key more often than other words at "
-            f"the same distances (z test, p < {ALPHA} with Holm's correction for all heads)",
+            "  words of equal length": relation.of_equal_length(own),
+            "  all heads": f"{relation.num_better(p)} prefer the key more often than other words at the same distances "
+            f"(z test, p < {ALPHA} with Holm's correction for all heads)",
         },
         tables={
-            "relations": naming_ablated([*context.address_columns, *columns], rows, flags),
+            "relations": head_table(relation, roles, found, elsewhere, p, chosen),
             "relation_lines": (
                 ["line", *Line._fields, "choosing", "preferred"],
-                [[at + 1, *lines[at], at in relation.halves[0], float(found[at, chosen])] for at in used],
+                [[at + 1, *relation.lines[at], at in relation.halves[0], float(found[at, chosen])] for at in used],
             ),
         },
-        figures={
-            "relations": head_grid(
-                [of_layer.tolist() for of_layer in tested.mean(dim=0).split([len(of_layer) for of_layer in names])],
-                [list(map(head_label, of_layer)) for of_layer in names],
-                f"{name}: lines in which a head prefers the key, of {number}",
-                layers=addresses,
-                label="share of lines",
-                ablated=ablated,
-            )
-        },
+        figures={"relations": context.map_grid(tested.mean(dim=0).tolist(), picture, "share of lines")},
         facts={fact: value for fact, value in context.facts.items() if fact != "data"} | {"lines": name},
     )
+
+
+def head_table(
+    relation: RelationLines, roles: HeadRoles, found: Tensor, elsewhere: Tensor, p: Tensor, chosen: int
+) -> Table:
+    """A row for each head: how often it prefers the key in both halves, and other words in the tested one."""
+    context, (choosing, tested) = relation.context, (found[half] for half in relation.halves)
+    rows = []
+    for at, address in enumerate(context.map_addresses):
+        of, same = compare(tested[:, at]), compare(elsewhere[:, at])
+        shares = [float(choosing[:, at].mean()), of.mean, of.low, of.high, same.mean, float(p[at])]
+        rows.append([*address, *shares, at == chosen, *roles.rows[at]])
+    columns = ["head", "choosing", "tested", "low", "high", "same_distances", "p_value", "chosen", *roles.columns]
+    return naming_ablated([*context.address_columns, *columns], rows, relation.is_ablated)
+
+
+def verdict(head: str, number: int, share: Change, controls: Mapping[str, Change], unbeaten: Sequence[str]) -> str:
+    """The result of the lines in one sentence; `unbeaten` are controls that the head does not exceed significantly."""
+    others = ", ".join(f"{name} {100 * of.mean:.0f}" for name, of in controls.items())
+    figures = f"{100 * share.mean:.0f} % of {number} lines ({100 * share.low:.0f} to {100 * share.high:.0f}; {others})"
+    if not unbeaten:
+        return f"{head} links query to key in {figures}"
+    return f"no head does better than {' or '.join(unbeaten)}: the best, {head}, prefers the key in {figures}"

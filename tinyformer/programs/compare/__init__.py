@@ -1,7 +1,7 @@
 """Runs of a sweep side by side: `tinyformer compare multirun/DATE/TIME` prints a table and writes a CSV and a figure.
 
 One row per setting, averaged over seeds; a setting is the values of the config keys that differ between runs.
-`folders` finds and reads runs, `comparison` averages those of each setting. Importing them does not import torch.
+`folders` finds and reads runs, `comparison` averages those of each setting; neither imports torch. `chart` draws them.
 """
 
 import argparse
@@ -138,14 +138,7 @@ def _statistics(row: Row) -> dict[str, Any]:
 
 def _draw(comparison: Comparison, path: Path) -> None:
     import_matplotlib()  # takes a second, for which the table does not wait
-    from tinyformer.analysis import seeds_by_number, seeds_by_setting
+    from tinyformer.programs.compare.chart import chart_of_seeds
     from tinyformer.report import save_png
 
-    values, spreads = [row.values for row in comparison.rows], [row.std for row in comparison.rows]
-    settings = " · ".join(comparison.columns)
-    if comparison.numbers is not None:
-        figure = seeds_by_number(comparison.numbers, values, spreads, settings, comparison.metric)
-    else:
-        labels = [" · ".join(row.settings.values()) or "all runs" for row in comparison.rows]
-        figure = seeds_by_setting(labels, values, spreads, settings, comparison.metric)
-    save_png(figure, path)
+    save_png(chart_of_seeds(comparison), path)

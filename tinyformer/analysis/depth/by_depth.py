@@ -1,0 +1,114 @@
+"""The residual stream by depth: what is measured of it in each stack, trained and untrained, with and without skips."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from tinyformer.analysis.context import AnalysisContext, changed
+from tinyformer.measures.inputs import pairs_of, without_padding
+from tinyformer.measures.points import intervention
+from tinyformer.nn import Encoder, EncoderDecoder, Network, Residual
+from tinyformer.report.charts import lines
+from tinyformer.report.result import Table
+
+RESIDUALS = ("attention_residual", "cross_attention_residual", "feed_forward_residual")
+"""The attributes of a layer that hold its residual connections."""
+
+ByDepth: TypeAlias = Mapping[tuple[str, ...], Sequence[tuple[float, ...]]]
+"""Values at each depth, embeddings first, by ("trained, with skips",), after the kind where there are two stacks."""
+
+
+def stacks_of(network: Network) -> dict[tuple[str, ...], Encoder]:
+    """The stacks of layers by kind: ("encoder",) and ("decoder",), or () where there is one stack."""
+    kinds = [("encoder",), ("decoder",)] if isinstance(network, EncoderDecoder) else [()]
+    return dict(zip(kinds, network.stacks(), strict=True))
+
+
+def residuals_of(layer: Any) -> dict[str, Residual]:
+    """The residual connections of a layer, by their names in `RESIDUALS`."""
+    return {name: getattr(layer, name) for name in RESIDUALS if hasattr(layer, name)}
+
+
+def without_skips(network: Network) -> AbstractContextManager[None]:
+    """Remove all residual connections of a network inside the block."""
+    layers = [layer for stack in network.stacks() for layer in stack.layers]
+    return changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0)
+
+
+def stream_points(network: Network) -> list[list[str]]:
+    """The points of the residual stream of each stack, see `points_of`: the embeddings, then each layer's output."""
+    return [
+        [
+            ".".join([*kind, name])
+            for name in ("embedding", *(f"layers.{i}.residual_post" for i in range(len(stack.layers))))
+        ]
+        for kind, stack in stacks_of(network).items()
+    ]
+
+
+def inputs_without_padding(context: AnalysisContext) -> list[tuple[Any, ...]]:
+    """Arguments of the network without padding: one pair each, or all windows of one length."""
+    if isinstance(context.network, EncoderDecoder):
+        return [(pair.source, pair.target) for batch in context.batches for pair in pairs_of(batch)]
+    return [(batch["inputs"], context.task.mask(batch)) for batch in without_padding(context.batches)]
+
+
+def streams_without_padding(
+    context: AnalysisContext, network: Network
+) -> Iterator[tuple[tuple[Any, ...], list[list[Tensor]]]]:
+    """The arguments of each pass on `inputs_without_padding`, and the residual stream of each stack by depth."""
+    names = stream_points(network)
+    for arguments in inputs_without_padding(context):
+        with context.precision(), intervention(network, {}, list(itertools.chain(*names))) as captured:
+            network(*arguments)
+        yield arguments, [[captured[name][0] for name in of_stack] for of_stack in names]
+
+
+def by_depth(context: AnalysisContext, measure: Callable[[Network], Sequence[Sequence[tuple[float, ...]]]]) -> ByDepth:
+    """The results of `measure` in each stack, trained and untrained, with and without residual connections."""
+    found: dict[str, Sequence[Sequence[tuple[float, ...]]]] = {}
+    for name, network in context.networks().items():
+        found[f"{name}, with skips"] = measure(network)
+        with without_skips(network):
+            found[f"{name}, without skips"] = measure(network)
+    kinds = enumerate(stacks_of(context.network))
+    return {(*kind, model): of_stacks[at] for at, kind in kinds for model, of_stacks in found.items()}
+
+
+def depth_table(context: AnalysisContext, measured: ByDepth, *columns: str) -> Table:
+    """A row for each stack, model and depth."""
+    return [*context.address_columns[:-1], "model", "depth", *columns], [
+        [*model, depth, *of_depth] for model, values in measured.items() for depth, of_depth in enumerate(values)
+    ]
+
+
+def depth_scalar(model: Sequence[str], name: str) -> str:
+    """The name of a scalar of a model of `by_depth`: "analysis/encoder/trained_with_skips/…"."""
+    return "/".join(["analysis", *model, name]).replace(", ", "_").replace(" ", "_")
+
+
+def depth_charts(
+    measured: ByDepth, charts: Mapping[str, tuple[str, str, str]], controls: ByDepth | None = None
+) -> dict[str, Figure]:
+    """Charts over depth for each stack, one for each value, given their names, titles, y labels and y scales.
+
+    `controls` are drawn in grey.
+    """
+    drawn = {}
+    for kind, (index, (name, words)) in itertools.product({at[:-1]: 0 for at in measured}, enumerate(charts.items())):
+        series, baselines = (
+            {
+                at[-1]: (range(len(values)), [of_depth[index] for of_depth in values])
+                for at, values in of.items()
+                if at[:-1] == kind
+            }
+            for of in (measured, controls or {})
+        )
+        title, ylabel, yscale = words
+        xlabel = f"layers of the {kind[0]}" if kind else "layers"
+        drawn["_".join([*kind, name])] = lines(series, title, xlabel, ylabel, yscale, baselines)
+    return drawn
