@@ -328,8 +328,8 @@ BREAKS = (
     Break(
         "resampled_from_another_head",
         "analysis/removal/ablation.py",
-        "heads.roll(1, dims=0)",
-        "heads.roll(1, dims=1)",
+        "outputs.roll(1, dims=0)",
+        "outputs.roll(1, dims=1)",
         ("tests/analysis/test_ablation.py",),
     ),
     Break(
@@ -507,7 +507,7 @@ BREAKS = (
     Break(
         "resampled_at_the_first_positions_behind_a_cache",
         "model/ablation.py",
-        "first = begins[stack]",
+        'first = begins[stacks[0 if context.kinds[layer] == "encoder" else -1]]',
         "first = 0",
         ("tests/model/test_ablated.py", "-k", "chooses"),
     ),

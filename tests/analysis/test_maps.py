@@ -58,7 +58,7 @@ def test_the_table_holds_each_measure_of_each_head(tmp_path, rows):
     for name, layers in expected.items():
         values = [value for layer in layers for value in layer]
         assert table[name] == tuple(pytest.approx(v, rel=1e-4) if math.isfinite(v) else None for v in values), name
-    assert table["importance"] == tuple(head_importance(context))
+    assert table["importance"] == tuple(head_importance(context).values())
     # Of two queries, random maps have some of the traits, too; no head is given those.
     limits = {
         label: (limit, values) for label, _, limit, *values, _ in found.tables["labels"][1] if label != "collapsed"
@@ -119,7 +119,7 @@ def test_the_maps_of_a_pair(tmp_path):
         levels = np.frombuffer(base64.b64decode(head["weights"]), "<u2").reshape(weights.shape)
         np.testing.assert_allclose(levels / 65535, weights, atol=1e-5)
     table = columns_of(found.tables["maps"])
-    assert table["importance"] == tuple(head_importance(context))
+    assert table["importance"] == tuple(head_importance(context).values())
     assert [value is None for value in table["coverage"]] == [kind != "cross" for kind in table["kind"]]
     # Where no pair is short enough, the first is cut.
     HeadMaps(num_tokens=2, importance=False)(context, tmp_path)

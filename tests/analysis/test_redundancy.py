@@ -14,9 +14,9 @@ from analysis.contexts import columns_of, loud_encoder_decoder, loud_transformer
 from tinyformer.analysis import AnalysisContext, HeadRedundancy
 from tinyformer.analysis.context import every_second
 from tinyformer.analysis.removal.ablation import head_changes, head_importance, losses_without
-from tinyformer.analysis.removal.redundancy import output_overlap, simultaneous, subspace_overlap, weights_by_head
+from tinyformer.analysis.removal.redundancy import output_overlap, subspace_overlap, weights_by_head
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.intervals import Losses
+from tinyformer.measures.intervals import Losses, simultaneous
 from tinyformer.nn import (
     Attention,
     DifferentialAttention,
@@ -101,9 +101,7 @@ def test_sets_are_ordered_on_one_half_of_the_windows_and_measured_on_the_other()
     context = make_context(loud_transformer())
     ordering, measured = every_second(context, 0), every_second(context, 1)
     for order, score in {"oracle": head_changes, "importance": head_importance}.items():
-        least, other = (
-            [head for _, head in sorted(zip(score(half), half.heads, strict=True))] for half in (ordering, measured)
-        )
+        least, other = (sorted(of_heads, key=of_heads.__getitem__) for of_heads in map(score, (ordering, measured)))
         assert least != other
         base, *without = losses_without(measured, [least[:count] for count in range(len(least) + 1)])
         sets = columns_of(HeadRedundancy(order=order)(context, Path()).tables["sets"])
@@ -197,5 +195,3 @@ def test_one_head_in_each_layer_has_pairs_but_no_overlap_and_one_alone_is_refuse
     assert (len(found.tables["pairs"][1]), "overlap" in found.tables) == (1, False)
     with pytest.raises(ArgumentError, match="needs two heads and two windows at least; it has 1 and 6"):
         HeadRedundancy()(make_context(loud_transformer(num_layers=1, num_heads=1)), Path())
-    with pytest.raises(ArgumentError, match="num_resamples=1: must be at least 2"):
-        HeadRedundancy(num_resamples=1)

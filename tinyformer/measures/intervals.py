@@ -1,18 +1,34 @@
-"""Losses of windows, and the bootstrap intervals of their changes."""
+"""Intervals of 95 %: the bootstrap over windows, for one change or for all at once, and Student's t over seeds."""
 
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 CHANGE_COLUMNS = ("loss", "change", "low", "high")
 """Columns of a table: the loss after an ablation, and its change with the bounds of the 95 % interval."""
 
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % quantile of Student's t distribution, for 1 to 9 degrees of freedom."""
+
+
+def bootstrap(
+    num_windows: int, num_resamples: int, generator: torch.Generator
+) -> Int[Tensor, "{num_resamples} windows"]:
+    """The windows of each bootstrap resample, drawn with replacement (Efron 1979)."""
+    return torch.randint(num_windows, (num_resamples, num_windows), generator=generator)
+
 
 @dataclass(frozen=True)
 class Losses:
-    """The negative log-likelihood and the number of targets of each of several windows."""
+    """The negative log-likelihood and the number of targets of each of several windows.
+
+    Any other sum and count by window has the same mean and interval.
+    """
 
     nats: Float[Tensor, " windows"]
     targets: Float[Tensor, " windows"]
@@ -21,21 +37,23 @@ class Losses:
     def mean(self) -> float:
         return float(self.nats.sum() / self.targets.sum())
 
-    def resampled_changes(self, base: "Losses", num_resamples: int, seed: int = 0) -> Float[Tensor, " {num_resamples}"]:
-        """The increase over `base` in bootstrap resamples of the windows (Efron 1979), the same for the same seed."""
-        differences = self.nats - base.nats
-        generator = torch.Generator().manual_seed(seed)
-        draws = torch.randint(len(differences), (num_resamples, len(differences)), generator=generator)
-        return differences[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
+    def resampled_means(self, num_resamples: int) -> Float[Tensor, " {num_resamples}"]:
+        """The mean in bootstrap resamples of the windows, which are the same for all losses of as many windows."""
+        draws = bootstrap(len(self.nats), num_resamples, torch.Generator().manual_seed(0))
+        return self.nats[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
 
-    def change_from(self, base: "Losses", num_resamples: int, seed: int = 0) -> "Change":
-        """The increase over the losses `base` of the same windows, in nats per target.
-
-        The interval holds the middle 95 % of `num_resamples` bootstrap resamples of the windows.
-        """
-        means = self.resampled_changes(base, num_resamples, seed)
+    def with_interval(self, num_resamples: int) -> "Change":
+        """The mean with the middle 95 % of its values in bootstrap resamples of the windows."""
+        means = self.resampled_means(num_resamples)
         low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
-        return Change(self.mean - base.mean, low, high)
+        return Change(self.mean, low, high)
+
+    def minus(self, base: "Losses") -> "Losses":
+        return Losses(self.nats - base.nats, self.targets)
+
+    def change_from(self, base: "Losses", num_resamples: int) -> "Change":
+        """The increase over the losses `base` of the same windows, in nats per target; see `with_interval`."""
+        return replace(self.minus(base).with_interval(num_resamples), mean=self.mean - base.mean)
 
 
 @dataclass(frozen=True)
@@ -57,3 +75,24 @@ class Change:
 
     def __str__(self) -> str:
         return format(self)
+
+
+def simultaneous(after: Sequence[Losses], before: Sequence[Losses], num_resamples: int) -> list[Change]:
+    """Changes of the loss with 95 % intervals that hold for all of them at once, however many are looked at.
+
+    mean ± c s, where s is the standard deviation over bootstrap resamples of the windows, and c the 95 % quantile, over
+    the resamples, of the largest |deviation| / s of any of the changes (max-T, Westfall & Young 1993).
+    """
+    pairs = list(zip(after, before, strict=True))
+    means = torch.tensor([late.mean - early.mean for late, early in pairs], dtype=torch.float64)
+    resampled = torch.stack([late.minus(early).resampled_means(num_resamples) for late, early in pairs])
+    deviations, spread = resampled - means.unsqueeze(1), resampled.std(dim=1).clamp(min=1e-12)
+    width = (deviations.abs() / spread.unsqueeze(1)).amax(dim=0).quantile(0.95) * spread
+    return [Change(*bounds) for bounds in torch.stack([means, means - width, means + width], dim=1).tolist()]
+
+
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean of 2 to 10 values, by Student's t distribution, which takes them to be normal."""
+    centre = statistics.fmean(values)
+    half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return centre - half, centre + half

@@ -1,9 +1,8 @@
 """Ablation of the heads of a trained model, in all that it computes inside a block."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,39 +30,31 @@ def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) ->
     if mode != "zero" and not context.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"
         raise ArgumentError("texts", None, reason, {"texts": SOME_TEXTS})
-    if mode == "resample":
-        replacement_of, hooks = _resampled(context)
-    else:
-        replacement_of, hooks = partial(MODES[mode](context), cast(Any, None)), []  # the same for any batch
+    replacement, hooks = _resampled(context) if mode == "resample" else (MODES[mode](context), [])
     # Hooks run uncompiled, or each set of heads would be compiled.
-    with running_hooks(network, hooks), gated(network, pairs, replacement_of):
+    with running_hooks(network, hooks), gated(network, pairs, replacement=replacement):
         yield
 
 
-def _resampled(context: AnalysisContext) -> tuple[Callable[[int], Replacement | None], list[RemovableHandle]]:
-    """The replacements in each layer by the outputs of one of the context's rows, drawn at random with a fixed seed.
+def _resampled(context: AnalysisContext) -> tuple[Replacement, list[RemovableHandle]]:
+    """The replacement by the outputs of one of the context's rows, drawn at random with a fixed seed.
 
     All rows that the model reads have the same replacement, so that those of a text do not depend on the texts that it
     is read with. The hooks note the position at which a forward pass begins: behind the tokens of a cache.
     """
     (batch,) = context.batches
     row = int(torch.randint(len(batch["inputs"]), (), generator=torch.Generator().manual_seed(0)))
-    outputs = outputs_by_head(context, batch, lambda of_layer: (of_layer[0][row], of_layer[1][row].sum()))
+    outputs = [(outputs[row], is_token[row].sum()) for outputs, is_token in outputs_by_head(context, batch)]
     stacks, begins = context.network.stacks(), dict[nn.Module, int]()
 
     def begin(stack: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         caches = (given for given in (*args, *named.values()) if isinstance(given, Cache))
         begins[stack] = next((cache.length for cache in caches), 0)
 
-    def replacement_of(layer: int) -> Replacement:
-        stack = stacks[0 if context.kinds[layer] == "encoder" else -1]
+    def resampled(batch: Any, layer: int, heads: Tensor) -> Tensor:
+        first = begins[stacks[0 if context.kinds[layer] == "encoder" else -1]]
         of_row, length = outputs[layer]
         positions = resampled_positions(length.view(1), context.network.max_seq_len)[0]
+        return of_row[:, positions[first : first + heads.shape[2]]].expand_as(heads)
 
-        def at_positions(heads: Tensor) -> Tensor:
-            first = begins[stack]
-            return of_row[:, positions[first : first + heads.shape[2]]].expand_as(heads)
-
-        return at_positions
-
-    return replacement_of, [stack.register_forward_pre_hook(begin, with_kwargs=True) for stack in stacks]
+    return resampled, [stack.register_forward_pre_hook(begin, with_kwargs=True) for stack in stacks]

@@ -261,7 +261,7 @@ class EdgeAttribution(PairAnalysis):
         orders = [ranked, *(ranked[torch.randperm(len(ranked), generator=generator)] for _ in range(NUM_DRAWS))]
         sets = {(draw, size): graph.circuit(order[:size]) for draw, order in enumerate(orders) for size in sizes}
         kept = {
-            at: losses.change_from(Losses(0 * losses.nats, losses.targets), NUM_RESAMPLES)
+            at: losses.with_interval(NUM_RESAMPLES)
             for at, losses in zip(sets, graph.left(parts, [*sets.values()]), strict=True)
         }
         random = {size: sum(kept[draw, size].mean for draw in range(1, len(orders))) / NUM_DRAWS for size in sizes}

@@ -1,8 +1,7 @@
 """Causal head gating: gates on all heads at once, learned under pressure to keep heads and to remove them."""
 
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.lr_scheduler import LinearLR
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, changed, every_second, require_positive
-from tinyformer.analysis.removal.ablation import head_importance, losses_without, rank_correlation
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second, require_positive
+from tinyformer.analysis.removal.ablation import gates_on, head_importance, losses_without, rank_correlation
 from tinyformer.errors import require_at_least
-from tinyformer.measures.intervals import CHANGE_COLUMNS
-from tinyformer.nn import BaseAttention
+from tinyformer.measures.intervals import CHANGE_COLUMNS, bootstrap
 from tinyformer.report.charts import change_grid
 from tinyformer.report.result import AnalysisResult
 
@@ -28,16 +26,6 @@ SCORES = ("facilitation", "interference", "irrelevance")
 """The score of each role, see `HeadGating`."""
 
 NUM_DRAWN = 24  # heads in the picture of the scores
-
-
-@contextmanager
-def gates_on(layers: Sequence[BaseAttention], gates: Float[Tensor, " heads"]) -> Iterator[None]:
-    """Multiply the outputs of all heads by their gates inside the block; an ablated head stays ablated."""
-    with ExitStack() as stack:
-        for layer, own in zip(layers, gates.split([layer.num_heads for layer in layers]), strict=True):
-            factors = layer.head_gate.factors
-            stack.enter_context(changed([layer.head_gate], factors=own if factors is None else factors * own))
-        yield
 
 
 def learned_gates(
@@ -110,66 +98,62 @@ class HeadGating:
         require_at_least(2, {"num_windows": 32}, num_windows=context.num_windows)  # to learn gates on, and to measure
         heads, learning, measured = context.active_heads, every_second(context, 0), every_second(context, 1)
         gates, control = (self._gates(replace(learning, network=of), heads) for of in context.networks().values())
-        (scores, verdicts), (_, of_control) = judged(gates), judged(control)
         base, *without = losses_without(measured, [[], *([head] for head in heads)])
-        changes = [after.change_from(base, self.num_resamples) for after in without]
-        importance = dict(zip(context.heads, head_importance(measured), strict=True))
-        others = {"ablation": [change.mean for change in changes], "importance": [importance[head] for head in heads]}
-        means, pairs = scores.mean(dim=1), gates.mean(dim=0).T.tolist()
-        spans = torch.stack([means, scores.amin(dim=1), scores.amax(dim=1)], dim=1).flatten(0, 1).T.tolist()
-        rows = {
-            head: [verdicts[at], *pairs[at], *changes[at].row(base), importance[head], of_control[at]]
-            for at, head in enumerate(heads)
-        }
-        titles, drawn = [context.head_title(*head) for head in heads], sorted(means[2].argsort()[:NUM_DRAWN].tolist())
-        cells = {(titles[at], name): float(means[row, at]) for at in drawn for row, name in enumerate(SCORES)}
-        title = f"Scores of heads by their gates, mean of {self.num_fits} fits"
-        found = AnalysisResult(
-            scalars={"analysis/loss": context.losses().mean},
-            lines={"gates": f"the role of a head in all {self.num_fits} fits (of the untrained model):"},
-            tables={
-                "gates": context.head_table(["verdict", "g+", "g-", *CHANGE_COLUMNS, "importance", "untrained"], rows),
-                "gate_scores": context.head_table(
-                    [f"{name}{bound}" for name in SCORES for bound in ("", "_lowest", "_highest")],
-                    dict(zip(heads, spans, strict=True)),
-                ),
-            },
-            figures={
-                "gates": context.head_grid(
-                    dict(zip(heads, (means[0] - means[1]).tolist(), strict=True)),
-                    "The role of each head by its gates: 1 facilitating, 0 irrelevant, -1 interfering",
-                    "facilitation - interference",
-                    diverging=True,
-                ),
-                "gate_scores": change_grid(cells, [titles[at] for at in drawn], SCORES, title, "score, from 0 to 1"),
-            },
-        )
-        for verdict in (*ROLES, "varying"):
-            names = [title for title, own in zip(titles, verdicts, strict=True) if own == verdict]
-            number = of_control.count(verdict)
-            found.scalars |= {f"analysis/{verdict}": len(names), f"analysis/untrained_{verdict}": number}
-            found.lines[f"  {verdict}"] = f"{len(names)} ({number}){': ' * bool(names)}{', '.join(names)}"
+        changes = [after.change_from(base, self.num_resamples).row(base) for after in without]
+        importance = head_importance(measured)
+        effects = [[*change, importance[head]] for head, change in zip(heads, changes, strict=True)]
+        found = AnalysisResult({"analysis/loss": context.losses().mean})
+        self._add_roles(found, context, gates, effects, judged(control)[1])
         found.lines["rounded"] = measured.describe_losses(base)
-        kinds = {"harmless": LEAST_KEPT, "needed": LEAST_NEEDED}
-        for (kind, least), of_fits in zip(kinds.items(), gates.unbind(dim=1), strict=True):
-            removed = [[head for head, own in zip(heads, fit, strict=True) if own < least] for fit in of_fits.tolist()]
+        for index, (kind, least) in enumerate({"harmless": LEAST_KEPT, "needed": LEAST_NEEDED}.items()):
+            fits = gates[:, index].tolist()
+            removed = [[head for head, gate in zip(heads, fit, strict=True) if gate < least] for fit in fits]
             nats = torch.stack([losses.nats for losses in losses_without(measured, removed)]).mean(dim=0)
             change = replace(base, nats=nats).change_from(base, self.num_resamples)
             kept = len(heads) - statistics.fmean(map(len, removed))
             found.scalars |= {f"analysis/{kind}_heads": kept, f"analysis/{kind}_change": change.mean}
             found.lines[f"  {kind} heads"] = f"{change} with {kept:.1f} of {len(heads)}"
-        for other, values in others.items() if len(heads) > 1 else ():
-            rhos = {name: rank_correlation(own, values) for name, own in zip(SCORES, means.tolist(), strict=True)}
-            found.scalars |= {f"analysis/{name}/{other}": rho for name, rho in rhos.items()}
-            found.lines[f"rank correlation with {other}"] = ", ".join(f"{name} {rho:.3f}" for name, rho in rhos.items())
+        _add_correlations(found, judged(gates)[0].mean(dim=1), effects)
         return found
+
+    def _add_roles(
+        self,
+        found: AnalysisResult,
+        context: AnalysisContext,
+        gates: Float[Tensor, "fits 2 heads"],
+        effects: Sequence[Sequence[float]],
+        of_control: Sequence[str],
+    ) -> None:
+        """The scores and the verdict on each head, next to the `effects` of its ablation and its importance."""
+        scores, verdicts = judged(gates)
+        heads, means = context.active_heads, scores.mean(dim=1)
+        spans = torch.stack([means, scores.amin(dim=1), scores.amax(dim=1)], dim=1).flatten(0, 1).T.tolist()
+        bounds = [f"{name}{bound}" for name in SCORES for bound in ("", "_lowest", "_highest")]
+        found.tables["gate_scores"] = context.head_table(bounds, dict(zip(heads, spans, strict=True)))
+        each = zip(verdicts, gates.mean(dim=0).T.tolist(), effects, of_control, strict=True)
+        rows = [[verdict, *pair, *effect, untrained] for verdict, pair, effect, untrained in each]
+        columns = ["verdict", "g+", "g-", *CHANGE_COLUMNS, "importance", "untrained"]
+        found.tables["gates"] = context.head_table(columns, dict(zip(heads, rows, strict=True)))
+        title = "The role of each head by its gates: 1 facilitating, 0 irrelevant, -1 interfering"
+        roles = dict(zip(heads, (means[0] - means[1]).tolist(), strict=True))
+        found.figures["gates"] = context.head_grid(roles, title, "facilitation - interference", diverging=True)
+        titles, drawn = [context.head_title(*head) for head in heads], sorted(means[2].argsort()[:NUM_DRAWN].tolist())
+        cells = {(titles[at], name): float(means[row, at]) for at in drawn for row, name in enumerate(SCORES)}
+        title, down = f"Scores of heads by their gates, mean of {self.num_fits} fits", [titles[at] for at in drawn]
+        found.figures["gate_scores"] = change_grid(cells, down, SCORES, title, "score, from 0 to 1")
+        found.lines["gates"] = f"the role of a head in all {self.num_fits} fits (of the untrained model):"
+        for verdict in (*ROLES, "varying"):
+            names = [title for title, own in zip(titles, verdicts, strict=True) if own == verdict]
+            number = of_control.count(verdict)
+            found.scalars |= {f"analysis/{verdict}": len(names), f"analysis/untrained_{verdict}": number}
+            found.lines[f"  {verdict}"] = f"{len(names)} ({number}){': ' * bool(names)}{', '.join(names)}"
 
     def _gates(self, context: AnalysisContext, heads: Sequence[Head]) -> Float[Tensor, "fits 2 heads"]:
         """g⁺ and g⁻ of some heads in each fit."""
         device, size, fits = context.batches[0]["inputs"].device, context.num_windows, []
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.num_fits):
-            counts = torch.randint(size, (size,), generator=generator).bincount(minlength=size).float().to(device)
+            counts = bootstrap(size, 1, generator)[0].bincount(minlength=size).float().to(device)
             logits = torch.rand(len(context.heads), generator=generator).logit().to(device)
             free = learned_gates(context, logits, 0.0, counts, self.num_steps)
             pressures = self.margin / 4, -self.margin / 4
@@ -184,3 +168,15 @@ def judged(gates: Float[Tensor, "fits 2 heads"]) -> tuple[Float[Tensor, "3 fits 
     indices = torch.where(kept < LEAST_KEPT, 1, torch.where(is_facilitating, 0, 2))
     roles = [{ROLES[role] for role in of_head} for of_head in indices.T.tolist()]
     return scores, [of_head.pop() if len(of_head) == 1 else "varying" for of_head in roles]
+
+
+def _add_correlations(
+    found: AnalysisResult, scores: Float[Tensor, "3 heads"], effects: Sequence[Sequence[float]]
+) -> None:
+    """The rank correlation of each of `SCORES` with ablation and importance."""
+    others = {"ablation": CHANGE_COLUMNS.index("change"), "importance": -1}
+    for other, column in others.items() if len(effects) > 1 else ():
+        values = [effect[column] for effect in effects]
+        rhos = {name: rank_correlation(own, values) for name, own in zip(SCORES, scores.tolist(), strict=True)}
+        found.scalars |= {f"analysis/{name}/{other}": rho for name, rho in rhos.items()}
+        found.lines[f"rank correlation with {other}"] = ", ".join(f"{name} {rho:.3f}" for name, rho in rhos.items())

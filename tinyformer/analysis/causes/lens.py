@@ -191,9 +191,8 @@ def measure(context: AnalysisContext, rows: Sequence[Batch], lens: Lens, num_res
             sums.append([float(nats), float(kl), float((log_q.argmax(dim=-1) == p.argmax(dim=-1)).sum())])
         of_rows.append(sums)
     by_depth, targets = torch.tensor(of_rows).double().permute(1, 2, 0), torch.tensor(counts).double()
-    none = Losses(torch.zeros_like(targets), targets)
     return [
-        {name: Losses(of, targets).change_from(none, num_resamples) for name, of in zip(MEASURES, at, strict=True)}
+        {name: Losses(of, targets).with_interval(num_resamples) for name, of in zip(MEASURES, at, strict=True)}
         for at in by_depth
     ]
 

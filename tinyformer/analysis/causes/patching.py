@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,8 @@ from torch import Tensor
 from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
 from tinyformer.analysis.removal.ablation import rank_correlation
-from tinyformer.analysis.removal.redundancy import simultaneous
 from tinyformer.errors import require_at_least
-from tinyformer.measures.intervals import Change, Losses
+from tinyformer.measures.intervals import Change, Losses, simultaneous
 from tinyformer.measures.points import points_of
 from tinyformer.report.charts import change_grid
 from tinyformer.report.result import AnalysisResult
@@ -207,7 +206,7 @@ class ActivationPatching(PairAnalysis):
             exact = [change.mean for share in shares.values() for change in share[:2]]
             estimates = [estimate for share in shares.values() for estimate in share.estimates]
             r = float(torch.corrcoef(torch.tensor([exact, estimates]))[0, 1])
-            rho = cast(float, rank_correlation(exact, estimates))
+            rho = rank_correlation(exact, estimates)
             findings.scalars |= {f"analysis/gradient/{name}/r": r, f"analysis/gradient/{name}/rho": rho}
             findings.lines[f"{name} by gradient"] = f"r = {r:.3f}, ρ = {rho:.3f} with the exact effects"
         return findings

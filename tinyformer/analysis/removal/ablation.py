@@ -1,12 +1,12 @@
-"""Heads without which the loss is computed: ablation of each head, and importance, its estimate by gradients."""
+"""The removal of heads: what replaces their outputs, the loss without them, and the ablation and importance of each."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,75 +21,82 @@ from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.report.result import AnalysisResult
 
-Result = TypeVar("Result")
+MAX_POINTS = 17  # of a curve of the loss by the number of removed heads, besides a chosen number
+NUM_PRINTED = 5  # heads
 
-Replacement: TypeAlias = Callable[[Tensor], Tensor]
-"""Maps the outputs of a layer's heads, `batch heads seq v_head_dim`, to a replacement that broadcasts to them."""
+Heads: TypeAlias = tuple[Head, ...]
 
-ReplacementOf: TypeAlias = Callable[[Batch, int], Replacement | None]
-"""Makes the replacement for a batch in a layer, given its index; None for zero."""
+Replacement: TypeAlias = Callable[[Any, int, Tensor], Tensor]
+"""Given a batch, a layer's index and the outputs of its heads, `batch heads seq v_head_dim`, what replaces these.
 
-Outputs: TypeAlias = tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]
-"""The outputs of a layer's heads for a batch, and which of them are those of tokens and not of padding."""
+The batch is None where the replacement does not depend on it. The replacement may broadcast.
+"""
 
 
-@contextmanager
-def ablated(layer: BaseAttention, heads: Sequence[int], replacement: Replacement | None = None) -> Iterator[None]:
+def ablated(
+    layer: BaseAttention, heads: Sequence[int], replacement: Callable[[Tensor], Tensor] = torch.zeros_like
+) -> AbstractContextManager[None]:
     """Ablate heads of a layer inside the block, given their indices and the replacement of their outputs."""
-    gate = layer.head_gate
-    factors, earlier = gate.factors, gate.replacement
-    factors = torch.ones(layer.num_heads, device=layer.o_proj.weight.device) if factors is None else factors.clone()
-    factors[..., list(heads)] = 0.0
-    if earlier is None and replacement is None:
-        replaced = None
-    else:
-        chosen = torch.zeros(layer.num_heads, 1, 1, dtype=torch.bool, device=factors.device)
-        chosen[list(heads)] = True
+    gate, chosen = layer.head_gate, torch.zeros(layer.num_heads, dtype=torch.bool, device=layer.o_proj.weight.device)
+    chosen[list(heads)] = True
+    factors = torch.ones(chosen.shape, device=chosen.device) if gate.factors is None else gate.factors
+    earlier = gate.replacement or torch.zeros_like  # of heads that are ablated already
 
-        def replaced(outputs: Tensor) -> Tensor:
-            now, before = (torch.zeros_like(outputs) if of is None else of(outputs) for of in (replacement, earlier))
-            return torch.where(chosen, now, before)  # heads that were ablated before keep their replacement
+    def replaced(outputs: Tensor) -> Tensor:
+        return torch.where(chosen.view(-1, 1, 1), replacement(outputs), earlier(outputs))
 
-    with changed([gate], factors=factors, replacement=replaced):
-        yield
+    return changed([gate], factors=factors.masked_fill(chosen, 0.0), replacement=replaced)
+
+
+def _zero(batch: Batch | None, layer: int, outputs: Tensor) -> Tensor:
+    return torch.zeros_like(outputs)
 
 
 @contextmanager
 def gated(
-    network: Network, heads: Sequence[Head], replacement_of: Callable[[int], Replacement | None] = lambda layer: None
+    network: Network, heads: Sequence[Head], batch: Batch | None = None, replacement: Replacement = _zero
 ) -> Iterator[None]:
-    """Ablate heads inside the block, with a replacement by the index of the layer; None for zero."""
+    """Ablate heads inside the block, where the network reads a batch."""
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
             if of_layer := [head for at, head in heads if at == index]:
-                stack.enter_context(ablated(layer, of_layer, replacement_of(index)))
+                stack.enter_context(ablated(layer, of_layer, partial(replacement, batch, index)))
         yield
 
 
-def outputs_by_head(context: AnalysisContext, batch: Batch, reduce: Callable[[Outputs], Result]) -> list[Result]:
-    """The reduction by `reduce` of the outputs of each layer's heads for a batch, as if no head were ablated."""
-    is_token, layers, reduced = queries_by_kind(batch), context.network.attentions(), dict[int, Result]()
+@contextmanager
+def gates_on(layers: Sequence[BaseAttention], gates: Float[Tensor, "*batch heads"]) -> Iterator[None]:
+    """Multiply the outputs of all heads by their gates inside the block; an ablated head stays ablated."""
+    with ExitStack() as stack:
+        for layer, own in zip(layers, gates.split([layer.num_heads for layer in layers], dim=-1), strict=True):
+            factors = layer.head_gate.factors
+            stack.enter_context(changed([layer.head_gate], factors=own if factors is None else factors * own))
+        yield
+
+
+def outputs_by_head(
+    context: AnalysisContext, batch: Batch
+) -> list[tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]]:
+    """The outputs of each layer's heads for a batch, as if no head were ablated, and which are those of tokens."""
+    is_token, layers, outputs = queries_by_kind(batch), context.network.attentions(), dict[int, Tensor]()
 
     def record(index: int, gate: Any, args: tuple[Tensor, ...]) -> None:
-        reduced[index] = reduce((args[0], is_token[context.kinds[index]]))
+        outputs[index] = args[0]
 
-    with ExitStack() as hooks, torch.no_grad(), context.precision(), running_hooks(context.network):
-        for index, layer in enumerate(layers):
-            hooks.enter_context(layer.head_gate.register_forward_pre_hook(partial(record, index)))
+    hooks = [layer.head_gate.register_forward_pre_hook(partial(record, index)) for index, layer in enumerate(layers)]
+    with torch.no_grad(), context.precision(), running_hooks(context.network, hooks):
         context.task.forward(context.network, batch)
-    return [reduced[index] for index in range(len(layers))]
+    return [(outputs[index], is_token[kind]) for index, kind in enumerate(context.kinds)]
 
 
 def mean_outputs(context: AnalysisContext) -> list[Tensor]:
     """The mean output of each head over all tokens, without padding: `heads 1 v_head_dim` for each layer."""
-
-    def summed(of_layer: Outputs) -> tuple[Tensor, int]:
-        outputs, is_token = of_layer
-        return outputs.float().masked_fill(~is_token[:, None, :, None], 0).sum(dim=(0, 2)), int(is_token.sum())
-
-    of_batches = [outputs_by_head(context, batch, summed) for batch in context.batches]
-    layers = (zip(*of_layer, strict=True) for of_layer in zip(*of_batches, strict=True))
-    return [(torch.stack(sums).sum(dim=0) / sum(counts)).unsqueeze(1) for sums, counts in layers]
+    sums, counts = defaultdict[int, Any](int), Counter[int]()
+    for batch in context.batches:
+        for index, (outputs, is_token) in enumerate(outputs_by_head(context, batch)):
+            sums[index] += outputs.float().masked_fill(~is_token[:, None, :, None], 0).sum(dim=(0, 2))
+            counts[index] += int(is_token.sum())
+    return [(sums[index] / counts[index]).unsqueeze(1) for index in sums]
 
 
 def resampled_positions(lengths: Int[Tensor, " batch"], num_positions: int) -> Int[Tensor, "batch positions"]:
@@ -104,68 +111,73 @@ def resampled_positions(lengths: Int[Tensor, " batch"], num_positions: int) -> I
     return torch.where(place < ends, place, (draws.to(place.device) * ends).long())
 
 
-def _mean(context: AnalysisContext) -> ReplacementOf:
+def _mean(context: AnalysisContext) -> Replacement:
     means = mean_outputs(context)
-    return lambda batch, layer: lambda heads: means[layer].to(heads.dtype)
+    return lambda batch, layer, outputs: means[layer].to(outputs.dtype)
 
 
-def _resample(context: AnalysisContext) -> ReplacementOf:
+def _resample(context: AnalysisContext) -> Replacement:
     if min(len(batch["inputs"]) for batch in context.batches) < 2:
         row = context.row
         reason = f"needs at least two {row}s in every batch, since the output of another {row} replaces the head's"
         raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
 
-    def replacement_of(batch: Batch, layer: int) -> Replacement:
+    def resampled(batch: Batch, layer: int, outputs: Tensor) -> Tensor:
         is_token = queries_by_kind(batch)[context.kinds[layer]]
         positions = resampled_positions(is_token.sum(dim=1).roll(1), is_token.shape[1])[:, None, :, None]
-        return lambda heads: heads.roll(1, dims=0).take_along_dim(positions, dim=2)
+        return outputs.roll(1, dims=0).take_along_dim(positions, dim=2)
 
-    return replacement_of
+    return resampled
 
 
-MODES: dict[str, Callable[[AnalysisContext], ReplacementOf]] = {
-    "zero": lambda context: lambda batch, layer: None,
+MODES: dict[str, Callable[[AnalysisContext], Replacement]] = {
+    "zero": lambda context: _zero,
     "mean": _mean,
     "resample": _resample,
 }
 """By name, what replaces the output of an ablated head."""
 
 
+def ablations(
+    context: AnalysisContext, mode: str, head_sets: Sequence[Sequence[Head]]
+) -> list[Callable[[Batch], AbstractContextManager[None]]]:
+    """For each set of heads, the context in which they are ablated, by batch, with a mode of `MODES`."""
+    replacement = MODES[mode](context)
+    return [partial(gated, context.network, heads, replacement=replacement) for heads in head_sets]
+
+
 def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]], mode: str = "zero") -> list[Losses]:
     """The losses after ablating each set of heads separately, with a mode of `MODES`."""
-    replacement_of = MODES[mode](context)
-    return [
-        context.losses(lambda batch, heads=heads: gated(context.network, heads, partial(replacement_of, batch)))
-        for heads in head_sets
-    ]
+    return [context.losses(ablation) for ablation in ablations(context, mode, head_sets)]
 
 
-def head_changes(context: AnalysisContext) -> list[float]:
-    """The increase of the loss after zero ablation of each of the context's heads, in nats per target."""
-    base = context.losses().mean
-    return [losses.mean - base for losses in losses_without(context, [[head] for head in context.heads])]
+def losses_along(context: AnalysisContext, order: Sequence[Head], chosen: int, mode: str = "zero") -> dict[int, Losses]:
+    """The losses after ablating the first heads of an order: from none to all of them, and a chosen number."""
+    counts = sorted({round(i * len(order) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {chosen})
+    return dict(zip(counts, losses_without(context, [order[:count] for count in counts], mode), strict=True))
 
 
-def head_importance(context: AnalysisContext) -> list[float]:
+def head_changes(context: AnalysisContext) -> dict[Head, float]:
+    """The increase of the loss after zero ablation of each head, in nats per target."""
+    base, *without = losses_without(context, [[], *([head] for head in context.heads)])
+    return {head: losses.mean - base.mean for head, losses in zip(context.heads, without, strict=True)}
+
+
+def head_importance(context: AnalysisContext) -> dict[Head, float]:
     """I_h = mean over windows of |∂L/∂g_h|, where g_h is the head's gate (Michel et al. 2019, arXiv 1905.10650, eq. 2).
 
     L is the mean loss of a window, in nats per target. Each window has its own gates, so one forward and one backward
-    pass give the gradients of all windows of a batch.
+    pass give the gradients of all windows of a batch. An ablated head has no gradient.
     """
-    totals = [torch.zeros(layer.num_heads) for layer in context.layers]
+    total = torch.zeros(len(context.heads))
     for batch in context.batches:
-        gates = []
-        with ExitStack() as stack, torch.enable_grad(), context.precision():
-            for layer in context.layers:
-                shape, factors = (len(batch["inputs"]), layer.num_heads), layer.head_gate.factors
-                gate = torch.ones(shape, device=layer.o_proj.weight.device, requires_grad=True)
-                # An ablated head stays ablated, and its gate has no gradient.
-                stack.enter_context(changed([layer.head_gate], factors=gate if factors is None else factors * gate))
-                gates.append(gate)
+        inputs = batch["inputs"]
+        gates = torch.ones(len(inputs), len(total), device=inputs.device, requires_grad=True)
+        with torch.enable_grad(), context.precision(), gates_on(context.layers, gates):
             nats, targets = context.task.nats(context.network, batch)
-            gradients = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
-        totals = [total + each.abs().sum(dim=0).cpu() for total, each in zip(totals, gradients, strict=True)]
-    return (torch.cat(totals) / context.num_windows).tolist()
+            (gradients,) = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
+        total += gradients.abs().sum(dim=0).cpu()
+    return dict(zip(context.heads, (total / context.num_windows).tolist(), strict=True))
 
 
 @dataclass(eq=False)
@@ -193,43 +205,43 @@ class HeadAblation:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        living, base, unit = context.active_heads, context.losses(), context.task.unit
-        changes = dict.fromkeys(context.heads, Change(0.0, 0.0, 0.0))
-        changes |= zip(living, self._changes(context, base, [[head] for head in living]), strict=True)
-        kv_heads = {(index, head): context.layers[index].head_map.kv_heads[head] for index, head in changes}
-        worst = sorted(living, key=lambda head: -changes[head].mean)[:5]
-        of_heads = {head: [kv_heads[head], *change.row(base)] for head, change in changes.items()}
-        tables = {"ablation": context.head_table(["kv_head", *CHANGE_COLUMNS], of_heads)}
-        sharing = defaultdict[tuple[int, int], list[Head]](list)
-        for layer, head in living:
-            sharing[layer, kv_heads[layer, head]].append((layer, head))
-        # A head that does not share its K/V head is in the table of heads already.
-        if groups := [group for group in sharing.values() if len(group) > 1]:
-            rows = []
-            for group, change in zip(groups, self._changes(context, base, groups), strict=True):
-                numbers = " ".join(str(context.head_address(*head)[-1]) for head in group)
-                rows.append([*context.addresses[group[0][0]], numbers, *change.row(base)])
-            tables["kv_groups"] = [*context.address_columns, "heads", *CHANGE_COLUMNS], rows
+        base, groups = context.losses(), sharing_heads(context)
+        sets = [*((head,) for head in context.active_heads), *groups]
+        losses = dict(zip(sets, losses_without(context, sets, self.mode), strict=True))
+        changes = {heads: after.change_from(base, self.num_resamples) for heads, after in losses.items()}
+        rows, none = {}, Change(0.0, 0.0, 0.0)  # without a head that is ablated already
+        for layer, head in context.heads:
+            kv_head = context.layers[layer].head_map.kv_heads[head]
+            rows[layer, head] = [kv_head, *changes.get(((layer, head),), none).row(base)]
+        tables = {"ablation": context.head_table(["kv_head", *CHANGE_COLUMNS], rows)}
+        if groups:
+            of_groups = []
+            for heads in groups:
+                numbers = " ".join(str(context.head_address(*head)[-1]) for head in heads)
+                of_groups.append([*context.addresses[heads[0][0]], numbers, *changes[heads].row(base)])
+            tables["kv_groups"] = [*context.address_columns, "heads", *CHANGE_COLUMNS], of_groups
+        alone = {head: changes[head,] for head in context.active_heads}
+        worst = sorted(alone, key=lambda head: -alone[head].mean)[:NUM_PRINTED]
+        title = f"Change of the loss without the head ({self.mode} ablation)"
+        label = f"change of the loss, nats per {context.task.unit}"
+        means = {head: change.mean for head, change in alone.items()}
         return AnalysisResult(
             scalars={"analysis/loss": base.mean},
             lines={
                 "ablation": f"{self.mode}; {context.describe_losses(base)}",
-                **{f"  {context.head_title(*head)}": str(changes[head]) for head in worst},
+                **{f"  {context.head_title(*head)}": str(alone[head]) for head in worst},
             },
             tables=tables,
-            figures={
-                "ablation": context.head_grid(
-                    {head: change.mean for head, change in changes.items()},
-                    f"Change of the loss without the head ({self.mode} ablation)",
-                    f"change of the loss, nats per {unit}",
-                    diverging=True,
-                )
-            },
+            figures={"ablation": context.head_grid(means, title, label, diverging=True)},
         )
 
-    def _changes(self, context: AnalysisContext, base: Losses, head_sets: Sequence[Sequence[Head]]) -> list[Change]:
-        losses = losses_without(context, head_sets, self.mode)
-        return [after.change_from(base, self.num_resamples) for after in losses]
+
+def sharing_heads(context: AnalysisContext) -> list[Heads]:
+    """The groups of several active heads that share a K/V head."""
+    groups = defaultdict[tuple[int, int], list[Head]](list)
+    for layer, head in context.active_heads:
+        groups[layer, context.layers[layer].head_map.kv_heads[head]].append((layer, head))
+    return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
 @dataclass(eq=False)
@@ -245,35 +257,29 @@ class HeadImportance:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        importance = dict(zip(context.heads, head_importance(context), strict=True))
-        living = context.active_heads
-        most = sorted(living, key=lambda head: -importance[head])[:5]
-        label = f"mean |∂ loss / ∂ gate|, nats per {context.task.unit}"
-        findings = AnalysisResult(
+        heads, columns = context.active_heads, {"importance": head_importance(context)}
+        if self.compare:
+            columns["change"] = head_changes(context)
+        importance, label = columns["importance"], f"mean |∂ loss / ∂ gate|, nats per {context.task.unit}"
+        most = sorted(heads, key=lambda head: -importance[head])[:NUM_PRINTED]
+        rows = {head: [values[head] for values in columns.values()] for head in context.heads}
+        found = AnalysisResult(
             lines={
                 "importance": label,
                 **{f"  {context.head_title(*head)}": f"{importance[head]:.4f}" for head in most},
             },
+            tables={"importance": context.head_table([*columns], rows)},
             figures={"importance": context.head_grid(importance, "Importance of each head", label)},
         )
-        columns, rows = ["importance"], {head: [value] for head, value in importance.items()}
-        if self.compare:
-            changes = dict(zip(context.heads, head_changes(context), strict=True))
-            columns, rows = [*columns, "change"], {head: [*row, changes[head]] for head, row in rows.items()}
-            rho = rank_correlation([importance[head] for head in living], [changes[head] for head in living])
-            findings.scalars["analysis/rank_correlation"] = rho
-            sentence = "none: needs at least two heads"
-            if rho is not None:
-                sentence = f"{rho:.3f} with the loss change of ablating the head"
-            findings.lines["rank correlation"] = sentence
-        findings.tables["importance"] = context.head_table(columns, rows)
-        return findings
+        if self.compare and len(heads) > 1:
+            rho = rank_correlation(*([values[head] for head in heads] for values in columns.values()))
+            found.lines["rank correlation"] = f"{rho:.3f} with the loss change of ablating the head"
+            found.scalars["analysis/rank_correlation"] = rho
+        return found
 
 
-def rank_correlation(x: list[float], y: list[float]) -> float | None:
-    """Spearman's ρ: 1 for the same order, -1 for the opposite order; None for fewer than two values."""
-    if len(x) < 2:
-        return None
+def rank_correlation(x: list[float], y: list[float]) -> float:
+    """Spearman's ρ of two or more values: 1 for the same order, -1 for the opposite order."""
     # Takes a second to import, which the other analyses need not pay.
     from torchmetrics.functional.regression import spearman_corrcoef  # noqa: PLC0415
 

@@ -1,15 +1,16 @@
 """A circuit of heads: found by their attention patterns, then kept alone or ablated."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
-from tinyformer.analysis.removal.ablation import MODES, ReplacementOf, gated
+from tinyformer.analysis.removal.ablation import MODES, ablations
 from tinyformer.batch import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.measures.capture import capture_weights
@@ -21,6 +22,9 @@ from tinyformer.tasks.task import TokenTask
 
 THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
 """By measure, the threshold from which telemetry labels a head by default."""
+
+Measured: TypeAlias = Mapping[Head, Mapping[str, float]]
+"""The measures of active heads, by their names."""
 
 
 @dataclass(eq=False)
@@ -46,8 +50,6 @@ class HeadCircuit:
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        if not self.measures:
-            raise ArgumentError("measures", {}, "must name at least one measure", {"measures": THRESHOLDS})
         for name, least in self.measures.items():
             require_choice("measures", name, MEASURES | PATTERNS)
             if least <= 0:
@@ -59,15 +61,7 @@ class HeadCircuit:
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
         measured, heads = self._measured(context), context.active_heads
-        found = [head for head in heads if any(measured[head][name] >= least for name, least in self.measures.items())]
-        if not found:
-            # Slightly below the largest values, so that these reach them after rounding.
-            maxima = {name: max(values[name] for values in measured.values()) for name in self.measures}
-            works = {"measures": {name: float(f"{0.995 * value:.3g}") for name, value in maxima.items()}}
-            raise ArgumentError(
-                "measures", dict(self.measures), f"none of the model's {len(heads)} heads reaches a threshold", works
-            )
-        generator = torch.Generator().manual_seed(self.seed)
+        found, generator = self._found(measured), torch.Generator().manual_seed(self.seed)
         draws = [_as_many(heads, found, generator) for _ in range(self.num_draws)]
         kept: list[tuple[str, int | None, Sequence[Head]]] = [
             ("all heads", None, heads),
@@ -76,51 +70,12 @@ class HeadCircuit:
             *(("random heads alone", number, drawn) for number, drawn in enumerate(draws)),
             *(("without random heads", number, _without(heads, drawn)) for number, drawn in enumerate(draws)),
         ]
-        replacement_of = MODES[self.mode](context)
-        rows = [
-            [name, draw, len(left), *_scores(context, _without(heads, left), replacement_of)]
-            for name, draw, left in kept
-        ]
-        by_name = {name: [row[3:] for row in rows if row[0] == name] for name, *_ in kept}
-        scores = {name: torch.tensor(of_sets, dtype=torch.float64) for name, of_sets in by_name.items()}
-        means = {name: of_sets.mean(dim=0).tolist() for name, of_sets in scores.items()}
-        relative = {
-            head: max(values[name] / least for name, least in self.measures.items())
-            for head, values in measured.items()
-        }
-        return AnalysisResult(
-            scalars={
-                "analysis/num_found": len(found),
-                "analysis/num_heads": len(heads),
-                **{
-                    f"analysis/{name.replace(' ', '_')}/{kind}": value
-                    for name, values in means.items()
-                    for kind, value in zip(("loss", "accuracy"), values, strict=True)
-                },
-            },
-            lines={
-                "circuit": f"{len(found)} of {len(heads)} heads: "
-                + ", ".join(context.head_title(*head) for head in found),
-                **{f"  {name}": f"{accuracy:.1%} correct, loss {loss:.4f}" for name, (loss, accuracy) in means.items()},
-            },
-            tables={
-                "circuit": (["heads", "draw", "num_heads", "loss", "accuracy"], rows),
-                "circuit_heads": context.head_table(
-                    [*self.measures, "found"],
-                    {head: [*values.values(), head in found] for head, values in measured.items()},
-                ),
-            },
-            figures={
-                "circuit": context.head_grid(
-                    relative,
-                    f"Measure relative to its threshold; alone, heads from 1 on are right in "
-                    f"{means['circuit alone'][1]:.1%}, the model without them in {means['without circuit'][1]:.1%}",
-                    f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}",
-                )
-            },
-        )
+        removed = ablations(context, self.mode, [_without(heads, left) for *_, left in kept])
+        scores = [_scores(context, ablation) for ablation in removed]
+        rows = [[name, draw, len(left), *of] for (name, draw, left), of in zip(kept, scores, strict=True)]
+        return self._result(context, measured, found, rows)
 
-    def _measured(self, context: AnalysisContext) -> dict[Head, dict[str, float]]:
+    def _measured(self, context: AnalysisContext) -> Measured:
         """The measures of `active_heads` on random sequences; the larger value for a head with two softmaxes."""
         network = context.network
         if not isinstance(network, Transformer) or not isinstance(context.task, TokenTask):
@@ -128,8 +83,6 @@ class HeadCircuit:
             raise ArgumentError("analysis", "circuit", reason, {"analysis": "heads"})
         inputs, tokenizer = context.batches[0]["inputs"], context.tokenizer
         period = min(self.period, (inputs.shape[1] - len(tokenizer.around[0])) // 2)
-        if period < 1:
-            raise ArgumentError("period", self.period, "needs windows of at least 3 tokens, so that they can repeat")
         tokens = repeated_tokens(network.vocab_size, self.num_sequences, period, tokenizer, self.seed).to(inputs.device)
         with context.precision():
             maps = capture_weights(network, tokens, context.task.mask(cast(Batch, {"inputs": tokens})))
@@ -139,6 +92,54 @@ class HeadCircuit:
             (index, head): {name: max(of[index][head * sizes[index] :][: sizes[index]]) for name, of in values.items()}
             for index, head in context.active_heads
         }
+
+    def _found(self, measured: Measured) -> list[Head]:
+        """The heads of the circuit, of which a measure reaches its threshold."""
+        relative = self._relative(measured)
+        if found := [head for head, value in relative.items() if value >= 1]:
+            return found
+        # Slightly below the largest measure, so that it reaches its threshold after rounding.
+        works = {name: float(f"{0.995 * max(relative.values()) * least:.3g}") for name, least in self.measures.items()}
+        reason = f"none of the model's {len(measured)} heads reaches a threshold"
+        raise ArgumentError("measures", dict(self.measures), reason, {"measures": works})
+
+    def _relative(self, measured: Measured) -> dict[Head, float]:
+        """The largest measure of each head, relative to its threshold."""
+        thresholds = self.measures.items()
+        return {head: max(of[name] / least for name, least in thresholds) for head, of in measured.items()}
+
+    def _result(
+        self, context: AnalysisContext, measured: Measured, found: Sequence[Head], rows: list[list[Any]]
+    ) -> AnalysisResult:
+        """The measures, and the loss and the accuracy with some of the heads; in words, the means over draws."""
+        means = {}
+        for name in dict.fromkeys(row[0] for row in rows):
+            scores = torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64)
+            means[name] = scores.mean(dim=0).tolist()
+        of_heads = {head: [*values.values(), head in found] for head, values in measured.items()}
+        title = "Largest measure relative to its threshold; heads from 1 on are the circuit"
+        label = f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}"
+        titles = ", ".join(context.head_title(*head) for head in found)
+        return AnalysisResult(
+            scalars={
+                "analysis/num_found": len(found),
+                "analysis/num_heads": len(measured),
+                **{
+                    f"analysis/{name.replace(' ', '_')}/{kind}": value
+                    for name, values in means.items()
+                    for kind, value in zip(("loss", "accuracy"), values, strict=True)
+                },
+            },
+            lines={
+                "circuit": f"{len(found)} of {len(measured)} heads: {titles}",
+                **{f"  {name}": f"{accuracy:.1%} correct, loss {loss:.4f}" for name, (loss, accuracy) in means.items()},
+            },
+            tables={
+                "circuit": (["heads", "draw", "num_heads", "loss", "accuracy"], rows),
+                "circuit_heads": context.head_table([*self.measures, "found"], of_heads),
+            },
+            figures={"circuit": context.head_grid(self._relative(measured), title, label)},
+        )
 
 
 def _as_many(heads: Sequence[Head], found: Sequence[Head], generator: torch.Generator) -> list[Head]:
@@ -155,12 +156,11 @@ def _without(heads: Sequence[Head], removed: Sequence[Head]) -> list[Head]:
     return [head for head in heads if head not in removed]
 
 
-def _scores(context: AnalysisContext, removed: Sequence[Head], replacement_of: ReplacementOf) -> tuple[float, float]:
+def _scores(context: AnalysisContext, ablation: Callable[[Batch], AbstractContextManager[None]]) -> tuple[float, float]:
     """The loss in nats per target, and the accuracy, with some heads ablated."""
-    sums: dict[str, Any] = {}
+    sums = Counter[str]()
     for batch in context.batches:
-        ablation = gated(context.network, removed, partial(replacement_of, batch))
-        with torch.no_grad(), context.precision(), ablation:
-            scored = context.task.score(context.network, batch)
-        sums = {name: sums.get(name, 0.0) + score.cpu() for name, score in scored.items()}
+        with torch.no_grad(), context.precision(), ablation(batch):
+            scores = context.task.score(context.network, batch)
+        sums.update({name: score.cpu() for name, score in scores.items()})
     return float(sums["nats"] / sums["tokens"]), float(sums["top1"] / sums["tokens"])

@@ -3,19 +3,26 @@
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second, require_positive
-from tinyformer.analysis.removal.ablation import MODES, Outputs, head_importance, losses_without, outputs_by_head
-from tinyformer.analysis.removal.pruning import MAX_POINTS
+from tinyformer.analysis.removal.ablation import (
+    MODES,
+    Heads,
+    head_importance,
+    losses_along,
+    losses_without,
+    outputs_by_head,
+)
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
+from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses, simultaneous
 from tinyformer.nn import BaseAttention
 from tinyformer.nn.heads import layer_title
 from tinyformer.report.charts import change_grid, lines
@@ -23,22 +30,31 @@ from tinyformer.report.result import AnalysisResult
 
 NUM_PRINTED, NUM_DRAWN = 3, 24  # pairs of a kind that are printed, heads in the picture of pairs
 
+Without: TypeAlias = Mapping[Heads, Losses]
+"""The losses without some heads; without `()`, those of the whole model."""
+
+Curve: TypeAlias = Mapping[int, tuple[Change, float]]
+"""By the number of removed heads, the change of the loss, and the sum of the changes without each of them alone."""
+
 PROJECTIONS = {"W_Q": "q_proj", "W_K": "k_proj", "W_V": "v_proj", "W_O": "o_proj"}
 """The projections of which each head has its own rows, or columns, by their names in papers."""
 
-OVERLAPS = ("trained", "untrained", "chance")  # what is compared, and the columns of the table
-
-Without: TypeAlias = Mapping[tuple[Head, ...], Losses]
-"""The losses without some heads; without `()`, those of the whole model."""
-
-
 ORDERS: dict[str, Callable[[AnalysisContext, Without], dict[Head, float]]] = {
     "oracle": lambda context, trained: {head: _half(trained[head,], 0).mean for head in context.active_heads},
-    "importance": lambda context, trained: dict(
-        zip(context.heads, head_importance(every_second(context, 0)), strict=True)
-    ),
+    "importance": lambda context, trained: head_importance(every_second(context, 0)),
 }
 """By name, the importance of each head on the first, third, … window; sets of heads grow from the lowest."""
+
+
+class Overlap(NamedTuple):
+    """The overlap of a projection of two heads of a layer, or of their outputs."""
+
+    layer: int
+    heads: tuple[int, int]
+    part: str
+    trained: float
+    untrained: float
+    chance: float
 
 
 @dataclass(eq=False)
@@ -75,9 +91,8 @@ class HeadRedundancy:
         require_choice("mode", self.mode, MODES)
         require_choice("order", self.order, ORDERS)
         self.needs_gradient = self.order == "importance"
-        require_at_least(2, {"num_resamples": 1000}, num_resamples=self.num_resamples)
         require_at_least(0, {"margin": 0.01}, margin=self.margin)
-        require_positive(self, "num_windows", "num_pairs", "random_orders")
+        require_positive(self, "num_windows", "num_resamples", "num_pairs", "random_orders")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
@@ -92,125 +107,105 @@ class HeadRedundancy:
             dict(zip(sets, losses_without(replace(context, network=network), sets, self.mode), strict=True))
             for network in context.networks().values()
         )
-        orders, base = self._orders(context, trained, generator), trained[()]
-        found = [self._pairs(context, trained, untrained), self._sets(context, trained, orders), overlaps(context)]
+        base, curves = trained[()], self._curves(context, trained, generator)
         alone = {head: trained[head,].change_from(base, self.num_resamples).row(base) for head in heads}
-        scalars, own_lines, tables, figures = (
-            {name: value for part in found for name, value in getattr(part, kind).items()}
-            for kind in ("scalars", "lines", "tables", "figures")
+        found = AnalysisResult(
+            scalars={"analysis/loss": base.mean},
+            lines={"redundancy": f"{self.mode}; {context.describe_losses(base)}"},
+            tables={"alone": context.head_table(CHANGE_COLUMNS, alone)},
         )
-        heading = f"{self.mode}; {context.describe_losses(base)}"
-        tables["alone"] = context.head_table(CHANGE_COLUMNS, alone)
-        return AnalysisResult(
-            {"analysis/loss": base.mean} | scalars, {"redundancy": heading} | own_lines, tables, figures
-        )
+        self._add_pairs(found, context, trained, untrained)
+        self._add_curves(found, context, _half(base, 1), curves)
+        add_overlaps(found, context, overlaps(context))
+        return found
 
-    def _pairs(self, context: AnalysisContext, trained: Without, untrained: Without) -> AnalysisResult:
-        """The interactions of the pairs, and those of the untrained network."""
-        found, control = (interactions(losses, self.num_resamples) for losses in (trained, untrained))
-        base, names = trained[()].mean, {head: context.head_title(*head) for head in context.active_heads}
-        ranked = sorted(found, key=lambda pair: -abs(found[pair].mean))
-        backing, opposing = self._beyond({pair: found[pair] for pair in ranked})
-        printed = dict.fromkeys(opposing[:NUM_PRINTED], "lose less together")
-        printed = dict.fromkeys(backing[:NUM_PRINTED], "back each other up") | printed
-        if not backing:
-            printed |= {max(found, key=lambda pair: found[pair].low): "do not clearly back each other up"}
-        rows, sentences = [], {}
-        for pair, change in found.items():
-            first, second = (trained[head,].mean - base for head in pair)
-            both = trained[pair].mean - base
-            address = [part for head in pair for part in context.head_address(*head)]
-            values = [first, second, both, change.mean, change.low, change.high]
-            rows.append([*address, *values, control[pair].mean])
-            if pair in printed:
-                sentences[pair] = f"without both {both:+.4f}, the sum of each alone {first + second:+.4f}: {change}"
-        drawn = sorted(list(dict.fromkeys(head for pair in ranked for head in pair))[:NUM_DRAWN])
-        across = {head: names[head].replace(" head", "\nhead") for head in drawn}
-        of_drawn = {pair: change.mean for pair, change in found.items() if {*pair} <= {*drawn}}
-        cells = {(names[a], across[b]): mean for pair, mean in of_drawn.items() for a, b in (pair, pair[::-1])}
-        num_untrained, total = list(map(len, self._beyond(control))), len(names) * (len(names) - 1) // 2
-        address_columns = [f"{name}_{side}" for side in "ab" for name in (*context.address_columns, "head")]
-        own_columns = ["change_a", "change_b", "change_both", "interaction", "low", "high", "untrained"]
-        return AnalysisResult(
-            scalars={
-                "analysis/num_pairs": len(found),
-                "analysis/backing_pairs": len(backing),
-                "analysis/opposing_pairs": len(opposing),
-                "analysis/untrained_backing_pairs": num_untrained[0],
-                "analysis/untrained_opposing_pairs": num_untrained[1],
-            },
-            lines={
-                "pairs": f"{len(backing)} of {len(found)} pairs{f', drawn of {total},' * (len(found) < total)} back "
-                f"each other up by more than {self.margin:g}, {len(opposing)} lose less together (untrained: "
-                f"{num_untrained[0]} and {num_untrained[1]}); interaction [95 % interval for all pairs at once]:",
-                **{
-                    f"  {' and '.join(names[head] for head in pair)}": f"{verdict}: {sentences[pair]}"
-                    for pair, verdict in printed.items()
-                },
-            },
-            tables={"pairs": ([*address_columns, *own_columns], rows)},
-            figures={
-                "pairs": change_grid(
-                    cells,
-                    [names[head] for head in drawn],
-                    list(across.values()),
-                    f"Interaction: what is lost without two heads, beyond the sum of each alone ({self.mode} ablation)",
-                    f"interaction, nats per {context.task.unit}",
-                )
-            },
-        )
-
-    def _beyond(self, changes: Mapping[tuple[Head, ...], Change]) -> tuple[list[Any], list[Any]]:
-        """The pairs whose whole interval is above the margin, and those whose whole interval is below -margin."""
-        above = [pair for pair, change in changes.items() if change.low > self.margin]
-        return above, [pair for pair, change in changes.items() if change.high < -self.margin]
-
-    def _orders(self, context: AnalysisContext, trained: Without, generator: torch.Generator) -> dict[str, list[Head]]:
-        """The heads in the orders in which sets grow, by importance on the first, third, … window and at random."""
+    def _curves(self, context: AnalysisContext, trained: Without, generator: torch.Generator) -> dict[str, Curve]:
+        """The loss without growing sets of heads, on the second, fourth, … window, by the order in which they grow."""
         least = sorted(context.active_heads, key=ORDERS[self.order](context, trained).__getitem__)
-        draws = [torch.randperm(len(least), generator=generator).tolist() for _ in range(self.random_orders)]
-        random = {f"random {number}": [least[at] for at in draw] for number, draw in enumerate(draws, 1)}
-        return {"least important first": least, "most important first": least[::-1], **random}
-
-    def _sets(self, context: AnalysisContext, trained: Without, orders: Mapping[str, Sequence[Head]]) -> AnalysisResult:
-        """The loss without growing sets of heads, on the second, fourth, … window."""
-        base, total = _half(trained[()], 1), len(context.active_heads)
-        counts = sorted({round(i * total / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {total // 2})
-        curves: dict[str, dict[int, Change]] = {}
-        rows, summed = [], 0.0
+        orders = {"least important first": least, "most important first": least[::-1]}
+        for number in range(1, self.random_orders + 1):
+            orders[f"random {number}"] = [least[at] for at in torch.randperm(len(least), generator=generator).tolist()]
+        base = _half(trained[()], 1)
+        alone = {head: _half(trained[head,], 1).mean - base.mean for head in least}
+        curves: dict[str, Curve] = {}
         for name, order in orders.items():
-            without = losses_without(context, [order[:count] for count in counts], self.mode)
-            changes = [_half(losses, 1).change_from(base, self.num_resamples) for losses in without]
-            curves[name] = dict(zip(counts, changes, strict=True))
-            for count, change in curves[name].items():
-                summed = sum(_half(trained[head,], 1).mean - base.mean for head in order[:count])
-                rows.append([name, count, *change.row(base), summed])
-        drawn = {name: (counts, [change.mean for change in curve.values()]) for name, curve in curves.items()}
-        drawn["sum of each alone"] = counts, [row[-1] for row in rows[: len(counts)]]
-        at_half = {name: curve[total // 2] for name, curve in curves.items()}
-        at_random = [at_half.pop(name).mean for name in orders if name.startswith("random")]
-        everything = curves["least important first"][total]
-        return AnalysisResult(
-            scalars={"analysis/change_without_all": everything.mean, "analysis/sum_of_each_alone": summed},
-            lines={
-                "sets": f"without {total // 2} of {total} heads, ordered on half of the {context.row}s and measured on "
-                "the others:",
-                **{f"  {name}": str(change) for name, change in at_half.items()},
-                "  random": f"{statistics.fmean(at_random):+.4f}, the mean of {len(at_random)} orders from "
-                f"{min(at_random):+.4f} to {max(at_random):+.4f}",
-                "  all heads": f"{everything}; the sum of each alone {summed:+.4f}",
-            },
-            tables={"sets": (["order", "removed", *CHANGE_COLUMNS, "sum_of_each_alone"], rows)},
-            figures={
-                "sets": lines(
-                    {name: curve for name, curve in drawn.items() if not name.startswith("random")},
-                    f"Change of the loss without growing sets of heads ({self.mode} ablation)",
-                    "heads removed",
-                    f"change of the loss, nats per {context.task.unit}",
-                    baselines={name: curve for name, curve in drawn.items() if name.startswith("random")},
-                )
-            },
+            losses = losses_along(context, order, len(order) // 2, self.mode)
+            changes = {at: _half(after, 1).change_from(base, self.num_resamples) for at, after in losses.items()}
+            curves[name] = {at: (of, sum(alone[head] for head in order[:at])) for at, of in changes.items()}
+        return curves
+
+    def _add_pairs(self, found: AnalysisResult, context: AnalysisContext, trained: Without, untrained: Without) -> None:
+        """The interactions of the pairs, and those of the untrained network."""
+        measured, control = (interactions(losses, self.num_resamples) for losses in (trained, untrained))
+        names = {head: context.head_title(*head) for head in context.active_heads}
+        backing, opposing = self._beyond_margin(measured)
+        untrained_backing, untrained_opposing = map(len, self._beyond_margin(control))
+        found.scalars |= {
+            "analysis/num_pairs": len(measured),
+            "analysis/backing_pairs": len(backing),
+            "analysis/opposing_pairs": len(opposing),
+            "analysis/untrained_backing_pairs": untrained_backing,
+            "analysis/untrained_opposing_pairs": untrained_opposing,
+        }
+        total = len(names) * (len(names) - 1) // 2
+        of_all = f", drawn of {total}," * (len(measured) < total)
+        found.lines["pairs"] = (
+            f"{len(backing)} of {len(measured)} pairs{of_all} back each other up by more than {self.margin:g}, "
+            f"{len(opposing)} lose less together (untrained: {untrained_backing} and {untrained_opposing}); "
+            "interaction [95 % interval for all pairs at once]:"
         )
+        printed = dict.fromkeys(backing[:NUM_PRINTED], "back each other up")
+        printed = printed or {max(measured, key=lambda pair: measured[pair].low): "do not clearly back each other up"}
+        printed |= dict.fromkeys(opposing[:NUM_PRINTED], "lose less together")
+        rows, base = [], trained[()].mean
+        for pair, change in measured.items():
+            first, second, both = (trained[heads].mean - base for heads in (pair[:1], pair[1:], pair))
+            address = [part for head in pair for part in context.head_address(*head)]
+            rows.append([*address, first, second, both, *astuple(change), control[pair].mean])
+            if pair in printed:
+                increases = f"without both {both:+.4f}, the sum of each alone {first + second:+.4f}"
+                heading = f"  {names[pair[0]]} and {names[pair[1]]}"
+                found.lines[heading] = f"{printed[pair]}: {increases}: {change}"
+        address_columns = [f"{name}_{side}" for side in "ab" for name in (*context.address_columns, "head")]
+        columns = ["change_a", "change_b", "change_both", "interaction", "low", "high", "untrained"]
+        found.tables["pairs"] = [*address_columns, *columns], rows
+        title = f"Interaction: what is lost without two heads, beyond the sum of each alone ({self.mode} ablation)"
+        found.figures["pairs"] = _grid(measured, names, title, f"interaction, nats per {context.task.unit}")
+
+    def _beyond_margin(self, changes: Mapping[Heads, Change]) -> tuple[list[Heads], list[Heads]]:
+        """The pairs whose whole interval is above the margin, and those below -margin; the largest first."""
+        ranked = sorted(changes, key=lambda pair: -abs(changes[pair].mean))
+        above = [pair for pair in ranked if changes[pair].low > self.margin]
+        return above, [pair for pair in ranked if changes[pair].high < -self.margin]
+
+    def _add_curves(
+        self, found: AnalysisResult, context: AnalysisContext, base: Losses, curves: Mapping[str, Curve]
+    ) -> None:
+        """The change of the loss without growing sets of heads."""
+        rows: list[list[Any]] = [
+            [name, count, *change.row(base), summed]
+            for name, curve in curves.items()
+            for count, (change, summed) in curve.items()
+        ]
+        total, least = len(context.active_heads), curves["least important first"]
+        everything, summed = least[total][0], rows[-1][-1]
+        drawn = {name: ([*curve], [change.mean for change, _ in curve.values()]) for name, curve in curves.items()}
+        random = {name: drawn.pop(name) for name in curves if name.startswith("random")}
+        at_random = [curves[name][total // 2][0].mean for name in random]
+        found.scalars |= {"analysis/change_without_all": everything.mean, "analysis/sum_of_each_alone": summed}
+        found.lines |= {
+            "sets": f"without {total // 2} of {total} heads, ordered on half of the {context.row}s and measured on "
+            "the others:",
+            **{f"  {name}": str(curves[name][total // 2][0]) for name in drawn},
+            "  random": f"{statistics.fmean(at_random):+.4f}, the mean of {len(at_random)} orders from "
+            f"{min(at_random):+.4f} to {max(at_random):+.4f}",
+            "  all heads": f"{everything}; the sum of each alone {summed:+.4f}",
+        }
+        found.tables["sets"] = ["order", "removed", *CHANGE_COLUMNS, "sum_of_each_alone"], rows
+        drawn["sum of each alone"] = [*least], [summed for _, summed in least.values()]
+        title = f"Change of the loss without growing sets of heads ({self.mode} ablation)"
+        label = f"change of the loss, nats per {context.task.unit}"
+        found.figures["sets"] = lines(drawn, title, "heads removed", label, baselines=random)
 
 
 def _half(losses: Losses, first: int) -> Losses:
@@ -226,18 +221,14 @@ def interactions(without: Without, num_resamples: int) -> dict[tuple[Head, ...],
     return dict(zip(pairs, simultaneous(together, apart, num_resamples), strict=True))
 
 
-def simultaneous(after: Sequence[Losses], before: Sequence[Losses], num_resamples: int) -> list[Change]:
-    """Changes of the loss with 95 % intervals that hold for all of them at once, however many are looked at.
-
-    mean ± c s, where s is the standard deviation over bootstrap resamples of the windows, and c the 95 % quantile, over
-    the resamples, of the largest |deviation| / s of any of the changes (max-T, Westfall & Young 1993).
-    """
-    pairs = list(zip(after, before, strict=True))
-    means = torch.tensor([late.mean - early.mean for late, early in pairs], dtype=torch.float64)
-    resampled = torch.stack([late.resampled_changes(early, num_resamples) for late, early in pairs])
-    deviations, spread = resampled - means.unsqueeze(1), resampled.std(dim=1).clamp(min=1e-12)
-    width = (deviations.abs() / spread.unsqueeze(1)).amax(dim=0).quantile(0.95) * spread
-    return [Change(*bounds) for bounds in torch.stack([means, means - width, means + width], dim=1).tolist()]
+def _grid(changes: Mapping[Heads, Change], names: Mapping[Head, str], title: str, label: str) -> Figure:
+    """A picture of pairs, of the heads with the strongest interactions."""
+    ranked = sorted(changes, key=lambda pair: -abs(changes[pair].mean))
+    drawn = sorted(list(dict.fromkeys(head for pair in ranked for head in pair))[:NUM_DRAWN])
+    across = {head: names[head].replace(" head", "\nhead") for head in drawn}
+    of_drawn = {pair: change.mean for pair, change in changes.items() if {*pair} <= {*drawn}}
+    cells = {(names[a], across[b]): mean for pair, mean in of_drawn.items() for a, b in (pair, pair[::-1])}
+    return change_grid(cells, [names[head] for head in drawn], list(across.values()), title, label)
 
 
 def subspace_overlap(weights: Float[Tensor, "heads head_dim features"]) -> Float[Tensor, "heads heads"]:
@@ -267,14 +258,11 @@ def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads head
     ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
     (Kornblith et al. 2019, arXiv 1905.00414).
     """
-
-    def moments(of_layer: Outputs) -> list[Tensor]:
-        outputs, is_token = of_layer
-        x = outputs.transpose(1, 2)[is_token].double().cpu().flatten(1)
-        shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
-        return [torch.stack([x.T @ x, x.T @ shuffled]), x.sum(dim=0), torch.tensor(len(x))]
-
-    found, of_batches = [], [outputs_by_head(context, batch, moments) for batch in context.batches]
+    of_batches = [
+        [_moments(outputs, is_token) for outputs, is_token in outputs_by_head(context, batch)]
+        for batch in context.batches
+    ]
+    found = []
     for layer, of_layer in zip(context.layers, zip(*of_batches, strict=True), strict=True):
         products, total, count = (torch.stack(terms).sum(dim=0) for terms in zip(*of_layer, strict=True))
         covariance = products / count - torch.outer(total, total) / count**2
@@ -285,50 +273,64 @@ def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads head
     return found
 
 
+def _moments(outputs: Float[Tensor, "batch heads seq dim"], is_token: Bool[Tensor, "batch seq"]) -> tuple[Tensor, ...]:
+    """The sums over tokens of outputs and their products, with those of the same and of a random token; the tokens."""
+    x = outputs.transpose(1, 2)[is_token].double().cpu().flatten(1)
+    shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    return torch.stack([x.T @ x, x.T @ shuffled]), x.sum(dim=0), torch.tensor(len(x))
+
+
 def head_overlaps(context: AnalysisContext) -> list[dict[str, Float[Tensor, "2 heads heads"]]]:
     """The overlap of the heads of each layer, by projection and of their outputs, each before what chance gives."""
     found = []
     for layer, outputs in zip(context.layers, output_overlap(context), strict=True):
-        parts = {name: (subspace_overlap(part), part) for name, part in weights_by_head(layer).items()}
-        chance = {name: torch.full_like(of, part.shape[1] / part.shape[2]) for name, (of, part) in parts.items()}
-        found.append({name: torch.stack([of, chance[name]]) for name, (of, _) in parts.items()} | {"outputs": outputs})
+        of_layer = {"outputs": outputs}
+        for name, part in weights_by_head(layer).items():
+            overlap = subspace_overlap(part)
+            of_layer[name] = torch.stack([overlap, torch.full_like(overlap, part.shape[1] / part.shape[2])])
+        found.append(of_layer)
     return found
 
 
-def overlaps(context: AnalysisContext) -> AnalysisResult:
-    """The overlap of the heads of each layer, trained and untrained, see `HeadRedundancy`."""
+def overlaps(context: AnalysisContext) -> list[Overlap]:
+    """The overlap of the heads of each layer, trained and untrained; keys and values that are shared are left out."""
     trained, untrained = (head_overlaps(replace(context, network=network)) for network in context.networks().values())
-    rows = []
+    found = []
     for (layer, a), (other, b) in itertools.combinations(context.active_heads, 2):
-        heads = context.layers[layer].head_map
-        for part in trained[layer] if layer == other else ():
-            if heads.kv_heads[a] != heads.kv_heads[b] or part not in ("W_K", "W_V"):
+        kv_heads = context.layers[layer].head_map.kv_heads
+        for part in (*PROJECTIONS, "outputs") if layer == other else ():
+            if kv_heads[a] != kv_heads[b] or part not in ("W_K", "W_V"):
                 own, chance = trained[layer][part][:, a, b].tolist()
-                values = [own, float(untrained[layer][part][0, a, b]), chance]
-                rows.append([*context.addresses[layer], heads.ids[a], heads.ids[b], part, *values])
-    if not rows:  # no layer has two heads
-        return AnalysisResult()
-    found = AnalysisResult(
-        tables={"overlap": ([*context.address_columns, "head_a", "head_b", "part", *OVERLAPS], rows)}
-    )
+                found.append(Overlap(layer, (a, b), part, own, float(untrained[layer][part][0, a, b]), chance))
+    return found
+
+
+def add_overlaps(found: AnalysisResult, context: AnalysisContext, overlaps: Sequence[Overlap]) -> None:
+    """The overlaps in a table, their means by projection in words, and those by layer in a picture."""
+    if not overlaps:  # no layer has two heads
+        return
+    names = Overlap._fields[3:]
+    rows = []
+    for layer, (a, b), *values in overlaps:
+        rows.append([*context.head_address(layer, a), context.head_address(layer, b)[-1], *values])
+    found.tables["overlap"] = [*context.address_columns, "head_a", "head_b", "part", *names], rows
     found.lines["overlap"] = "mean over pairs of heads of a layer: squared cosine between subspaces, CKA of outputs"
-    cells: dict[tuple[str, str], float] = {}
-    for part in dict.fromkeys(row[-4] for row in rows):
-        of_part = [row for row in rows if row[-4] == part]
-        means = {name: statistics.fmean(row[at] for row in of_part) for at, name in enumerate(OVERLAPS, -3)}
+    cells = {}
+    for part in dict.fromkeys(of.part for of in overlaps):
+        of_part = [of for of in overlaps if of.part == part]
+        means = {name: statistics.fmean(getattr(of, name) for of in of_part) for name in names}
         found.scalars |= {f"analysis/overlap/{part}/{name}": mean for name, mean in means.items()}
-        most, above = max(of_part, key=lambda row: row[-3]), max(row[-2] for row in of_part)
+        most, above = max(of_part, key=lambda of: of.trained), max(of.untrained for of in of_part)
+        first, second = (context.head_address(most.layer, head)[-1] for head in most.heads)
         found.lines[f"  {part}"] = (
             ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
-            + f"; {sum(row[-3] > above for row in of_part)} of {len(of_part)} pairs above all untrained ones; most: "
-            f"{layer_title(tuple(most[:-6]))} heads {most[-6]} and {most[-5]}, {most[-3]:.3f}"
+            + f"; {sum(of.trained > above for of in of_part)} of {len(of_part)} pairs above all untrained ones; most: "
+            f"{layer_title(context.addresses[most.layer])} heads {first} and {second}, {most.trained:.3f}"
         )
-        for address in context.addresses:
-            of_layer = [row[-3:] for row in of_part if row[:-6] == list(address)]
-            for at, name in enumerate(OVERLAPS[:2] if of_layer else ()):
-                beyond = statistics.fmean(values[at] - values[2] for values in of_layer)
-                cells[layer_title(address), f"{part}\n{name}"] = beyond
+        for layer in dict.fromkeys(of.layer for of in of_part):
+            for name in names[:2]:
+                beyond = [getattr(of, name) - of.chance for of in of_part if of.layer == layer]
+                cells[layer_title(context.addresses[layer]), f"{part}\n{name}"] = statistics.fmean(beyond)
     title = "Overlap of two heads of a layer beyond chance, mean over pairs"
     down, across = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
     found.figures["overlap"] = change_grid(cells, down, across, title, "overlap minus that of chance")
-    return found

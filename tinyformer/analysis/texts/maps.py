@@ -206,7 +206,7 @@ def with_controls(context: AnalysisContext, measure: Measure) -> tuple[HeadMeasu
 def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMeasures:
     """The measures, and among them `importance`, see `head_importance`; a differential head has two maps and one."""
     try:
-        importance = dict(zip(context.heads, head_importance(context), strict=True))
+        importance = head_importance(context)
     except NoMapsError:  # of a user-defined attention, whose heads can be shown alone
         return measures
     of_maps = [

@@ -231,8 +231,7 @@ def compare(values: Float[Tensor, " lines"], control: Float[Tensor, " lines"] | 
     differences = differences[~differences.isnan()]
     if not len(differences):
         return Change(math.nan, math.nan, math.nan)
-    ones, zeros = torch.ones_like(differences), torch.zeros_like(differences)
-    return Losses(differences, ones).change_from(Losses(zeros, ones), NUM_RESAMPLES)
+    return Losses(differences, torch.ones_like(differences)).with_interval(NUM_RESAMPLES)
 
 
 def p_values(differences: Float[Tensor, "lines heads"]) -> Float[Tensor, " heads"]:

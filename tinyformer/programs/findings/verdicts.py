@@ -5,12 +5,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tinyformer.measures.intervals import student_interval
 from tinyformer.programs.findings.files import Check, Finding
 from tinyformer.programs.findings.quantities import QUANTITIES
 from tinyformer.programs.findings.records import Records
-
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % quantile of Student's t distribution, for 1 to 9 degrees of freedom."""
 
 HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "not testable"
 
@@ -46,7 +44,7 @@ class Measured:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean by Student's t distribution, which takes 2 to 10 seeds to be normal.
+        """The 95 % interval of the mean over 2 to 10 seeds, see `student_interval`.
 
         None for one seed, and where a value or the mean is not finite.
         """
@@ -55,10 +53,8 @@ class Measured:
         if len({*self.values}) == 1:  # which would be rounded on the way to the scale and back
             return self.values[0], self.values[0]
         to, back = SCALES[self.check.scale]
-        values = [to(value) for value in self.values]
-        centre = statistics.fmean(values)
-        half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
-        return back(centre - half), back(centre + half)
+        low, high = student_interval([to(value) for value in self.values])
+        return back(low), back(high)
 
     @property
     def verdict(self) -> str | None:
