@@ -28,8 +28,7 @@ def prune(network, folder, context_of=make_context, **settings):
 
 def test_heads_are_ordered_by_score_and_each_layer_keeps_its_best():
     network = loud_transformer()
-    scores = [0.1, 0.3, 0.2, 0.4, 5.0, 6.0, 8.0, 7.0]
-    context = make_context(network)
+    context, scores = make_context(network), [0.1, 0.3, 0.2, 0.4, 5.0, 6.0, 8.0, 7.0]
     assert pruning_order(context, dict(zip(context.heads, scores, strict=True))) == [
         (0, 0),
         (0, 2),

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -26,6 +27,12 @@ SCORES = ("facilitation", "interference", "irrelevance")
 """The score of each role, see `HeadGating`."""
 
 NUM_DRAWN = 24  # heads in the picture of the scores
+
+Gates: TypeAlias = Float[Tensor, "fits 2 heads"]
+"""g⁺ and g⁻ of some heads in each fit."""
+
+Effects: TypeAlias = Sequence[Sequence[float]]
+"""For each head the `CHANGE_COLUMNS` of its ablation, and its importance."""
 
 
 def learned_gates(
@@ -117,14 +124,9 @@ class HeadGating:
         return found
 
     def _add_roles(
-        self,
-        found: AnalysisResult,
-        context: AnalysisContext,
-        gates: Float[Tensor, "fits 2 heads"],
-        effects: Sequence[Sequence[float]],
-        of_control: Sequence[str],
+        self, found: AnalysisResult, context: AnalysisContext, gates: Gates, effects: Effects, of_control: list[str]
     ) -> None:
-        """The scores and the verdict on each head, next to the `effects` of its ablation and its importance."""
+        """The scores and the verdict on each head, next to its effects, and the verdicts on untrained heads."""
         scores, verdicts = judged(gates)
         heads, means = context.active_heads, scores.mean(dim=1)
         spans = torch.stack([means, scores.amin(dim=1), scores.amax(dim=1)], dim=1).flatten(0, 1).T.tolist()
@@ -148,8 +150,7 @@ class HeadGating:
             found.scalars |= {f"analysis/{verdict}": len(names), f"analysis/untrained_{verdict}": number}
             found.lines[f"  {verdict}"] = f"{len(names)} ({number}){': ' * bool(names)}{', '.join(names)}"
 
-    def _gates(self, context: AnalysisContext, heads: Sequence[Head]) -> Float[Tensor, "fits 2 heads"]:
-        """g⁺ and g⁻ of some heads in each fit."""
+    def _gates(self, context: AnalysisContext, heads: Sequence[Head]) -> Gates:
         device, size, fits = context.batches[0]["inputs"].device, context.num_windows, []
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.num_fits):
@@ -161,7 +162,7 @@ class HeadGating:
         return torch.stack(fits).sigmoid()[..., [context.heads.index(head) for head in heads]].cpu()
 
 
-def judged(gates: Float[Tensor, "fits 2 heads"]) -> tuple[Float[Tensor, "3 fits heads"], list[str]]:
+def judged(gates: Gates) -> tuple[Float[Tensor, "3 fits heads"], list[str]]:
     """The `SCORES` of each head in each fit, from g⁺ and g⁻, and the verdict on each head."""
     kept, needed = gates.unbind(dim=1)
     scores, is_facilitating = torch.stack([needed, 1 - kept, kept * (1 - needed)]), needed >= LEAST_NEEDED
@@ -170,9 +171,7 @@ def judged(gates: Float[Tensor, "fits 2 heads"]) -> tuple[Float[Tensor, "3 fits 
     return scores, [of_head.pop() if len(of_head) == 1 else "varying" for of_head in roles]
 
 
-def _add_correlations(
-    found: AnalysisResult, scores: Float[Tensor, "3 heads"], effects: Sequence[Sequence[float]]
-) -> None:
+def _add_correlations(found: AnalysisResult, scores: Float[Tensor, "3 heads"], effects: Effects) -> None:
     """The rank correlation of each of `SCORES` with ablation and importance."""
     others = {"ablation": CHANGE_COLUMNS.index("change"), "importance": -1}
     for other, column in others.items() if len(effects) > 1 else ():

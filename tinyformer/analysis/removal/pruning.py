@@ -72,8 +72,6 @@ class HeadPruning:
         require_choice("order", self.order, ORDERS)
         require_positive(self, "num_windows")
         require_at_least(0, {"random_orders": 3}, random_orders=self.random_orders)
-        if not 0 < self.fraction < 1:
-            raise ArgumentError("fraction", self.fraction, "must lie between 0 and 1", {"fraction": 0.4})
         self.needs_gradient = self.order == "importance"
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
