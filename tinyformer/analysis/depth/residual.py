@@ -150,8 +150,7 @@ class ResidualSurgery:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        base = context.losses()
-        changes = self._changes(context, base)
+        base, changes = self._losses(context)
         ranks, read = (by_depth(context, partial(measure, context)) for measure in (rank_by_depth, readings))
         of_zeros = readings(context, context.network, torch.zeros_like)
         chances = {(*kind, "chance"): of for kind, of in zip(stacks_of(context.network), of_zeros, strict=True)}
@@ -190,15 +189,15 @@ class ResidualSurgery:
             },
         )
 
-    def _changes(self, context: AnalysisContext, base: Losses) -> dict[tuple[Any, ...], Change]:
-        """The change of the loss by kind of the stack, layer, residual connection, and removed part of it."""
-        changes = {}
+    def _losses(self, context: AnalysisContext) -> tuple[Losses, dict[tuple[Any, ...], Change]]:
+        """The losses, and their change by kind of the stack, layer, residual connection, and removed part of it."""
+        base, changes = context.losses(), {}
         for kind, stack in stacks_of(context.network).items():
             for depth, layer in enumerate(stack.layers):
                 for (name, residual), part in itertools.product(residuals_of(layer).items(), PARTS):
                     with changed([residual], **{part: 0.0}):
                         changes[*kind, depth, name, part] = context.losses().change_from(base, self.num_resamples)
-        return changes
+        return base, changes
 
 
 def _rank_in_words(distance: float, cosine: float) -> str:
