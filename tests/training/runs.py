@@ -17,7 +17,7 @@ from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFo
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine
 from tinyformer.training.sharding import FullyShardedStrategy
-from tinyformer.training.trainer_parts import FitLoop
+from tinyformer.training.trainer_parts import FitLoop, WholeCheckpointIO
 
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
@@ -117,6 +117,7 @@ def make_trainer(folder, callbacks=(), loggers=(), **changes):
         "use_distributed_sampler": False,
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "limit_val_batches": 2,
+        "plugins": WholeCheckpointIO(),
     }
     folders = {"default_root_dir": folder, "callbacks": list(callbacks), "logger": list(loggers)}
     trainer = L.Trainer(**settings | changes, **folders)
@@ -129,5 +130,5 @@ def fit(folder, *callbacks, logger=None, checkpoint=None, optimizer=None, networ
     data = make_data(folder, **data or {})
     module = make_module(data, optimizer, **network or {})
     trainer = make_trainer(folder, callbacks, [logger] if logger else [], **settings)
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    trainer.fit(module, datamodule=data, ckpt_path=checkpoint)
     return trainer, module

@@ -14,7 +14,6 @@ from tinyformer.training import RunCSVLogger, Snapshots
 from tinyformer.training.callbacks.checkpoints import Checkpoints
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.callbacks.snapshots import is_scheduled, num_scheduled
-from tinyformer.training.trainer_parts import WholeCheckpointIO
 from training.runs import CONTENTS, QUIET, Do, fit, snapshots
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -83,7 +82,7 @@ def test_under_weight_averaging_they_have_the_average_as_checkpoints_do(tmp_path
     average = {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging", "decay": 0.5}
     group = {"snapshots": {"_target_": "tinyformer.training.Snapshots", "every_n_steps": 6}, "average": average}
     weights, callbacks = {}, make_callbacks(OmegaConf.create(group)).values()
-    fit(tmp_path, *keepers(weights), *callbacks, Checkpoints(tmp_path, CONTENTS), plugins=WholeCheckpointIO())
+    fit(tmp_path, *keepers(weights), *callbacks, Checkpoints(tmp_path, CONTENTS))
     saved = snapshots(tmp_path)
     for step, name in {6: "previous.ckpt", 8: "last.ckpt"}.items():
         torch.testing.assert_close(saved[step], load_checkpoint(tmp_path / name).weights, rtol=0, atol=0)

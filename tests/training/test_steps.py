@@ -16,7 +16,6 @@ from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, TrainingModule,
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.step import train_step
-from tinyformer.training.trainer_parts import WholeCheckpointIO
 from training.runs import CONTENTS, QUIET, TEXT, Do, fit, interrupt, make_data, make_module, make_trainer, snapshots
 from training.step_cases import LAYOUTS, ROWS, SEQ, STEPS, TASKS, Given, off, trained
 
@@ -123,7 +122,7 @@ def run(folder, *callbacks, batch_size=4, **settings):
     """A run with five batches an epoch: its trace, its checkpoints, and its module."""
     trace, checkpoints = Trace(), Checkpoints(folder, CONTENTS)
     data = {"text": TEXT[:400], "batch_size": batch_size, "validation_fraction": 0.1}
-    usual = {"max_steps": -1, "limit_val_batches": None, "plugins": WholeCheckpointIO(), "data": data}
+    usual = {"max_steps": -1, "limit_val_batches": None, "data": data}
     with contextlib.suppress(Interrupted):
         fit(folder, trace, Report(), *callbacks, checkpoints, **usual | settings)
     return trace, checkpoints, trace.module

@@ -76,10 +76,13 @@ def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
     return raw
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint onto the CPU, see `find_checkpoint`; one with weights that are not finite is refused, too."""
+def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK_PREFIX, TRAINED_ON)) -> Checkpoint:
+    """Read a checkpoint onto the CPU, see `find_checkpoint`; one with weights that are not finite is refused, too.
+
+    Tensors whose names begin with none of the prefixes, such as an optimizer's, are not read.
+    """
     path = find_checkpoint(path)
-    raw = load_raw(path, (NETWORK_PREFIX, TRAINED_ON))
+    raw = load_raw(path, prefixes)
     weights = {
         name.removeprefix(NETWORK_PREFIX): tensor
         for name, tensor in raw["state_dict"].items()
@@ -96,7 +99,7 @@ def load_newest(folder: Path) -> Checkpoint:
     intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
-            intact.append(load_checkpoint(folder / name))
+            intact.append(load_checkpoint(folder / name, prefixes=""))  # the state of training, too
         except ArgumentError as error:
             errors.append(error)
         else:

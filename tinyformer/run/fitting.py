@@ -52,7 +52,7 @@ def fit(run: Run) -> None:
     try:
         passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
         with argument_path(passed=passed):
-            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed, weights_only=True)
+            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed)
     except (NonFiniteStep, Interrupted, LostWorker) as stop:
         if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, schedule
 
-from tinyformer.checkpoint.file import LAST, PREVIOUS, load_raw
-from tinyformer.checkpoint.format import write_raw
+from tinyformer.checkpoint.file import LAST, PREVIOUS
+from tinyformer.checkpoint.format import read_raw, write_raw
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.training.module import TrainingModule
 
@@ -138,7 +138,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         write_raw(path, checkpoint, path.with_name(PREVIOUS) if path.name == LAST else None)
 
     def load_checkpoint(self, path: str | Path, *_: Any, **__: Any) -> dict[str, Any]:
-        return load_raw(Path(path))
+        return read_raw(Path(path))
 
 
 class StepTrace(PyTorchProfiler):
