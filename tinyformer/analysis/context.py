@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import torch
 from matplotlib.figure import Figure
@@ -28,6 +28,7 @@ from tinyformer.tasks.user_texts import is_row
 
 Text: TypeAlias = str | Sequence[str]  # a text, or the two texts of a pair for a classifier
 
+Key = TypeVar("Key")
 Head: TypeAlias = tuple[int, int]
 """The index of a head's layer in `AnalysisContext.layers`, and the head's index within the layer."""
 
@@ -194,6 +195,11 @@ class AnalysisContext:
             f"{len(losses.nats)} {self.row}s with a loss of {losses.mean:.4f} nats per {self.task.unit}; change of the "
             "loss [95 % interval]:"
         )
+
+
+def largest(values: Mapping[Key, float], number: int | None = None) -> list[Key]:
+    """The keys of the largest values, from the largest on."""
+    return sorted(values, key=values.__getitem__, reverse=True)[:number]
 
 
 def every_second(context: AnalysisContext, first: int) -> AnalysisContext:

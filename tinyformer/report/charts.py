@@ -24,6 +24,7 @@ from tinyformer.report.plots import cells_of, columns_of, places_of
 
 FONT_POINTS = 8
 MAX_TOLD = 8  # events that are listed below a chart
+MAX_TOKENS = 24  # columns of a grid by token
 MAX_DECIMALS = 5  # the largest number of decimals that fits into a cell
 NAME_WIDTH = 12  # characters in a line of the name of a class
 
@@ -74,6 +75,21 @@ def change_grid(
     """A grid of signed changes by row and column, each as a number and a colour, on a scale that is centred on zero."""
     cells = {(rows.index(row), columns.index(column)): value for (row, column), value in changes.items()}
     return _value_grid(cells, rows, columns, title, label, True)[0]
+
+
+def named_grid(changes: Mapping[tuple[str, str], float], title: str, label: str) -> Figure:
+    """A `change_grid` whose rows and columns are in the order in which they first occur."""
+    rows, columns = (list(dict.fromkeys(place[side] for place in changes)) for side in (0, 1))
+    return change_grid(changes, rows, columns, title, label)
+
+
+def token_grid(changes: Mapping[tuple[str, int, str], float], title: str, label: str) -> Figure:
+    """A grid of changes by row, position and token; of many tokens, those with the strongest changes."""
+    strongest = sorted(changes, key=lambda place: abs(changes[place]), reverse=True)
+    tokens = [*dict.fromkeys((position, token) for _, position, token in strongest)][:MAX_TOKENS]
+    columns = {token: "{}\n{}".format(*token) for token in sorted(tokens)}
+    cells = {(row, columns[at, token]): value for (row, at, token), value in changes.items() if (at, token) in columns}
+    return change_grid(cells, list(dict.fromkeys(row for row, _ in cells)), list(columns.values()), title, label)
 
 
 def _value_grid(

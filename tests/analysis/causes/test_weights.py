@@ -174,7 +174,7 @@ def test_each_stack_of_an_encoder_decoder_and_a_network_without_logits_of_tokens
     assert [row[3] is None for row in rows] == [True] * 7 + [False] * 4
     assert len(found.tables["composition"][1]) == 3 * 4 * 3
     network = partial(Transformer, make_encoder(num_layers=1), partial(ours.ClassReadout, labels=["a", "b"]))
-    assert list(analysed(network().eval(), network).tables) == ["circuits", "tokens"]
+    assert list(analysed(network().eval(), network).tables) == ["tokens", "circuits"]
 
 
 def test_circuits_by_distance_are_explained():

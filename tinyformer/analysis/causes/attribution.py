@@ -1,7 +1,8 @@
 """Direct logit attribution: what each head, each feed-forward network and the embeddings add to a logit."""
 
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.analysis.causes.prompts import exact_pass, read_prompt
-from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, largest, require_positive
 from tinyformer.analysis.texts.relation_lines import compare
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
@@ -21,10 +22,10 @@ from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.residual import Stream
-from tinyformer.report.charts import change_grid
+from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
 
-NUM_PRINTED, NUM_DRAWN = 6, 24  # parts that are printed; tokens, and heads, in the picture of sources
+NUM_PRINTED, NUM_DRAWN = 6, 24  # parts that are printed, and heads in the picture of sources
 
 NEEDED = re.compile(
     r"embedding|token_embedding|position_embedding|final_norm|layers\.\d+\.(residual_\w+|feed_forward\.output|"
@@ -193,64 +194,53 @@ class LogitAttribution:
         context = model.sample(self.num_windows)
         if self.text is None:
             rows = rows_of(context.batches)
-            what = f"the mean logit of the targets of {len(rows)} {context.row}s, relative to that of all tokens,"
             passes = [direct_effects(context, row, partial(target_score, row)) for row in rows]
-        else:
-            prompts = read_prompt(context, self.text, self.target, self.answer, self.against)
-            what = f"the logit of {prompts.title(context)}"
-            passes = [direct_effects(context, prompts.batch, prompts.score)]
-        scores = torch.cat([effects.scores for effects in passes]).double().cpu()
-        parts = {part: torch.cat([of.parts[part] for of in passes]).double().cpu() for part in passes[0].parts}
-        error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
-        changes = {_name(context, part): compare(values) for part, values in parts.items()}
-        bounds = ["low", "high"] if self.text is None else []  # one prompt has no interval
-        table = [[*name, of.mean, *[getattr(of, bound) for bound in bounds]] for name, of in changes.items()]
-        cells = {(layer or "embeddings", name): of.mean for (layer, name), of in changes.items()}
-        down, across = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
-        title = f"What each part adds to {what.removesuffix(',')}"
-        findings = AnalysisResult(
-            scalars={"analysis/logit": float(scores.mean()), "analysis/largest_error": error},
-            lines={
-                "attribution": f"{what} {float(scores.mean()):.3f}, is the sum of {len(changes)} parts (largest error "
-                f"{error:.0e}); norms have the scale of this forward pass:",
-                **{
-                    f"  {' '.join(filter(None, name))}": str(changes[name])
-                    for name in sorted(changes, key=lambda name: -abs(changes[name].mean))[:NUM_PRINTED]
-                },
-            },
-            tables={"attribution": (["layer", "part", "logits", *bounds], table)},
-            figures={"attribution": change_grid(cells, down, across, title, "logits")},
-        )
-        if self.text is not None:
-            findings.facts = context.facts_of_text(self.text)
-            of_keys = {head: by_key[0].cpu() for head, by_key in passes[0].sources.items()}
-            if of_keys:
-                _add_sources(context, findings, of_keys, prompts.keys(context))
-        return findings
+            what = f"the mean logit of the targets of {len(rows)} {context.row}s, relative to that of all tokens"
+            return _of_parts(context, passes, what, ["low", "high"])
+        prompts = read_prompt(context, self.text, self.target, self.answer, self.against)
+        effects = direct_effects(context, prompts.batch, prompts.score)
+        found = _of_parts(context, [effects], f"the logit of {prompts.title(context)}", [])  # one prompt, no interval
+        found.facts = context.facts_of_text(self.text)
+        if effects.sources:
+            _add_sources(context, found, effects.sources, prompts.keys(context))
+        return found
+
+
+def _of_parts(context: AnalysisContext, passes: Sequence[Effects], what: str, bounds: Sequence[str]) -> AnalysisResult:
+    """The mean effect of each part, with the bounds of its interval over the rows."""
+    scores = torch.cat([effects.scores for effects in passes]).double().cpu()
+    parts = {part: torch.cat([of.parts[part] for of in passes]).double().cpu() for part in passes[0].parts}
+    error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
+    changes = {_name(context, part): compare(values) for part, values in parts.items()}
+    cells = {(layer or "embeddings", name): of.mean for (layer, name), of in changes.items()}
+    found = AnalysisResult({"analysis/logit": float(scores.mean()), "analysis/largest_error": error})
+    number = f"{float(scores.mean()):.3f}, the sum of {len(changes)} parts (largest error {error:.0e})"
+    found.lines["attribution"] = f"{what}: {number}; norms have the scale of this forward pass:"
+    for name in largest({name: abs(change.mean) for name, change in changes.items()}, NUM_PRINTED):
+        found.lines[f"  {' '.join(filter(None, name))}"] = str(changes[name])
+    rows = [[*name, of.mean, *(getattr(of, bound) for bound in bounds)] for name, of in changes.items()]
+    found.tables["attribution"] = ["layer", "part", "logits", *bounds], rows
+    found.figures["attribution"] = named_grid(cells, f"What each part adds to {what}", "logits")
+    return found
 
 
 def _add_sources(
-    context: AnalysisContext, findings: AnalysisResult, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
+    context: AnalysisContext, found: AnalysisResult, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
 ) -> None:
     """The effects of heads by key, for a prompt."""
-    strings = {head: keys[context.kinds[head[0]]] for head in sources}
-    findings.tables["sources"] = (
-        ["layer", "part", "position", "token", "logits"],
-        [
-            [*_name(context, head), position, token, value]
-            for head, of_keys in sources.items()
-            for position, (token, value) in enumerate(zip(strings[head], of_keys.tolist(), strict=True))
-        ],
-    )
-    drawn = sorted(sorted(sources, key=lambda head: -float(sources[head].abs().max()))[:NUM_DRAWN])
-    cells = {}
-    for head in drawn:
-        for position in sources[head].abs().topk(min(NUM_DRAWN, len(sources[head]))).indices.tolist():
-            column = f"{position}\n{strings[head][position]}"
-            cells[" ".join(_name(context, head)), column] = float(sources[head][position])
-    columns = sorted({column for _, column in cells}, key=lambda column: int(column.partition("\n")[0]))
-    names, title = [*dict.fromkeys(name for name, _ in cells)], "What each head adds to the logit from each key (below)"
-    findings.figures["sources"] = change_grid(cells, names, columns, title, "logits")
+    of_heads = {
+        head: [*zip(itertools.count(), keys[context.kinds[head[0]]], of_keys[0].tolist())]
+        for head, of_keys in sources.items()
+    }
+    rows = [[*_name(context, head), *row] for head, of_head in of_heads.items() for row in of_head]
+    found.tables["sources"] = ["layer", "part", "position", "token", "logits"], rows
+    drawn = largest({head: float(of_keys.abs().max()) for head, of_keys in sources.items()}, NUM_DRAWN)
+    cells = {
+        (" ".join(_name(context, head)), at, token): effect
+        for head in sorted(drawn)
+        for at, token, effect in of_heads[head]
+    }
+    found.figures["sources"] = token_grid(cells, "What each head adds to the logit from each key (below)", "logits")
 
 
 def _name(context: AnalysisContext, part: Any) -> tuple[str, str]:

@@ -217,21 +217,23 @@ class EdgeAttribution(PairAnalysis):
         untrained = EdgeGraph(replace(context, network=context.untrained()))
         pairs = choosing if measuring is choosing else [*choosing, *measuring]
         found, by_chance = (of.left(pairs, [of.all])[0].targets for of in (graph, untrained))
-        findings, apart, apart_untrained, is_clear = self.findings(context, groups, found, by_chance)
-        findings.lines["edges"] = f"{apart}; untrained {apart_untrained}"
+        result, words, is_clear = self.result(context, groups, found, by_chance)
         meaning = "estimates the change of clean minus corrupted without the edge"
-        findings.lines["attribution"] = f"{meaning}: negative, it supports the answer; positive, it opposes it"
-        findings.lines["circuit"] = "none: the difference is not clearly above what untrained weights give"
+        result.lines |= {
+            "edges": words,
+            "attribution": f"{meaning}: negative, it supports the answer; positive, it opposes it",
+            "circuit": "none: the difference is not clearly above what untrained weights give",
+        }
         circuit = graph.all & False
         if is_clear:
             size = self._smallest(graph, choosing, ranked)
             circuit = graph.circuit(ranked[:size])
-            self._measure(graph, measuring, ranked, size, findings)
-            _describe(graph, attributions, [edge for edge in ranked.tolist() if circuit[*edge]], findings)
+            self._measure(graph, measuring, ranked, size, result)
+            _describe(graph, attributions, [edge for edge in ranked.tolist() if circuit[*edge]], result)
         names, values, kept = [*graph.nodes], attributions.tolist(), circuit.tolist()
         rows = [[names[u], *graph.receivers[v][:2], values[u][v], kept[u][v]] for u, v in edges.tolist()]
-        findings.tables["edges"] = ["from", "to", "input", "attribution", "in_circuit"], rows
-        return findings
+        result.tables["edges"] = ["from", "to", "input", "attribution", "in_circuit"], rows
+        return result
 
     def _halves(self, groups: Sequence[Pairs]) -> list[list[Pairs]]:
         """The pairs that edges are chosen on, and those that they are measured on, in batches; a single one is both."""
@@ -280,18 +282,18 @@ class EdgeAttribution(PairAnalysis):
         found.figures["faithfulness"] = lines(curve, title, *labels, baselines=baseline, marked=mark)
 
 
-def _describe(graph: EdgeGraph, values: Attributions, edges: Sequence[list[int]], findings: AnalysisResult) -> None:
+def _describe(graph: EdgeGraph, values: Attributions, edges: Sequence[list[int]], found: AnalysisResult) -> None:
     """The heads of a circuit and its first edges in words, and its picture."""
     names, arrows = [*graph.nodes], list[tuple[str, str, str, float]]()
     used = {names[u] for u, _ in edges} | {"logits"}
     nodes = {name: node for name, node in graph.nodes.items() if name in used}
     heads = [name for name, (_, number) in nodes.items() if number is not None]
-    findings.lines["  heads"] = ", ".join(heads) or "none"
+    found.lines["  heads"] = ", ".join(heads) or "none"
     for at, (u, v) in enumerate(edges[:NUM_DRAWN]):
         (name, input, _, ends), value = graph.receivers[v], float(values[u, v])
         if at < NUM_PRINTED:
-            findings.lines[f"  {names[u]} → {name} {input}".rstrip()] = f"{value:+.3f}"
+            found.lines[f"  {names[u]} → {name} {input}".rstrip()] = f"{value:+.3f}"
         kind = input or "feed-forward or logits"
         arrows += [(kind, names[u], names[end], abs(value)) for end in ends if names[end] in used]
     title = f"Circuit of {len(edges)} edges{f', of which {NUM_DRAWN} are drawn' * (len(edges) > NUM_DRAWN)}"
-    findings.figures["circuit"] = head_graph(nodes, arrows, f"{title}, as wide as their attribution")
+    found.figures["circuit"] = head_graph(nodes, arrows, f"{title}, as wide as their attribution")

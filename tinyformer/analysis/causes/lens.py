@@ -1,19 +1,17 @@
-"""The logit lens: what the residual stream would predict if it went to the readout after each layer."""
+"""The logit lens and the tuned lens: predictions of the residual stream if it goes to the readout after each layer."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from tinyformer.analysis.causes.prompts import exact_pass, read_text
-from tinyformer.analysis.causes.tuned_lens import Stream, fit_translator
 from tinyformer.analysis.context import AnalysisContext, Text, Trained, require_positive
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
@@ -27,16 +25,36 @@ from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks import Classification, MaskedLM, Seq2Seq, SpanExtraction
 
 NUM_DRAWN = 48  # tokens in the picture of a text
+NUM_STEPS, TOLERANCE = 150, 1e-6  # of the tuned lens: at most so many steps, while one gains as many nats
+MAX_SCORES = 2**24  # log-probabilities that the fit holds at once: 64 MB in fp32
+SMALLEST = 1e-4  # the smallest variance that the fit scales to 1, as a share of the largest
 
 MEASURES = {
     "nats": ("Loss of what the residual stream predicts, by depth", "nats per {}", "linear"),
     "kl": ("How far the model's output is from what the residual stream predicts", "KL(output ‖ lens), nats", "log"),
     "agreement": ("How often the residual stream predicts what the output does", "share of targets", "linear"),
 }
-"""What is measured at each depth, by its name in the table: title, y label and y scale of its chart."""
+"""The measures at each depth, by their names in the table: title, y label and y scale of their charts."""
 
+Stream: TypeAlias = Float[Tensor, "tokens d_model"]
 Lens: TypeAlias = Sequence[Callable[[Stream], Stream]]
-"""What is done to the residual stream at each depth before the final norm and the readout."""
+"""The map of the residual stream at each depth before the final norm and the readout."""
+Scores: TypeAlias = Sequence[Mapping[str, Change]]
+"""The `MEASURES` at each depth."""
+
+
+class Cell(NamedTuple):
+    """The prediction at a depth and a token; its fields are the columns of the table."""
+
+    depth: int
+    position: int
+    token: str
+    predicted: str
+    probability: float
+    target: str  # where none is given, the prediction of the output
+    given: bool
+    target_probability: float
+    rank: int  # of the target
 
 
 @dataclass(eq=False)
@@ -52,8 +70,8 @@ class LogitLens:
         text: the text; a pair of texts for a classifier of pairs; the source of an encoder–decoder. By default, the
             targets of the evaluated split are measured, and the first of its windows is shown.
         target: the target of that source; by default what the model decodes.
-        tuned: whether the tuned lens is fitted, too, see `fit_translator`: on every other window of the sample, while
-            the rest measures both lenses.
+        tuned: fit the tuned lens, too, see `fit_translator`: on every other window of the sample, while the rest
+            measures both lenses.
     """
 
     text: Text | None = None
@@ -73,79 +91,28 @@ class LogitLens:
         if isinstance(context.task, SpanExtraction):
             reason = "reads tokens or classes from the residual stream; a model for questions predicts neither"
             raise ArgumentError("analysis", "lens", reason, {"analysis": "residual"})
-        rows = measured = rows_of(context.batches)
+        rows = rows_of(context.batches)
         lenses: dict[str, Lens] = {"logit lens": [nn.Identity()] * (1 + len(context.network.stacks()[-1].layers))}
         if self.tuned:
             if isinstance(context.task, Classification) or len(rows) < 2:
                 reason = f"needs a model that predicts tokens, and two {context.row}s"
                 raise ArgumentError("tuned", True, reason, {"tuned": False})
-            measured = rows[1::2]
-            lenses["tuned lens"] = fit_lens(context, rows[::2])
+            lenses["tuned lens"], rows = fit_lens(context, rows[::2]), rows[1::2]
         if self.text is None:
-            findings, shown, what = self._by_depth(context, measured, lenses), measured[0], f"the first {context.row}"
+            untrained = replace(context, network=context.networks()["untrained"])
+            scores = {name: measure(context, rows, lens, self.num_resamples) for name, lens in lenses.items()}
+            scores["untrained"] = measure(untrained, rows, lenses["logit lens"], self.num_resamples)
+            found, row, what = _by_depth(context, len(rows), scores), rows[0], f"the first {context.row}"
         else:
-            findings, shown, what = (
-                AnalysisResult(facts=context.facts_of_text(self.text)),
-                self._read(context),
-                "the text",
-            )
-        ids, mask_id = shown["inputs"][0].tolist(), context.tokenizer.mask_id
-        place = ids.index(mask_id) if isinstance(context.task, MaskedLM) and mask_id in ids else -1
+            found, what = AnalysisResult(facts=context.facts_of_text(self.text)), "the text"
+            is_scored = not isinstance(context.task, Classification | Seq2Seq)  # has no label; reads a target anyway
+            row = read_text(context, self.text, self.target, is_scored=is_scored)
         for name, lens in lenses.items():
-            cells, key = cells_of(context, shown, lens), name.replace(" ", "_")
-            findings.tables[key] = [*cells[0]], [[*row] for of in cells for row in zip(*of.values(), strict=True)]
-            findings.figures[key] = _table_of(cells, name.capitalize(), what)
-            if self.text is not None:
-                findings.lines |= _at_place(cells, name, place)
-        return findings
-
-    def _read(self, context: AnalysisContext) -> Batch:
-        """The text with its targets."""
-        is_scored = not isinstance(context.task, Classification | Seq2Seq)  # a label is not given, a target is read
-        batch = read_text(context, cast(Text, self.text), self.target, is_scored=is_scored)
-        ignored = {"labels": torch.full_like(batch["inputs"][:, 0], IGNORED)}
-        return cast(Batch, batch | ignored if isinstance(context.task, Classification) else batch)
-
-    def _by_depth(self, context: AnalysisContext, rows: Sequence[Batch], lenses: Mapping[str, Lens]) -> AnalysisResult:
-        """The scores of each lens on the targets of some rows, with those of the untrained network's logit lens."""
-        untrained = replace(context, network=context.networks()["untrained"])
-        found = {name: measure(context, rows, lens, self.num_resamples) for name, lens in lenses.items()}
-        found["untrained"] = measure(untrained, rows, lenses["logit lens"], self.num_resamples)
-        each = [(name, depth, at) for name, depths in found.items() for depth, at in enumerate(depths)]
-        sentences: dict[str, str] = {}
-        figures: dict[str, Figure | Picture] = {}
-        for depth, at in enumerate(found["logit lens"]):
-            kl = f"{at['kl']:.3g}" + (f" (tuned {found['tuned lens'][depth]['kl']:.3g})" if self.tuned else "")
-            same = f"{at['agreement']:.3g} (untrained {found['untrained'][depth]['agreement'].mean:.3g})"
-            sentences[f"  {_title(depth, len(found['untrained']))}"] = f"{at['nats']:.3g}; {kl}; {same}"
-        for of, (title, ylabel, yscale) in MEASURES.items():
-            curves = {name: (range(len(depths)), [at[of].mean for at in depths]) for name, depths in found.items()}
-            control = {"logit lens, untrained": curves.pop("untrained")}
-            words = title, "layers", ylabel.format(context.task.unit), yscale
-            figures[f"lens_{of}"] = lines(curves, *words, control)
-        halves = f", while the tuned lens is fitted on {context.num_windows - len(rows)} others" * self.tuned
-        return AnalysisResult(
-            scalars={
-                "analysis/loss": found["logit lens"][-1]["nats"].mean,
-                **{
-                    f"analysis/{name.replace(' ', '_')}/{depth}/{of}": at[of].mean
-                    for name, depth, at in each
-                    for of in at
-                },
-            },
-            lines={
-                "lens": f"over {len(rows)} {context.row}s{halves}: nats per {context.task.unit}; KL of the output from "
-                "the lens; how often both predict the same [95 % intervals]:",
-                **sentences,
-            },
-            tables={
-                "lens": (
-                    ["lens", "depth", *(f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high"))],
-                    [[name, depth, *(x for of in at.values() for x in astuple(of))] for name, depth, at in each],
-                )
-            },
-            figures=figures,
-        )
+            cells, key = cells_of(context, row, lens), name.replace(" ", "_")
+            found.tables[key] = [*Cell._fields], [[*cell] for at in cells for cell in at]
+            found.figures[key] = _picture(cells, name.capitalize(), what)
+            found.lines |= {} if self.text is None else _at_place(context, row, cells, name)
+        return found
 
 
 def streams_of(context: AnalysisContext, row: Batch) -> list[Stream]:
@@ -156,44 +123,67 @@ def streams_of(context: AnalysisContext, row: Batch) -> list[Stream]:
     return [x[0].float() for x in captured.values()]
 
 
-def log_probs(
-    network: Network, x: Float[Tensor, "seq d_model"], mask: AttentionMask | None = None
-) -> Float[Tensor, "places scores"]:
+def log_probs(network: Network, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "places scores"]:
     """The predictions of a row's residual stream through the final norm and the readout: for each token, or one."""
     x = network.stacks()[-1].final_norm(x.unsqueeze(0).to(next(network.parameters()).dtype))
     return network.readout(x, mask).flatten(0, -2).float().log_softmax(dim=-1)
 
 
-def downwards(context: AnalysisContext, row: Batch, lens: Lens) -> Iterator[Float[Tensor, "places scores"]]:
-    """The `log_probs` of one row from the output down to the embeddings."""
-    mask = context.task.mask(row)
-    for translate, x in reversed([*zip(lens, streams_of(context, row), strict=True)]):
-        with torch.no_grad():
-            log_q = log_probs(context.network, translate(x), mask)
-        yield log_q
+@torch.no_grad()
+def predictions(context: AnalysisContext, row: Batch, lens: Lens) -> list[Float[Tensor, "places scores"]]:
+    """The `log_probs` of one row at each depth."""
+    mask, streams = context.task.mask(row), streams_of(context, row)
+    return [log_probs(context.network, translate(x), mask) for translate, x in zip(lens, streams, strict=True)]
 
 
 def targets_of(row: Batch) -> Int[Tensor, " places"]:
     """The targets, or the label, of one row; `IGNORED` where it has none."""
-    return row["labels"] if "labels" in row else row["targets"][0]
+    if "targets" in row:
+        return row["targets"][0]
+    return row.get("labels", torch.tensor([IGNORED], device=row["inputs"].device))
 
 
-def measure(context: AnalysisContext, rows: Sequence[Batch], lens: Lens, num_resamples: int) -> list[dict[str, Change]]:
+def measure(context: AnalysisContext, rows: Sequence[Batch], lens: Lens, num_resamples: int) -> Scores:
     """The means of `MEASURES` over the targets at each depth, with their 95 % intervals over the rows."""
-    of_rows, counts = [], [float((targets_of(row) != IGNORED).sum()) for row in rows]
+    sums = []
     for row in rows:
         is_target = (targets := targets_of(row)) != IGNORED
-        depths = [log_q[is_target] for log_q in downwards(context, row, lens)]
-        p, sums = depths[0], []
-        for log_q in reversed(depths):
-            nats = F.nll_loss(log_q, targets[is_target], reduction="sum")
-            kl = F.kl_div(log_q, p, reduction="sum", log_target=True)
-            sums.append([float(nats), float(kl), float((log_q.argmax(dim=-1) == p.argmax(dim=-1)).sum())])
-        of_rows.append(sums)
-    by_depth, targets = torch.tensor(of_rows).double().permute(1, 2, 0), torch.tensor(counts).double()
+        *_, p = depths = [log_q[is_target] for log_q in predictions(context, row, lens)]
+        of_row = [
+            (
+                F.nll_loss(log_q, targets[is_target], reduction="sum"),
+                F.kl_div(log_q, p, reduction="sum", log_target=True),
+                (log_q.argmax(dim=-1) == p.argmax(dim=-1)).sum(),
+            )
+            for log_q in depths
+        ]
+        sums.append([[float(x) for x in at] for at in of_row])
+    counts = torch.tensor([float((targets_of(row) != IGNORED).sum()) for row in rows]).double()
     return [
-        {name: Losses(of, targets).with_interval(num_resamples) for name, of in zip(MEASURES, at, strict=True)}
-        for at in by_depth
+        {name: Losses(of, counts).with_interval(num_resamples) for name, of in zip(MEASURES, at, strict=True)}
+        for at in torch.tensor(sums).double().permute(1, 2, 0)
+    ]
+
+
+def cells_of(context: AnalysisContext, row: Batch, lens: Lens) -> list[list[Cell]]:
+    """The predictions after each token of one row, or after the text of a classifier, by depth."""
+    is_token, tokens = [*queries_by_kind(row).values()][-1][0].cpu(), context.tokenizer.token_strings
+    read, names = tokens(row["inputs"][0].cpu()[is_token]), tokens(range(context.network.vocab_size))
+    if isinstance(context.task, Classification):
+        is_token, read, names = torch.ones(1, dtype=torch.bool), ["(text)"], context.task.labels
+    log_q = torch.stack([of.cpu()[is_token] for of in predictions(context, row, lens)])
+    highest, predicted = log_q.max(dim=-1)
+    given = targets_of(row).cpu()[is_token]
+    targets = given.where(given != IGNORED, predicted[-1]).expand_as(predicted)
+    of_targets = log_q.gather(2, targets.unsqueeze(2))
+    ranks, of_targets = 1 + (log_q > of_targets).sum(dim=2), of_targets.squeeze(2)
+    columns = predicted, highest.exp(), targets, (given != IGNORED).expand_as(targets), of_targets.exp(), ranks
+    return [
+        [
+            Cell(depth, position, token, names[best], probability, names[target], *others)
+            for position, (token, best, probability, target, *others) in enumerate(zip(read, *at, strict=True))
+        ]
+        for depth, at in enumerate(zip(*(column.tolist() for column in columns), strict=True))
     ]
 
 
@@ -204,63 +194,105 @@ def fit_lens(context: AnalysisContext, rows: Sequence[Batch]) -> Lens:
     return [*(fit_translator(x, output, partial(log_probs, context.network)) for x in streams), nn.Identity()]
 
 
-def cells_of(context: AnalysisContext, row: Batch, lens: Lens) -> list[dict[str, Sequence[Any]]]:
-    """The predictions after each token of one row, or after the text of a classifier: a table for each depth.
+def fit_translator(
+    x: Stream, output: Stream, log_probs: Callable[[Stream], Float[Tensor, "tokens vocab_size"]]
+) -> nn.Linear:
+    """The map x + A x + b with the smallest mean KL(p ‖ q), the tuned lens (Belrose et al. 2023, arXiv 2303.08112).
 
-    In place of a target that is not given stands what the output predicts.
+    It is found by L-BFGS (Liu and Nocedal 1989) on all tokens, from the identity. Its variables are those of the
+    whitened stream: where its directions differ in scale by orders of magnitude, that takes a quarter of the steps.
+
+    Args:
+        x: the residual stream at some depth.
+        output: the residual stream after the last layer, of the same tokens.
+        log_probs: log p of the output, and log q of the mapped stream.
     """
-    is_token, tokens = [*queries_by_kind(row).values()][-1][0].cpu(), context.tokenizer.token_strings
-    read, names = tokens(row["inputs"][0].cpu()[is_token]), tokens(range(context.network.vocab_size))
-    if isinstance(context.task, Classification):
-        is_token, read, names = torch.ones(1, dtype=torch.bool), ["(text)"], context.task.labels
-    cells: list[dict[str, Sequence[Any]]] = []
-    targets = given = targets_of(row).cpu()[is_token]
-    for log_q in (found.cpu()[is_token] for found in downwards(context, row, lens)):
-        highest, predicted = log_q.max(dim=-1)
-        targets = given.where(given != IGNORED, predicted if not cells else targets)
-        of_targets = log_q.gather(1, targets.unsqueeze(1))
-        at_depth = {
-            "depth": [len(lens) - 1 - len(cells)] * len(read),
-            "position": range(len(read)),
-            "token": read,
-            "predicted": [names[index] for index in predicted.tolist()],
-            "probability": highest.exp().tolist(),
-            "target": [names[index] for index in targets.tolist()],
-            "given": (given != IGNORED).tolist(),
-            "target_probability": of_targets.squeeze(1).exp().tolist(),
-            "rank": (1 + (log_q > of_targets).sum(dim=1)).tolist(),
-        }
-        cells.append(at_depth)
-    return cells[::-1]
+    mean = x.mean(dim=0)
+    variances, directions = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
+    whitening = directions / variances.clamp(min=SMALLEST * float(variances[-1])).sqrt()
+    factor = x.new_zeros(whitening.shape, requires_grad=True)
+    shift = x.new_zeros(mean.shape, requires_grad=True)
+    rows = max(1, MAX_SCORES // log_probs(x[:1]).shape[-1])
+    parts = [*zip(x.split(rows), ((x - mean) @ whitening).split(rows), output.split(rows), strict=True)]
+    optimizer = torch.optim.LBFGS(
+        [factor, shift], max_iter=NUM_STEPS, tolerance_change=TOLERANCE, line_search_fn="strong_wolfe"
+    )
+
+    def divergence() -> Tensor:
+        optimizer.zero_grad()
+        total = x.new_zeros(())
+        for part, white, last in parts:
+            with torch.no_grad():
+                p = log_probs(last)
+            q = log_probs(part + white @ factor + shift)
+            mean_of_part = F.kl_div(q, p, reduction="sum", log_target=True) / len(x)
+            mean_of_part.backward(inputs=[factor, shift])
+            total += mean_of_part.detach()
+        return total
+
+    with torch.enable_grad():
+        optimizer.step(divergence)
+    added = (whitening @ factor).detach()
+    translator = nn.utils.skip_init(nn.Linear, *added.shape, device=x.device, dtype=x.dtype).requires_grad_(False)
+    translator.weight.copy_(torch.eye(len(added)).to(added) + added.T)
+    translator.bias.copy_(shift.detach() - mean @ added)
+    return translator
 
 
-def _table_of(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, what: str) -> Picture:
-    """The picture of what `cells_of` returns, with the output on top."""
-    total = len(cells[0]["token"])
-    drawn = {column: [of[column][:NUM_DRAWN] for of in reversed(cells)] for column in cells[0]}
+def _by_depth(context: AnalysisContext, num_rows: int, scores: Mapping[str, Scores]) -> AnalysisResult:
+    """The scores of each lens on the targets of some rows, with those of the untrained network's logit lens."""
+    each = [(name, depth, at) for name, depths in scores.items() for depth, at in enumerate(depths)]
+    halves = f", while the tuned lens is fitted on {context.num_windows - num_rows} others" * ("tuned lens" in scores)
+    found = AnalysisResult({"analysis/loss": scores["logit lens"][-1]["nats"].mean})
+    found.scalars |= {
+        f"analysis/{name.replace(' ', '_')}/{depth}/{of}": at[of].mean for name, depth, at in each for of in MEASURES
+    }
+    found.lines["lens"] = (
+        f"over {num_rows} {context.row}s{halves}: nats per {context.task.unit}; KL of the output from "
+        "the lens; how often both predict the same [95 % intervals]:"
+    )
+    for depth, at in enumerate(scores["logit lens"]):
+        tuned = "".join(f" (tuned {of[depth]['kl']:.3g})" for name, of in scores.items() if name == "tuned lens")
+        same = f"{at['agreement']:.3g} (untrained {scores['untrained'][depth]['agreement'].mean:.3g})"
+        title = _title(depth, len(scores["untrained"]))
+        found.lines[f"  {title}"] = f"{at['nats']:.3g}; {at['kl']:.3g}{tuned}; {same}"
+    columns = ["lens", "depth", *(f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high"))]
+    found.tables["lens"] = columns, [[*of, *(x for change in at.values() for x in astuple(change))] for *of, at in each]
+    for of, (title, ylabel, yscale) in MEASURES.items():
+        curves = {name: (range(len(depths)), [at[of].mean for at in depths]) for name, depths in scores.items()}
+        control = {"logit lens, untrained": curves.pop("untrained")}
+        found.figures[f"lens_{of}"] = lines(curves, title, "layers", ylabel.format(context.task.unit), yscale, control)
+    return found
+
+
+def _picture(cells: Sequence[Sequence[Cell]], name: str, what: str) -> Picture:
+    """The predictions with the output on top, framed where they are right."""
+    total, drawn = len(cells[0]), [at[:NUM_DRAWN] for at in reversed(cells)]
     extent = f"the first {NUM_DRAWN} of {total:,} tokens of {what}" if total > NUM_DRAWN else what
-    targets = zip(drawn["target"][0], drawn["given"][0], strict=True)
+    targets = [cell.target if cell.given else f"({cell.target})" for cell in drawn[0]]
     return word_table(
-        drawn["predicted"],
-        drawn["probability"],
-        [[rank == 1 for rank in ranks] for ranks in drawn["rank"]],
+        [[cell.predicted for cell in at] for at in drawn],
+        [[cell.probability for cell in at] for at in drawn],
+        [[cell.rank == 1 for cell in at] for at in drawn],
         [_title(depth, len(cells)) for depth in reversed(range(len(cells)))],
-        {"target": [name if given else f"({name})" for name, given in targets], "token": drawn["token"][0]},
+        {"target": targets, "token": [cell.token for cell in drawn[0]]},
         f"{name}: what the residual stream predicts, on {extent}",
         "probability of the prediction; framed where it is the target (in brackets: the output's, for want of one)",
     )
 
 
-def _at_place(cells: Sequence[Mapping[str, Sequence[Any]]], name: str, place: int) -> dict[str, str]:
-    """The predictions at one token, by depth, as lines of the summary."""
-    token, target = (cells[-1][column][place] for column in ("token", "target"))
-    lines = {name: f'prediction at "{token}", its probability, and the rank of "{target}":'}
-    for depth, of in enumerate(cells):
-        predicted, probability, rank = (of[column][place] for column in ("predicted", "probability", "rank"))
-        lines[f"  {name}, {_title(depth, len(cells))}"] = f'"{predicted}" {probability:.1%}, rank {rank}'
+def _at_place(context: AnalysisContext, row: Batch, cells: Sequence[Sequence[Cell]], name: str) -> dict[str, str]:
+    """The predictions at the masked token, else at the last one, by depth, as lines of the summary."""
+    ids, mask_id = row["inputs"][0].tolist(), context.tokenizer.mask_id
+    at = ids.index(mask_id) if isinstance(context.task, MaskedLM) and mask_id in ids else -1
+    last = cells[-1][at]
+    lines = {name: f'prediction at "{last.token}", its probability, and the rank of "{last.target}":'}
+    for cell in (of_depth[at] for of_depth in cells):
+        told = f'"{cell.predicted}" {cell.probability:.1%}, rank {cell.rank}'
+        lines[f"  {name}, {_title(cell.depth, len(cells))}"] = told
     return lines
 
 
 def _title(depth: int, number: int) -> str:
-    """The depth of a stream of which there is a number."""
+    """A depth, of a number of depths, in words."""
     return {1: "1 layer", number - 1: "output", 0: "embedding"}.get(depth, f"{depth} layers")

@@ -3,25 +3,23 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest, require_positive
 from tinyformer.analysis.removal.ablation import rank_correlation
-from tinyformer.errors import require_at_least
 from tinyformer.measures.intervals import Change, Losses, simultaneous
 from tinyformer.measures.points import points_of
-from tinyformer.report.charts import change_grid
+from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
 
-NUM_PRINTED, NUM_DRAWN = 4, 24  # sublayers that are printed, tokens in a picture
+NUM_PRINTED = 4  # sublayers in words
 MAX_TOKENS = 2048  # in a forward pass, each of whose rows is a prompt with one place patched
 
 BY_TOKEN = re.compile(r"(\w+coder\.)?(embedding|layers\.\d+\.(residual_post|\w+\.output))")
@@ -39,6 +37,11 @@ class Place(NamedTuple):
     point: str
     what: str  # of a head: "output", or what of it is due to its "pattern" or "values"; "" for the vector of a token
     number: int  # of the head, or of the token from the end: -1 is the last
+
+    @property
+    def stack(self) -> str:
+        """Its stack; "" where there is only one."""
+        return "".join(re.findall(r"^\w+coder", self.point))
 
 
 Effects: TypeAlias = dict[Place, Float[Tensor, "*directions 2 pairs"]]
@@ -114,7 +117,7 @@ class Share(NamedTuple):
     def row(self) -> list[float]:
         """The values of `COLUMNS`."""
         both = zip(self[:2], self.estimates, strict=True)
-        return [value for change, estimate in both for value in (change.mean, change.low, change.high, estimate)]
+        return [value for change, estimate in both for value in (*astuple(change), estimate)]
 
     def __str__(self) -> str:
         return f"restores {self.restores}, destroys {self.destroys}"
@@ -163,104 +166,102 @@ class ActivationPatching(PairAnalysis):
     margin: float = 0.1
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_pairs")
-        require_at_least(2, {"num_resamples": 1000}, num_resamples=self.num_resamples)
-        require_at_least(0, {"margin": 0.1}, margin=self.margin)
+        require_positive(self, "num_pairs", "num_resamples")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        groups, points, living = self.pairs(context), points_of(context.network), context.active_heads
-        gates = {layer.head_gate: at for at, layer in enumerate(context.layers)}
+        groups, points = self.pairs(context), points_of(context.network)
+        gates = {layer.head_gate: index for index, layer in enumerate(context.layers)}
         layers = {name: gates[point.module] for name, point in points.items() if point.module in gates}
         difference, effects = patch_pairs(context, groups, [*filter(BY_TOKEN.fullmatch, points), *layers])
         by_chance, control = patch_pairs(replace(context, network=context.untrained()), groups, [*layers])
-        findings, apart, apart_untrained, is_share = self.findings(context, groups, difference, by_chance)
+        found, words, is_share = self.result(context, groups, difference, by_chance)
+        heads = {at: (layers[at.point], at.number) for at in effects if at.what}
+        heads = {at: head for at, head in heads.items() if head in context.active_heads}
         of = difference if is_share else torch.ones_like(difference)
-        heads = {at: head for at in effects if at.what and (head := (layers[at.point], at.number)) in living}
-        tokens = [place for place in effects if not place.what]
-        of_tokens, of_heads, untrained = (
-            shares_of({place: found[place] for place in places}, of, self.num_resamples)
-            for found, places in ((effects, tokens), (effects, heads), (control, heads))
+        patched = Patched(
+            context,
+            groups,
+            heads,
+            shares_of({at: effect for at, effect in effects.items() if not at.what}, of, self.num_resamples),
+            shares_of({at: effects[at] for at in heads}, of, self.num_resamples),
+            shares_of({at: control[at] for at in heads}, of, self.num_resamples),
+            "share of clean minus corrupted" if is_share else "logits",
         )
-        outputs = sorted((place for place in heads if place.what == "output"), key=lambda place: -of_heads[place].most)
-        named, named_untrained = (
-            [place for place in outputs if is_share and max(shares[place][0].low, shares[place][1].low) > self.margin]
-            for shares in (of_heads, untrained)
+        kind = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
+        found.lines["patching"] = f"{words}; effects {kind}:"
+        patched.add_tokens(found)
+        patched.add_heads(found, self.margin if is_share else math.inf)
+        patched.add_estimates(found)
+        return found
+
+
+@dataclass(frozen=True)
+class Patched:
+    """The measured effects of places, which its methods add to a result in words, tables and pictures."""
+
+    context: AnalysisContext
+    groups: Sequence[Pairs]
+    heads: Mapping[Place, Head]
+    of_tokens: Shares
+    of_heads: Shares
+    untrained: Shares  # of the heads
+    unit: str
+
+    def add_tokens(self, found: AnalysisResult) -> None:
+        """The effects by token: of the sublayers in words, and of all in a table and a picture for each stack."""
+        shares, labels = self.of_tokens, _labels(self.context, self.groups)
+        sublayers = {place: share.most for place, share in shares.items() if place.point.endswith("output")}
+        for place in largest(sublayers, NUM_PRINTED):
+            position, token = labels[place.stack, place.number]
+            found.lines[f"  {_title(place.point)}, token {position} {token}"] = str(shares[place])
+        for stack in dict.fromkeys(place.stack for place in shares):
+            name = "source_tokens" if stack == "encoder" else "tokens"
+            places = {place: labels[stack, place.number] for place in shares if place.stack == stack}
+            rows = [[place.point, *label, *shares[place].row()] for place, label in places.items()]
+            found.tables[name] = ["point", "position", "token", *COLUMNS], rows
+            # The stream first, as papers print it, then what each kind of sublayer adds to it.
+            ordered = sorted(places, key=lambda place: place.point.split(".")[-2] if "output" in place.point else "")
+            cells = {(_title(place.point), *places[place]): shares[place].restores.mean for place in ordered}
+            found.figures[name] = token_grid(cells, "What each token restores in the corrupted prompt", self.unit)
+
+    def add_heads(self, found: AnalysisResult, margin: float) -> None:
+        """The effects by head: those above a margin in words, all in a table for each network, and in a picture."""
+        outputs = largest({at: self.of_heads[at].most for at in self.heads if at.what == "output"})
+        named, by_chance = (
+            [at for at in outputs if max(of[at].restores.low, of[at].destroys.low) > margin]
+            for of in (self.of_heads, self.untrained)
         )
-        words = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
-        unit = "share of clean minus corrupted" if is_share else "logits"
-        findings.lines["patching"] = f"{apart}; effects {words}:"
-        _add_tokens(findings, context, groups, of_tokens, unit)
-        rule = "one pair has no interval" if len(difference) == 1 else f"the whole interval is above {self.margin:g}"
-        findings.lines["heads"] = f"{len(named)} of {len(outputs)} named: {rule}"
-        for place in named or outputs[:1]:
-            parts = {what: of_heads[place._replace(what=what)] for what in PARTS}
+        found.scalars |= {"analysis/named_heads": len(named), "analysis/untrained_named_heads": len(by_chance)}
+        found.lines["heads"] = (
+            f"{len(named)} of {len(outputs)} named: the whole interval, of which one pair has none, is above the margin"
+        )
+        for at in named or outputs[:1]:
+            parts = {what: self.of_heads[at._replace(what=what)] for what in PARTS}
             alone = (f"; its {what} alone {of[0].mean:+.3f}, {of[1].mean:+.3f}" for what, of in parts.items())
-            findings.lines[f"  {context.head_title(*heads[place])}"] = f"{of_heads[place]}{''.join(alone)}"
-        largest = max(untrained[place].most for place in outputs)
-        told = f"{len(named_untrained)} heads named, the largest effect is {largest:+.4f}"
-        findings.lines["untrained weights"] = f"clean minus corrupted {apart_untrained} logits; {told}"
-        _add_heads(findings, context, heads, {"heads": of_heads, "untrained_heads": untrained}, unit)
-        findings.scalars |= {"analysis/named_heads": len(named), "analysis/untrained_named_heads": len(named_untrained)}
-        for name, shares in {"heads": of_heads, "tokens": of_tokens}.items():
+            found.lines[f"  {self.context.head_title(*self.heads[at])}"] = f"{self.of_heads[at]}{''.join(alone)}"
+        most = max(self.untrained[at].most for at in outputs)
+        found.lines["untrained weights"] = f"{len(by_chance)} heads named, the largest effect is {most:+.4f}"
+        columns, cells = [*self.context.address_columns, "head", "what", *COLUMNS], {}
+        for name, shares in {"heads": self.of_heads, "untrained_heads": self.untrained}.items():
+            rows = ([*self.context.head_address(*head), at.what, *shares[at].row()] for at, head in self.heads.items())
+            found.tables[name] = columns, [*rows]
+        for field, verb in enumerate(Share._fields[:2]):
+            for at, head in self.heads.items():
+                layer, number = self.context.head_title(*head).split(" head ")
+                cells[f"{layer} {at.what}", f"head {number}\n{verb}"] = self.of_heads[at][:2][field].mean
+        title = "What each head restores in the corrupted prompt, and destroys in the clean one"
+        found.figures["heads"] = named_grid(cells, title, self.unit)
+
+    def add_estimates(self, found: AnalysisResult) -> None:
+        """The correlation of the exact effects with their estimates by gradients."""
+        for name, shares in {"heads": self.of_heads, "tokens": self.of_tokens}.items():
             exact = [change.mean for share in shares.values() for change in share[:2]]
             estimates = [estimate for share in shares.values() for estimate in share.estimates]
             r = float(torch.corrcoef(torch.tensor([exact, estimates]))[0, 1])
             rho = rank_correlation(exact, estimates)
-            findings.scalars |= {f"analysis/gradient/{name}/r": r, f"analysis/gradient/{name}/rho": rho}
-            findings.lines[f"{name} by gradient"] = f"r = {r:.3f}, ρ = {rho:.3f} with the exact effects"
-        return findings
-
-
-def _add_heads(
-    findings: AnalysisResult,
-    context: AnalysisContext,
-    heads: Mapping[Place, Head],
-    shares: Mapping[str, Shares],
-    unit: str,
-) -> None:
-    """The effects by head: a table for each network, and a picture."""
-    columns = [*context.address_columns, "head", "what", *COLUMNS]
-    for name, of in shares.items():
-        rows = [[*context.head_address(*head), place.what, *of[place].row()] for place, head in heads.items()]
-        findings.tables[name] = columns, rows
-    cells = {}
-    for at, verb in enumerate(Share._fields[:2]):
-        for place, head in heads.items():
-            layer, number = context.head_title(*head).split(" head ")
-            cells[f"{layer} {place.what}", f"head {number}\n{verb}"] = shares["heads"][place][:2][at].mean
-    title = "What each head restores in the corrupted prompt, and destroys in the clean one"
-    findings.figures["heads"] = _grid(cells, title, unit)
-
-
-def _add_tokens(
-    findings: AnalysisResult, context: AnalysisContext, groups: Sequence[Pairs], shares: Shares, unit: str
-) -> None:
-    """The effects by token: of the sublayers in words, and of all in a table and a picture for each stack."""
-    labels, sublayers = _labels(context, groups), [place for place in shares if place.point.endswith("output")]
-    for place in sorted(sublayers, key=lambda place: -shares[place].most)[:NUM_PRINTED]:
-        position, token = labels[_stack(place), place.number]
-        findings.lines[f"  {_title(place.point)}, token {position} {token}"] = str(shares[place])
-    for stack in dict.fromkeys(map(_stack, shares)):
-        name = "source_tokens" if stack == "encoder" else "tokens"
-        places = {place: labels[stack, place.number] for place in shares if _stack(place) == stack}
-        rows = [[place.point, *label, *shares[place].row()] for place, label in places.items()]
-        findings.tables[name] = ["point", "position", "token", *COLUMNS], rows
-        strongest = sorted(places, key=lambda place: -abs(shares[place].restores.mean))
-        drawn = [*dict.fromkeys(place.number for place in strongest)][:NUM_DRAWN]
-        # The stream first, as papers print it, then what each kind of sublayer adds to it.
-        ordered = sorted(places, key=lambda place: place.point.split(".")[-2] if "output" in place.point else "")
-        cells = {
-            (_title(place.point), "{}\n{}".format(*places[place])): shares[place].restores.mean
-            for place in ordered
-            if place.number in drawn
-        }
-        findings.figures[name] = _grid(cells, "What each token restores in the corrupted prompt", unit)
-
-
-def _stack(place: Place) -> str:
-    """The stack of a place; "" where there is only one."""
-    return "".join(re.findall(r"^\w+coder", place.point))
+            found.scalars |= {f"analysis/gradient/{name}/r": r, f"analysis/gradient/{name}/rho": rho}
+            found.lines[f"{name} by gradient"] = f"r = {r:.3f}, ρ = {rho:.3f} with the exact effects"
 
 
 def _title(point: str) -> str:
@@ -281,8 +282,3 @@ def _labels(context: AnalysisContext, groups: Sequence[Pairs]) -> dict[tuple[str
             position = index if len(groups) > 1 else number + index
             labels[stack, index] = position, "/".join(tokens) if len(tokens) <= 2 else role
     return labels
-
-
-def _grid(cells: Mapping[tuple[str, str], float], title: str, unit: str) -> Figure:
-    rows, columns = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
-    return change_grid(cells, rows, columns, title, unit)

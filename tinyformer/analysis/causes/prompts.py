@@ -54,9 +54,13 @@ class Prompts:
         source = context.tokenizer.token_strings(self.batch["source"][row])
         return {"encoder": source, "decoder": tokens, "cross": source}
 
+    def sizes(self) -> tuple[torch.Size, ...]:
+        """The sizes of what is read, the same for prompts of the same number of tokens."""
+        return tuple(part.shape for part in tensors(self.batch).values())
+
     def rows(self, rows: Int[Tensor, " rows"]) -> "Prompts":
         """Some of the prompts."""
-        return _joined([self], lambda parts: parts[0][rows])
+        return _joined(lambda parts: parts[0][rows], self)
 
     def run(self, context: AnalysisContext, **options: Any) -> tuple[Float[Tensor, " prompts"], dict[str, Tensor]]:
         """The scores in an `exact_pass`, and its captured activations."""
@@ -166,16 +170,16 @@ class PairAnalysis:
             if getattr(self, name) is None:
                 reason = f"must be given with `{given}`: a pair has two prompts"
                 raise ArgumentError(name, None, reason, {name: "A cat is"})
-        of_length: dict[Any, list[Pairs]] = defaultdict(list)
+        of_length = defaultdict[Any, list[Pairs]](list)
         for pair in [self._pair(context)] if self.file is None else self._of_file(context, self.file):
-            of_length[tuple(part.shape for part in tensors(pair.clean.batch).values())].append(pair)
+            of_length[pair.clean.sizes()].append(pair)
         groups = (zip(*group, strict=True) for group in of_length.values())
-        return [Pairs(_joined(clean, torch.cat), _joined(corrupted, torch.cat)) for clean, corrupted, _ in groups]
+        return [Pairs(_joined(torch.cat, *clean), _joined(torch.cat, *corrupted)) for clean, corrupted, _ in groups]
 
-    def findings(
+    def result(
         self, context: AnalysisContext, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
-    ) -> tuple[AnalysisResult, str, str, bool]:
-        """AnalysisResult on clean minus corrupted scores, both in words, and whether the trained are clearly above."""
+    ) -> tuple[AnalysisResult, str, bool]:
+        """A result on clean minus corrupted scores, these in words, and True if clearly above untrained weights."""
         number, (own, control) = len(trained), map(compare, (trained, untrained))
         title = groups[0].clean.title(context) if number == 1 else f"{number} pairs"
         facts = {name: fact for name, fact in context.facts.items() if name != "data"}
@@ -183,18 +187,16 @@ class PairAnalysis:
         if self.clean and self.corrupted:
             texts = ([text] if isinstance(text, str) else text for text in (self.clean, self.corrupted))
             facts = context.facts_of_text([*chain(*texts)])
-        found = AnalysisResult(
-            {"analysis/difference": own.mean, "analysis/untrained_difference": control.mean}, facts=facts
-        )
+        scalars = {"analysis/difference": own.mean, "analysis/untrained_difference": control.mean}
         is_clear = min(own.low, compare(trained, untrained).low) > 0
-        return found, f"{title}: clean minus corrupted {own} logits", str(control), is_clear
+        words = f"{title}: clean minus corrupted {own} logits; untrained {control}"
+        return AnalysisResult({**scalars}, facts=facts), words, is_clear
 
     def _pair(self, context: AnalysisContext) -> Pairs:
         texts: Any = self.clean, self.corrupted
         first = read_prompt(context, texts[0], self.target, self.answer, self.against, "clean")
         second = read_prompt(context, texts[1], self.target, self.against, argument="corrupted")
-        sizes = [[part.shape[1] for part in tensors(side.batch).values() if part.ndim > 1] for side in (first, second)]
-        if sizes[0] != sizes[1]:
+        if first.sizes() != second.sizes():
             own, other = (context.tokenizer.token_strings(context.tokens_of(text)) for text in texts)
             reason = f"must have as many tokens as the clean prompt, {len(own)}: {own}; it has {other}"
             raise ArgumentError("corrupted", self.corrupted, reason)
@@ -264,12 +266,9 @@ def _index(context: AnalysisContext, argument: str, word: str) -> int:
     return ids[0]
 
 
-def _joined(prompts: Sequence[Prompts], join: Callable[[list[Tensor]], Tensor]) -> Prompts:
+def _joined(join: Callable[[list[Tensor]], Tensor], *prompts: Prompts) -> Prompts:
     """Prompts whose tensors are made of those of several prompts."""
-
-    def of(parts: list[Any]) -> Any:
-        return None if parts[0] is None else join(parts)
-
-    batch = {name: of([tensors(some.batch)[name] for some in prompts]) for name in prompts[0].batch}
-    others = (of([getattr(some, name) for some in prompts]) for name in ("places", "answers", "against"))
-    return Prompts(cast(Batch, batch), *others)
+    batch = {name: join([tensors(some.batch)[name] for some in prompts]) for name in tensors(prompts[0].batch)}
+    others = {name: [getattr(some, name) for some in prompts] for name in ("places", "answers", "against")}
+    given: dict[str, Any] = {name: None if parts[0] is None else join(parts) for name, parts in others.items()}
+    return Prompts(cast(Batch, batch), **given)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest, require_positive
 from tinyformer.analysis.removal.redundancy import weights_by_head
 from tinyformer.errors import ArgumentError, require_at_least, require_at_most
 from tinyformer.nn import Attention, BaseAttention, LayerNorm, Network, PreNormBlock, RMSNorm, TokenReadout
@@ -58,17 +58,16 @@ class HeadWeights:
         distances: of query and key in tokens, for rotary positions; others do not enter into the circuits.
         num_tokens: the largest and the smallest entries of each circuit in the table.
         num_untrained: untrained networks, with the seeds that follow the model's own.
-        num_windows: as in all analyses; none is read.
     """
 
     distances: Sequence[int] = (0, 1, 2, 4, 8)
     num_tokens: int = 10
     num_untrained: int = 20
-    num_windows: int = 1
+    num_windows = 1  # of the sample, which is not read
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_tokens", "num_windows")
+        require_positive(self, "num_tokens")
         require_at_least(2, {"num_untrained": 20}, num_untrained=self.num_untrained)
         if min(self.distances, default=-1) < 0:
             reason = "must hold distances from 0 on, in tokens"
@@ -83,16 +82,20 @@ class HeadWeights:
         trained = scores_of(context.network, self.distances, heads)
         untrained = [scores_of(context.untrained(seed), self.distances, heads) for seed in seeds]
         chances = {name: Chance.of([scores[name] for scores in untrained]) for name in trained}
-        found = self._circuits(context, trained, chances)
+        limits = f"95 % of untrained networks stay below each limit, estimated from {self.num_untrained}"
+        found = AnalysisResult(lines={"weights": f"no input is read; {limits}"})
         if trained.keys() & SIDES:
             _add_compositions(found, context, trained, chances)
+        self._add_circuits(found, context, trained, chances)
         for name, scores in trained.items():
             found.scalars[f"analysis/{name}/largest"] = max(scores.values())
             found.scalars[f"analysis/{name}/beyond_chance"] = chances[name].num_beyond(scores)
         return found
 
-    def _circuits(self, context: AnalysisContext, trained: Scores, chances: Mapping[str, "Chance"]) -> AnalysisResult:
-        """The score of each circuit, and its largest and smallest entries."""
+    def _add_circuits(
+        self, found: AnalysisResult, context: AnalysisContext, trained: Scores, chances: Mapping[str, "Chance"]
+    ) -> None:
+        """Add the score of each circuit, and its largest and smallest entries."""
         rows, told = list[list[Any]](), dict[Any, str]()
         for circuit in circuits(folded_stacks(context.network), self.distances):
             for head in (head for head in trained[circuit.name] if head[0] == circuit.layer):
@@ -102,52 +105,47 @@ class HeadWeights:
                     rows += [[*place, end, *pair, value] for pair, (value, *_) in zip(pairs, entries, strict=True)]
                     sentences.append(f"{end} " + ", ".join(map(" → ".join, pairs[:NUM_PRINTED])))
                 told[circuit.name, head] = "; ".join(sentences)
+        found.tables["tokens"] = [*context.address_columns, "head", "circuit", "end", "from", "to", "entry"], rows
         names = sorted(trained.keys() - SIDES, key=lambda name: (name[:2], len(name), name))
-        limits = f"95 % of untrained networks stay below each limit, estimated from {self.num_untrained}"
         meaning = "OV is 1 if each token promotes itself where it is attended to, QK if each attends to its equals"
         by_distance = "; QK_n is QK for a key n tokens before the query, QK_0 at the query's own position"
-        meaning += by_distance * any(name.startswith("QK_") for name in names)
-        lines = {"weights": f"no input is read; {limits}", "scores": f"from -1 to 1: {meaning}"}
+        found.lines["scores"] = f"from -1 to 1: {meaning}{by_distance * ('QK' not in names)}"
         for name in names:
-            lines[name] = chances[name].sentence(trained[name], "heads")
-            for head in sorted(trained[name], key=trained[name].__getitem__, reverse=True)[:NUM_PRINTED]:
-                lines[f"  {name} of {context.head_title(*head)}"] = f"{trained[name][head]:+.3f}; {told[name, head]}"
+            found.lines[name] = chances[name].sentence(trained[name], "heads")
+            for head in largest(trained[name], NUM_PRINTED):
+                title = f"  {name} of {context.head_title(*head)}"
+                found.lines[title] = f"{trained[name][head]:+.3f}; {told[name, head]}"
         columns = [f"{name}{kind}" for name in names for kind in ("", "_untrained", "_limit")]
-        of_head = {head: [(trained[name].get(head), *chances[name]) for name in names] for head in trained[names[-1]]}
-        table = {head: list(itertools.chain(*values)) for head, values in of_head.items()}  # an encoder has no OV
-        title = f"{names[0]} ({'copying' if names[0] == 'OV' else 'matching'}): {lines[names[0]]}"
-        token_columns = [*context.address_columns, "head", "circuit", "end", "from", "to", "entry"]
-        return AnalysisResult(
-            lines=lines,
-            tables={"circuits": context.head_table(columns, table), "tokens": (token_columns, rows)},
-            figures={"circuits": context.head_grid(trained[names[0]], title, "Σλ / Σ|λ|", diverging=True)},
-        )
+        heads = trained[names[-1]]  # those of an encoder have no OV
+        values = {head: [x for name in names for x in (trained[name].get(head), *chances[name])] for head in heads}
+        found.tables["circuits"] = context.head_table(columns, values)
+        title = f"{names[0]} ({'copying' if names[0] == 'OV' else 'matching'}): {found.lines[names[0]]}"
+        found.figures["circuits"] = context.head_grid(trained[names[0]], title, "Σλ / Σ|λ|", diverging=True)
 
 
 def _add_compositions(
     found: AnalysisResult, context: AnalysisContext, trained: Scores, chances: Mapping[str, "Chance"]
 ) -> None:
     """Add which heads read from which."""
-    rows, edges = list[list[Any]](), list[tuple[str, Any, Any, float]]()
-    lines = {"weights": found.lines.pop("weights")}
+    rows, beyond = list[list[Any]](), dict[tuple[str, Any, Any], float]()
     for name, side in SIDES.items():
         scores, chance, writers = trained[name], chances[name], defaultdict[Head, list[str]](list)
-        lines[f"{name}-composition"] = chance.sentence(scores, "pairs")
-        for writer, reader in sorted(scores, key=scores.__getitem__, reverse=True):
+        found.lines[f"{name}-composition"] = chance.sentence(scores, "pairs")
+        for writer, reader in largest(scores):
             score, address = scores[writer, reader], (*context.head_address(*writer), *context.head_address(*reader))
             difference, is_beyond = score - chance.mean, score > chance.limit
             rows.append([name, *address, score, chance.mean, difference, is_beyond])
-            edges += [(f"{name}-composition", writer, reader, difference)] * is_beyond
+            if is_beyond:
+                beyond[f"{name}-composition", writer, reader] = difference
             writers[reader].append(f"{context.head_title(*writer)}: {score:.3f}{'' if is_beyond else ' (chance)'}")
         for reader, told in itertools.islice(writers.items(), NUM_PRINTED):
-            lines[f"  {side} of {context.head_title(*reader)}"] = f"from {', '.join(told[:NUM_PRINTED])}"
-    found.lines = lines | found.lines
+            found.lines[f"  {side} of {context.head_title(*reader)}"] = f"from {', '.join(told[:NUM_PRINTED])}"
     columns = [f"{name}_{side}" for side in ("writer", "reader") for name in (*context.address_columns, "head")]
     found.tables["composition"] = ["composition", *columns, "score", "untrained", "difference", "beyond_chance"], rows
     heads = dict.fromkeys(itertools.chain(*trained["Q"]))
     names = {head: (layer_title(context.addresses[head[0]]), context.head_address(*head)[-1]) for head in heads}
-    drawn = sorted(edges, key=lambda edge: -edge[-1])[:MAX_EDGES]
-    title = f"Which heads read from which: {len(drawn)} of the {len(edges)} compositions beyond chance, of {len(rows)}"
+    drawn = [(*edge, beyond[edge]) for edge in largest(beyond, MAX_EDGES)]
+    title = f"Which heads read from which: {len(drawn)} of the {len(beyond)} compositions beyond chance, of {len(rows)}"
     found.figures["composition"] = head_graph(names, drawn, title)
 
 
@@ -223,8 +221,7 @@ class Circuit(NamedTuple):
                 values, places = block.topk(min(count, len(block)), largest=end == "most")
                 rows, columns = (first + places // width).tolist(), (places % width).tolist()
                 known.extend(zip(values.tolist(), rows, columns, strict=True))
-                known[:] = sorted(known, reverse=end == "most")[:count]
-        return found
+        return {end: sorted(known, reverse=end == "most")[:count] for end, known in found.items()}
 
 
 def scores_of(network: Network, distances: Sequence[int], heads: Sequence[Head]) -> Scores:
