@@ -78,14 +78,14 @@ BREAKS = (
     ),
     Break(
         "short_runs_are_compiled",
-        "run/compiling.py",
+        "run/network.py",
         ">= MIN_SECONDS",
         ">= 0.9 * MIN_SECONDS",
         ("tests/run/test_compiling.py",),
     ),
     Break(
         "resumed_runs_decide_anew",
-        "run/compiling.py",
+        "run/network.py",
         "if earlier is None else earlier",
         "or earlier",
         ("tests/run/test_compiling.py",),
@@ -521,7 +521,7 @@ BREAKS = (
     # app
     Break(
         "test_of_the_last_weights",
-        "run/results.py",
+        "run/evaluation.py",
         "load_checkpoint(run.checkpoints.best)",
         "load_checkpoint(run.checkpoints.last)",
         ("tests/test_tasks.py", "-k", "best_weights"),
@@ -557,7 +557,7 @@ BREAKS = (
     ),
     Break(
         "one_batch_is_the_whole",
-        "run/summary.py",
+        "run/results.py",
         "not (isinstance(limit, float) and limit == 1.0)",
         "limit != 1.0",
         ("tests/test_evaluate.py::test_no_number_of_tokens_is_claimed_where_a_part_is_scored",),
@@ -826,7 +826,7 @@ BREAKS = (
     ),
     Break(
         "graphs_of_documents",
-        "run/compiling.py",
+        "run/network.py",
         "not varies and mask.documents is None",
         "not varies",
         ("tests/run/test_compiling.py",),
@@ -902,7 +902,7 @@ BREAKS = (
     ),
     Break(
         "networks_of_earlier_runs_count_as_recompilations",
-        "run/compiling.py",
+        "run/network.py",
         "torch.compiler.reset()",
         "pass",
         ("tests/run/test_compiling.py",),

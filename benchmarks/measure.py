@@ -31,9 +31,9 @@ from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.nn.kernels.observe import running_kernel
 from tinyformer.run.fitting import fit
-from tinyformer.run.loggers import closing
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run
+from tinyformer.run.trainer import closing
 from tinyformer.training.callbacks.progress import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"

@@ -28,8 +28,8 @@ from omegaconf import DictConfig
 
 from tinyformer.config.compose import CommandLine
 from tinyformer.run.fitting import fit
-from tinyformer.run.loggers import closing
 from tinyformer.run.pipeline import set_up
+from tinyformer.run.trainer import closing
 from tinyformer.training import AttentionTelemetry
 
 EXPERIMENT = "experiment=shakespeare_cpu"

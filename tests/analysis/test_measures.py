@@ -29,7 +29,7 @@ from tinyformer.measures.capture import CapturedMaps
 from tinyformer.measures.formulas import coverage, diagonal_distance, monotonicity, source_end
 from tinyformer.measures.probe import random_maps as random_maps_of
 from tinyformer.nn import AttentionMaps, AttentionMask
-from tinyformer.run.summary import describe_roles
+from tinyformer.run.results import describe_roles
 from tinyformer.training import AttentionTelemetry
 
 ALL = MEASURES | PATTERNS

@@ -128,7 +128,7 @@ def mistake_in(*overrides: str) -> str:
         ),
         ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: *trainer.strategy=ddp works."),
         ("trainer.num_nodes=2", "trainer.num_nodes=2: needs a process on each node, *; trainer.num_nodes=1 works."),
-        ("+trainer.fast_dev_run=true", "trainer.fast_dev_run=true: writes no *trainer.fast_dev_run=false works."),
+        ("+trainer.fast_dev_run=true", "trainer.fast_dev_run=true: is no argument that a run takes; remove it."),
         ("trainer.val_check_interval=0.5", "none"),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("trainer.max_time=5", "trainer.max_time=5: must be days, *; trainer.max_time=00:00:30:00 works."),

@@ -22,7 +22,7 @@ from tinyformer.data import (
 from tinyformer.data.examples import truncate
 from tinyformer.data.sources.documents import from_columns
 from tinyformer.errors import ArgumentError
-from tinyformer.run.summary import data_results, describe_data
+from tinyformer.run.results import describe_data
 from tinyformer.tasks import Classification
 
 from .streams import EOS, split_of
@@ -222,8 +222,9 @@ def test_the_summary_counts_classes_and_what_is_cut(make):
         data = make(train=rows, seq_len=seq_len, whole=True)
         told = "".join(f", {number} {what}" for what, number in cut.items())
         line = f"12 documents, {12 * seq_len} tokens{told}\nclasses: {classes} and 1 more"
-        results = data_results(data, ["all"])["all"]
-        assert (describe_data(data, ["all"])["all"], results["too_long"], results["classes"]["12"]) == (line, cut, 2)
+        facts = describe_data(data, ["all"])
+        results = facts[0].results["data"]["all"]
+        assert (facts[-1][:2], results["too_long"], results["classes"]["12"]) == (("all", line), cut, 2)
         assert data.splits["all"].num_bytes == num_bytes
 
 

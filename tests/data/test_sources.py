@@ -17,7 +17,7 @@ from tinyformer.data import ByteTokenizer, ExampleFormat, SourceDataModule, Text
 from tinyformer.data.sources.documents import natural_order
 from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.errors import ArgumentError
-from tinyformer.run.summary import describe_data
+from tinyformer.run.results import describe_data
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
@@ -263,7 +263,8 @@ def test_what_a_split_leaves_out_is_counted(tmp_path):
     source = TextFiles(str(tmp_path / "texts"))
     data = SourceDataModule(source, ByteTokenizer(), WindowFormat(2), 1, cache_dir=str(tmp_path))
     data.prepare()
-    lines, reason = describe_data(data, [*data.splits], ""), "without text (empty, null or cut short)"
+    lines = {fact.label: fact.line for fact in describe_data(data, [*data.splits]) if fact.line}
+    reason = "without text (empty, null or cut short)"
     assert lines.pop("data").endswith("; not read: 2 hidden files, 1 broken link, 1 other file")
     assert lines == {
         "train": f"1 file (a.csv), 2 documents, 7 tokens; left out: 3 {reason}",

@@ -21,7 +21,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import network
-from tinyformer.run.custom_scores import register_score
+from tinyformer.run.match import register_score
 
 CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
 

@@ -1,7 +1,6 @@
 """The comparison of finished runs, on the command line and as its parts."""
 
 import json
-import os
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -204,8 +203,7 @@ MISTAKES = {
     "run --metric val/los": "--metric=val/los: is not a key of results.json (numbers: val/loss, ",
     "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
     "yaml": "RUN=yaml/config.yaml: cannot be read (while parsing",
-    "pipe": "RUN=pipe/config.yaml: cannot be read (no file)",
-    "huge": "--metric=val/loss: is not a number in any run",
+    "null": "--metric=val/loss: is not a number in any run",
     "run --out run/results.json": "--out=run/results.json: cannot be created (File exists); --out=comparison works.",
 }
 
@@ -213,16 +211,14 @@ MISTAKES = {
 def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
     contents = {
         "yaml/config.yaml": "a: [1\nb: 2",
-        "huge/results.json": f'{{"val/loss": {"9" * 400}}}',
+        "null/results.json": '{"val/loss": null}',
     }
-    for name in ("run", "unfinished", "yaml", "huge", "pipe"):
+    for name in ("run", "unfinished", "yaml", "null"):
         write_run(name)
     for path, text in contents.items():
         Path(path).write_text(text)
     Path("empty").mkdir()
     Path("unfinished/results.json").unlink()
-    Path("pipe/config.yaml").unlink()
-    os.mkfifo("pipe/config.yaml")
     for arguments, sentence in MISTAKES.items():
         ended = call(f"compare {arguments}")
         assert (ended.code, ended.out) == (2, ""), arguments

@@ -13,8 +13,8 @@ from tinyformer.costs.network import count_costs
 from tinyformer.data import WindowFormat
 from tinyformer.hardware import can_compile
 from tinyformer.nn import AttentionMask
-from tinyformer.run import compiling
-from tinyformer.run.compiling import compile_arguments, compile_network, decide_compiling
+from tinyformer.run import network as of_run
+from tinyformer.run.network import compile_arguments, compile_network, decide_compiling
 from tinyformer.run.settings import Options, Settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
@@ -73,10 +73,10 @@ def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, e
     data = make_data(tmp_path)
     module = make_module(data)
     flops = 1000 * 64 * count_costs(module.network).training_flops_per_token
-    monkeypatch.setattr(compiling, "FLOPS_OF_A_THREAD", flops / 600 / torch.get_num_threads())
+    monkeypatch.setattr(of_run, "FLOPS_OF_A_THREAD", flops / 600 / torch.get_num_threads())
 
     def decided(can_compile=True, compile="auto", key="resume", earlier=earlier):
-        monkeypatch.setattr(compiling, "can_compile", lambda: can_compile)
+        monkeypatch.setattr(of_run, "can_compile", lambda: can_compile)
         facts = {} if earlier is None else {"is_compiled": earlier}
         start = InitialCheckpoint(Checkpoint(Path("last.ckpt"), {}, {}, None, facts, 9), key)
         settings = Settings(BF16 | changes, device, None, Options(compile=compile), start=start)
@@ -88,7 +88,7 @@ def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, e
     with monkeypatch.context() as changed:
         changed.setattr(WindowFormat, "varying_length", True)
         assert decided() is None
-    monkeypatch.setattr(compiling, "uncounted", lambda network: ["an attention of one's own"])
+    monkeypatch.setattr(of_run, "uncounted", lambda network: ["an attention of one's own"])
     assert decided() is None
 
 
@@ -98,11 +98,11 @@ def test_a_resumed_run_is_compiled_if_it_was(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.nn.Module, "compile", compile)
-    monkeypatch.setattr(compiling, "can_compile", lambda: True)
-    monkeypatch.setattr(compiling, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(of_run, "can_compile", lambda: True)
+    monkeypatch.setattr(of_run, "MIN_SECONDS", 0.0)
     (tmp_path / "book.txt").write_text(BOOK)
     run = tinyformer.train([*SMALL.split(), *TEXT.split(), "trainer.precision=bf16-mixed"])
-    monkeypatch.setattr(compiling, "MIN_SECONDS", 1e9)
+    monkeypatch.setattr(of_run, "MIN_SECONDS", 1e9)
     resumed = tinyformer.train([f"resume={run.folder}", "trainer.max_steps=6"])
     for each in (run, resumed):
         assert each.results["is_compiled"]

@@ -14,9 +14,10 @@ from training.runs import make_data, make_module
 import tinyformer
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
 from tinyformer.nn import BACKENDS, AttentionMask, timing
-from tinyformer.run import backends, compiling
+from tinyformer.run import backends
+from tinyformer.run import network as of_run
 from tinyformer.run.backends import training_kernels
-from tinyformer.run.compiling import planned_seconds
+from tinyformer.run.network import planned_seconds
 from tinyformer.run.settings import Settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
@@ -133,5 +134,5 @@ def test_a_run_is_long_from_a_minute_on(kernels_with, tmp_path, monkeypatch):
     steps = math.ceil(60 / seconds)
     assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] == "eager-eager"
     assert kernels_with({"max_steps": steps - 1}, "sdpa", key="init_from")[1] is None
-    monkeypatch.setattr(compiling, "uncounted", lambda network: ["an attention of one's own"])
+    monkeypatch.setattr(of_run, "uncounted", lambda network: ["an attention of one's own"])
     assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] is None

@@ -22,8 +22,8 @@ from tinyformer.data import ByteTokenizer
 from tinyformer.generation.sampling import Sampling, generate
 from tinyformer.report import head_maps, save_png
 from tinyformer.report.picture import CAPTION_HEIGHT
-from tinyformer.run import analysis_run
-from tinyformer.run.analysis_run import keep_findings
+from tinyformer.run import evaluation
+from tinyformer.run.evaluation import keep_findings
 from tinyformer.run.sample import Generation, print_samples
 from tinyformer.training.callbacks.telemetry import HeadLog
 
@@ -77,7 +77,7 @@ def test_a_saved_picture_has_a_line_above_it(tmp_path):
 def test_the_line_names_what_is_shown(tmp_path, monkeypatch):
     """A text in place of the data, and the checkpoint of an evaluation in place of a run's folder."""
     lines = []
-    for module in (report, analysis_run):
+    for module in (report, evaluation):
         monkeypatch.setattr(module, "save_png", lambda picture, path, line: lines.append(line) or path)
     monkeypatch.chdir(tmp_path)
     facts = {"step": "7", "data": "text, test split"}

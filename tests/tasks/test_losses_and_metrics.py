@@ -17,7 +17,7 @@ from tasks.fixed import Fixed
 from tinyformer.batch import IGNORED
 from tinyformer.data import CharTokenizer, PairSplit, TokenSplit
 from tinyformer.nn import AttentionMask
-from tinyformer.run.summary import describe_split
+from tinyformer.run.results import describe_metrics
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Output, Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
 
@@ -105,8 +105,8 @@ def test_metrics_of_masked_tokens_by_hand():
     expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.5, "num_scored": 4, "majority_share": 3 / 8}
     assert MaskedLM().metrics(SUMS, split_of("aaabbcde")) == expected
     assert MaskedLM().metrics(SUMS, split_of(""))["majority_share"] == 0.0
-    lines = describe_split(MaskedLM(), expected, split_of("aaabbcde"), "validation", None)
-    assert lines["val loss"] == "2.0000 nats per token, over 4 masked tokens of 8"
+    fact, *_ = describe_metrics(MaskedLM(), expected, split_of("aaabbcde"), "validation", None)
+    assert fact[:2] == ("val loss", "2.0000 nats per token, over 4 masked tokens of 8")
 
 
 def test_pseudo_perplexity_masks_one_token_at_a_time():

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -78,7 +77,7 @@ def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig
 def compose_whole(program: str, overrides: Sequence[str]) -> DictConfig:
     """The config that overrides in Hydra's grammar give one run of a program, with its `hydra` node."""
     register_resolvers()
-    with isolated_hydra(), hydra_parser():
+    with isolated_hydra(), initialised_hydra():
         return compose(program, list(overrides), return_hydra_config=True)
 
 
@@ -88,24 +87,22 @@ def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[st
     Returns the overrides of each and the config composed from them, including its `hydra` node.
     """
     register_resolvers()
-    words = readable(arguments, is_sweep=True)
-    with hydra_parser() as parser:
-        axes = []
-        for word, override in zip(words, parser.parse_overrides(words), strict=True):
-            values = [f"{override.get_key_element()}={value}" for value in alternatives(word)]
-            if not values:
-                raise ConfigError(f"{word}: lists no values; {override.key_or_group}=A,B lists two.")
-            axes.append(values if is_swept(word) else [word])
-        combinations = itertools.product(*axes)
-        return [(chosen, compose(program, list(chosen), return_hydra_config=True)) for chosen in combinations]
+    axes = []
+    for word in readable(arguments, is_sweep=True):
+        key, values = word.partition("=")[0], alternatives(word)
+        if not values:
+            raise ConfigError(f"{word}: lists no values; {key}=A,B lists two.")
+        axes.append([f"{key}={value}" for value in values] if is_swept(word) else [word])
+    with initialised_hydra():
+        return [(words, compose(program, list(words), return_hydra_config=True)) for words in itertools.product(*axes)]
 
 
 @contextlib.contextmanager
-def hydra_parser() -> Iterator[OverridesParser]:
-    """Initialise Hydra with our config files, and yield its parser of overrides."""
+def initialised_hydra() -> Iterator[None]:
+    """Initialise Hydra with our config files."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base=None):
-        yield OverridesParser.create(GlobalHydra.instance().config_loader())
+        yield
 
 
 def with_last(arguments: Sequence[str]) -> list[str]:

@@ -19,9 +19,8 @@ from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.nn.heads import plain_address
 from tinyformer.nn.init import NoInitialisation
-from tinyformer.run.custom_scores import register_score
-from tinyformer.run.data import require_known_tokens
-from tinyformer.run.network import make_network
+from tinyformer.run.match import register_score
+from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
 from tinyformer.tasks.span import is_positive

@@ -32,7 +32,7 @@ from tinyformer.model.ablation import Head, ablated_heads
 from tinyformer.model.text_maps import TextMaps, maps_of_batch
 from tinyformer.nn import BaseAttention, LatentAttention, Network, RelativePosition
 from tinyformer.report import AnalysisResult
-from tinyformer.run.analysis_run import analyse, make_context
+from tinyformer.run.evaluation import analyse, make_context
 from tinyformer.run.pipeline import evaluation_in_python
 from tinyformer.run.run import Run
 from tinyformer.tasks import CausalLM, Prediction, SpanExtraction, Task

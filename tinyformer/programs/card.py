@@ -9,19 +9,16 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from tinyformer.config.checks import check_types, check_value
 from tinyformer.config.compose import CommandLine, compose_sweep
 from tinyformer.config.conf import describe_axes
 from tinyformer.config.errors import config_keys, exit_code_of
 from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.programs.console import print_table
 
 CONFIG_NAME = "card"
 AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
@@ -111,24 +108,17 @@ def main(arguments: Sequence[str]) -> int:
         "overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py; KEY=A,B shows both side by side"
     )
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON to a file")
     options = parser.parse_intermixed_args(arguments)
     return exit_code_of(lambda: _show(options), CONFIG_NAME)
 
 
 def _show(options: argparse.Namespace) -> None:
     cards = [make_card(*variant) for variant in compose_sweep(CONFIG_NAME, options.overrides)]
-    as_json = json.dumps({"cards": cards}, indent=2)
-    if options.save:
-        if options.save.is_dir() or not options.save.parent.is_dir():
-            reason = "must be a file in a folder that exists"
-            raise ArgumentError("--save", options.save, reason, {"--save": "cards.json"})
-        options.save.write_text(as_json + "\n", encoding="utf-8")
     if options.json:
-        print(as_json)
+        print(json.dumps({"cards": cards}, indent=2))
     else:
         _print_table(cards)
-        print(f"Saved in {options.save}." if options.save else "--save cards.json keeps these numbers as JSON.")
+        print("--json prints these numbers as JSON.")
 
 
 def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
@@ -139,8 +129,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
 
     from tinyformer.costs.memory import count_batch, count_gpus
     from tinyformer.costs.network import count_costs
-    from tinyformer.run.custom_scores import register_score
-    from tinyformer.run.match import match_size
+    from tinyformer.run.match import match_size, register_score
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
@@ -192,21 +181,16 @@ def _speed(card: Card, mfu: float, gpu: str, dtype: str, has_tf32: bool) -> dict
 def _print_table(cards: Sequence[Card]) -> None:
     """Print cards side by side under the overrides in which they differ, with the shared overrides as the title."""
     columns = list(zip(*(card["overrides"] for card in cards), strict=True))
-    differing = [index for index, column in enumerate(columns) if len(set(column)) > 1]
-    title = " ".join(column[0] for index, column in enumerate(columns) if index not in differing)
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_header=bool(differing))
-    table.add_column("\n".join(columns[index][0].partition("=")[0] for index in differing))
-    for card in cards:
-        values = (card["overrides"][index].partition("=")[2] for index in differing)
-        table.add_column("\n".join(values), justify="right")
+    differing = [column for column in columns if len(set(column)) > 1]
+    title = " ".join(column[0] for column in columns if column not in differing)
+    names = ["\n".join(column[0].partition("=")[0] for column in differing)]
+    names += ["\n".join(column[index].partition("=")[2] for column in differing) for index in range(len(cards))]
     notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES, "speed": SPEED_NOTES}
     given = [group for group in notes if not group or any(card[group] for card in cards)]
-    for label, field in ROWS:
-        group = field.partition(".")[0]
-        if group in given or group not in notes:
-            table.add_row(label, *(_shown(card, field) for card in cards))
-    # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in overrides are not markup.
-    Console(width=10_000, markup=False).print(table)
+    groups = {field: field.partition(".")[0] for _, field in ROWS}
+    shown = [(label, field) for label, field in ROWS if groups[field] in given or groups[field] not in notes]
+    rows = [[label, *(_shown(card, field) for card in cards)] for label, field in shown]
+    print_table(names, rows, title=title, show_header=bool(differing))
     print(*(notes[group] for group in given), sep="\n")
 
 

@@ -16,7 +16,7 @@ from tinyformer.measures.capture import running_hooks
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, Network, kernel_of_layer
 from tinyformer.nn.maps import AttentionInputs
 from tinyformer.nn.timing import CANDIDATES, faster, heads_pass
-from tinyformer.run.compiling import planned_seconds
+from tinyformer.run.network import planned_seconds
 from tinyformer.run.settings import Settings
 from tinyformer.tasks import Task
 

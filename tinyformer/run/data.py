@@ -19,7 +19,7 @@ from tinyformer.data.sources.source import in_use
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import relative_path
-from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.nn import AttentionMask, EncoderDecoder
 from tinyformer.run.sample import Generation
 from tinyformer.run.settings import Settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
@@ -36,13 +36,26 @@ LACKS = {
 MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
 
 
-def run_data(config: DictConfig, invocation: CommandLine, settings: Settings) -> tuple[DataModule, str]:
-    """The data of a run, and the split that it scores."""
-    make, options = partial(make_data, config, invocation), settings.options
-    if not settings.is_training:
-        return evaluation_data(make, settings, config.data)
-    inherits_tokenizer = options.init_from is not None and not invocation.overridden("tokenizer")
-    return training_data(make, settings, inherits_tokenizer), "validation"
+def make_data_and_task(
+    config: DictConfig, invocation: CommandLine, settings: Settings
+) -> tuple[DataModule, str, Task, AttentionMask]:
+    """The data of a run, the split that it scores, its task, and the mask of the first batch of that split."""
+    make = partial(make_data, config, invocation)
+    if settings.is_training:
+        inherits_tokenizer = settings.options.init_from is not None and not invocation.overridden("tokenizer")
+        data, split = training_data(make, settings, inherits_tokenizer), "validation"
+    else:
+        data, split = evaluation_data(make, settings, config.data)
+    task = make_task(config, data, settings.generation)
+    mask = evaluation_mask(task, data, split, settings.limit)
+    if settings.is_training and has_test(task, data):
+        evaluation_mask(task, data, "test", settings.limit)  # refuses what would end the run after its training
+    return data, split, task, mask
+
+
+def has_test(task: Task, data: DataModule) -> bool:
+    """Return True if a training run ends by scoring its best weights on the test split."""
+    return task.tests_best and "test" in data.splits
 
 
 def training_data(make: MakeData, settings: Settings, inherits_tokenizer: bool) -> DataModule:
@@ -187,13 +200,6 @@ def make_task(config: DictConfig, data: DataModule, generation: Generation) -> T
             f"task.masking=null: {name} predicts masked tokens; choose task=masked_lm, leave task.masking=null out."
         )
     return task
-
-
-def require_known_tokens(task: Task, network: Network) -> None:
-    """Refuse special tokens that the vocabulary of a network does not have."""
-    if isinstance(task, Seq2Seq):
-        with argument_path("model", "special_tokens"):
-            task.special_tokens.require_known(network.vocab_size)
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str, limit: float | None) -> AttentionMask:

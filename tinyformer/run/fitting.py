@@ -1,29 +1,31 @@
 """The training loop of a run, and the ways in which it ends: signals, steps that are not finite, lost processes."""
 
+import contextlib
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from tinyformer.config.compose import CommandLine
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.keys import format_value
 from tinyformer.data.batches.loader import LostWorker
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path
-from tinyformer.run.cluster import is_requeued, requeue
 from tinyformer.run.run import Run
-from tinyformer.run.summary import describe_non_finite
 from tinyformer.training.callbacks.checkpoints import Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.processes import has_processes
 
 
-@contextmanager
+@contextlib.contextmanager
 def requeue_on_exit(run: Run) -> Iterator[None]:
     """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
     try:
@@ -34,7 +36,7 @@ def requeue_on_exit(run: Run) -> Iterator[None]:
         raise
 
 
-@contextmanager
+@contextlib.contextmanager
 def destroy_process_group_on_exit() -> Iterator[None]:
     """End the process group of a run that failed in the only process, in which other runs may follow."""
     try:
@@ -90,10 +92,14 @@ def fit(run: Run) -> None:
 
 
 def _problem(run: Run, stop: NonFiniteStep | LostWorker, resume: Callable[..., str]) -> str:
-    if isinstance(stop, NonFiniteStep):
-        return describe_non_finite(stop, run.checkpoints.last, resume("…"))
-    problem = "a data worker was killed, as happens where memory runs out"
-    return f"data.num_workers={run.data.num_workers}: {problem}; {resume('data.num_workers=0')} continues."
+    """The reason why a run stopped, and the command with which it may continue."""
+    if isinstance(stop, LostWorker):
+        problem = "a data worker was killed, as happens where memory runs out"
+        return f"data.num_workers={run.data.num_workers}: {problem}; {resume('data.num_workers=0')} continues."
+    cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
+    if not run.checkpoints.last.exists():
+        return f"{stop}\nNothing was saved; {cures}."
+    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {resume('…')}"
 
 
 def _amid_a_step(run: Run) -> str:
@@ -103,3 +109,16 @@ def _amid_a_step(run: Run) -> str:
         command = run.invocation.call(f"resume={relative_path(run.folder)}")
         how = f"What it has not saved is lost. To continue: {command}"
     return f"during step {run.trainer.global_step + 1}. {how}"
+
+
+def is_requeued(signal_number: int, invocation: CommandLine) -> bool:
+    """Return True if Slurm is to requeue the job: SIGUSR1 has stopped it, and its command has `resume=auto`."""
+    return "SLURM_JOB_ID" in os.environ and signal_number == signal.SIGUSR1 and "resume=auto" in invocation.overrides
+
+
+def requeue() -> None:
+    """Ask Slurm to start this job again, or this task of an array of jobs; it ends the processes that still run."""
+    names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    task = "_".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else None
+    with contextlib.suppress(FileNotFoundError):  # a container without Slurm's programs
+        subprocess.run(["scontrol", "requeue", task or os.environ["SLURM_JOB_ID"]], check=False)

@@ -1,10 +1,14 @@
-"""Variants of equal cost: one size of a network is solved for, given a number of parameters or of FLOPs."""
+"""The network that a config describes: user-defined scores, and a size solved for equal parameters or FLOPs.
+
+The card needs this without a training library.
+"""
 
 import bisect
 import copy
 import functools
+import pydoc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +17,13 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.config.admission import SCORE_KEYS, leaves
 from tinyformer.config.compose import CommandLine, compose_run
 from tinyformer.config.errors import ConfigError, cause_of
 from tinyformer.config.keys import format_value
 from tinyformer.costs.network import count_costs
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.nn import SCORES, ScaledDotScore
 
 AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
 """The axes whose defaults define the reference network."""
@@ -146,3 +152,21 @@ def _reference(config: DictConfig, invocation: CommandLine, by: str, program: st
     reference, _ = compose_run(program, kept)
     reference.task.labels = config.task.labels
     return reference
+
+
+def register_score(config: Mapping[str, Any]) -> None:
+    """Import the user's classes that `attention.score` names, if any, and add them to `SCORES`.
+
+    The config is unresolved, since the target of an interpolation was not admitted as the name of a class.
+    """
+    values = dict(leaves(config))
+    for key in SCORE_KEYS:
+        name = values.get(key)
+        if not isinstance(name, str) or "." not in name or "${" in name:
+            continue
+        score: Any = pydoc.locate(name)
+        if not (isinstance(score, type) and issubclass(score, ScaledDotScore)):
+            known = ", ".join(SCORES)
+            reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
+            raise ArgumentError(key, name, reason)
+        SCORES[name] = score

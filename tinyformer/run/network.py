@@ -1,26 +1,40 @@
-"""The network of a run: made from its config, with the weights of the checkpoint that the run begins with."""
+"""The network of a run: made from its config, with the weights of its initial checkpoint, and compiled if that pays."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import lightning as L
 import torch
 from hydra.utils import instantiate
+from lightning.pytorch.callbacks import Timer
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import OWN_PREFIXES, Checkpoint, require_fitting, start_from
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, raising_module
-from tinyformer.data import TextTokenizer
+from tinyformer.costs.network import count_costs, uncounted
+from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.hardware import free_memory
-from tinyformer.nn import LearnedPosition, Network, Transformer
+from tinyformer.hardware import can_compile, free_memory
+from tinyformer.nn import AttentionMask, LearnedPosition, Network, Transformer
 from tinyformer.run.settings import Settings
+from tinyformer.tasks import Seq2Seq, Task
+
+MIN_SECONDS = 600.0
+"""Training time from which compiling on a CPU pays: it takes up to a minute, and saves a tenth or more in bf16."""
+
+FLOPS_OF_A_THREAD = 5e10
+"""FLOP/s that training in bf16 on a CPU is planned with: a constant, so that a command is decided alike each time."""
 
 
 def starting_network(
-    config: DictConfig, tokenizer: TextTokenizer, settings: Settings, task: Mapping[str, Any]
+    config: DictConfig, tokenizer: TextTokenizer, settings: Settings, task: Task, group: Mapping[str, Any]
 ) -> Network:
-    """The network of a run, with the weights of the checkpoint it begins with; Lightning loads a resumed run's."""
+    """The network of a run, with the weights of its initial checkpoint; Lightning loads those of a resumed run.
+
+    `group` are the values of the `task` group.
+    """
     start = settings.start
     if start is not None:
         unmade = make_network(config, tokenizer, "meta")  # before memory is allocated
@@ -30,9 +44,10 @@ def starting_network(
     network = make_seeded_network(config, tokenizer)
     if start is not None and not start.is_resumed:
         with argument_path(passed={"checkpoint": start.key}):
-            start_from(network, start.checkpoint, start.key == "checkpoint" or start.has_same_readout(task))
+            start_from(network, start.checkpoint, start.key == "checkpoint" or start.has_same_readout(group))
     if settings.options.freeze_encoder:
         _freeze_encoder(network)
+    require_known_tokens(task, network)
     return network
 
 
@@ -57,6 +72,13 @@ def _freeze_encoder(network: Network) -> None:
     if not network.num_parameters():
         reason = "no parameter would be trained, since the readout is the token embedding"
         raise ArgumentError("freeze_encoder", True, reason, {"model.tied_readout": False})
+
+
+def require_known_tokens(task: Task, network: Network) -> None:
+    """Refuse special tokens that the vocabulary of a network does not have."""
+    if isinstance(task, Seq2Seq):
+        with argument_path("model", "special_tokens"):
+            task.special_tokens.require_known(network.vocab_size)
 
 
 def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None, further: int = 0) -> Network:
@@ -116,3 +138,67 @@ def _try_out(network: Network) -> None:
         ) from error
     finally:
         network.train(was_training)
+
+
+def decide_compiling(settings: Settings, network: Network, data: DataModule) -> Settings:
+    """The settings with `compile=auto` decided on a CPU: it compiles long runs of one process in bf16.
+
+    In fp32 it gains 5 % at most, and for batches of different lengths it takes minutes. A resumed run goes on as it
+    began, since compiled sums round differently.
+    """
+    if settings.options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
+        return settings
+    if not settings.is_one_process or data.row_format.varying_length or uncounted(network):
+        return settings
+    earlier = settings.resumed_facts.get("is_compiled")
+    pays = planned_seconds(network, settings, data) >= MIN_SECONDS if earlier is None else earlier
+    if not pays:
+        return settings
+    print("compile=auto: the network is compiled, which takes up to a minute; compile=false does without.", flush=True)
+    if can_compile():
+        return replace(settings, compile_mode=settings.options.compile_mode)
+    print("compile=auto: the network is not compiled, since that fails here; a C++ compiler may be missing.")
+    return settings
+
+
+def planned_seconds(network: Network, settings: Settings, data: DataModule) -> float:
+    """About how long training on a CPU will take, from its length and the operations of a token; 0 if unknown."""
+    if uncounted(network):
+        return 0.0
+    arguments = settings.arguments
+    lengths = (arguments.get(name) for name in ("max_steps", "max_epochs"))
+    steps, epochs = (math.inf if length in (None, -1) else length for length in lengths)
+    of_batch, of_epoch = data.batch_size * network.max_seq_len, float(data.splits["train"].num_tokens)
+    limit = arguments.get("overfit_batches") or arguments.get("limit_train_batches")
+    if limit is not None:  # a number of batches, or a fraction of them
+        of_epoch = limit * of_epoch if isinstance(limit, float) else min(limit * of_batch, of_epoch)
+    tokens = min(steps * (arguments.get("accumulate_grad_batches") or 1) * of_batch, epochs * of_epoch)
+    seconds = tokens * count_costs(network).training_flops_per_token / (FLOPS_OF_A_THREAD * torch.get_num_threads())
+    most = Timer(arguments.get("max_time")).time_remaining()
+    return seconds if most is None else min(seconds, most)
+
+
+def compile_network(
+    network: Network, settings: Settings, varies: bool, mask: AttentionMask, num_processes: int
+) -> None:
+    """Compile a network in place, if the settings say so; see `compile_arguments`."""
+    if settings.compile_mode is not None:
+        # Torch compiles a function eight times at most, then runs it uncompiled; the networks of earlier runs count.
+        # What else is compiled in this process is compiled again at its next call.
+        torch.compiler.reset()
+        network.compile(**compile_arguments(settings, varies, mask, num_processes))
+
+
+def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num_processes: int) -> dict[str, Any]:
+    """The arguments of `torch.compile` for batches with such a mask; `varies` says whether they differ in length.
+
+    The mode "auto" records the kernels of a step as CUDA graphs, which the host then launches as one, where all batches
+    have one shape: each shape would be recorded anew, and documents differ in number.
+    """
+    mode = settings.compile_mode
+    if mode == "auto":
+        is_one_batch = (settings.arguments.get("accumulate_grad_batches") or 1) == num_processes == 1
+        repeats = is_one_batch and not varies and mask.documents is None and not settings.is_sharded
+        mode = "reduce-overhead" if settings.device == "cuda" and repeats else "default"
+    # Without `dynamic` torch compiles twice: for the length of the first batch, then, at the second, for any.
+    return {"mode": mode, "dynamic": varies or None}

@@ -8,12 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import lightning as L
 import numpy as np
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.analysis import Analysis
 from tinyformer.checkpoint.file import Checkpoint, copy_with
 from tinyformer.checkpoint.format import FORMAT
 from tinyformer.config.admission import Plain
@@ -30,20 +32,21 @@ from tinyformer.files import import_matplotlib, write_whole
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import Network
 from tinyformer.report import caption
-from tinyformer.run.analysis_run import analyse, describe_context, write_predictions
 from tinyformer.run.backends import choose_kernels, training_kernels
-from tinyformer.run.compiling import compile_network, decide_compiling
-from tinyformer.run.data import evaluation_mask, make_task, require_known_tokens, run_data
+from tinyformer.run.data import make_data_and_task
+from tinyformer.run.evaluation import analyse, describe_context, score_evaluation, score_training, write_predictions
 from tinyformer.run.fitting import destroy_process_group_on_exit, fit, requeue_on_exit
-from tinyformer.run.loggers import closing, log_hyperparameters, make_loggers
 from tinyformer.run.match import match_size, set_size
-from tinyformer.run.network import starting_network
-from tinyformer.run.results import has_test, score_evaluation, score_training, summarise_evaluation, summarise_training
+from tinyformer.run.network import compile_network, decide_compiling, starting_network
+from tinyformer.run.results import summarise_evaluation, summarise_training
 from tinyformer.run.run import Run
 from tinyformer.run.settings import Settings, read_settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 from tinyformer.run.trainer import (
+    closing,
+    log_hyperparameters,
     make_callbacks,
+    make_loggers,
     require_monitored,
     require_one_process,
     scoring_trainer,
@@ -94,7 +97,7 @@ def evaluate(
         reason = "analyses each snapshot, and scores none"
         works = {"analysis": "heads"} if config.analysis is None else {"score": False}
         raise ArgumentError("step", "all", reason, works)
-    run = set_up_evaluation(config, folder, invocation or CommandLine(), checkpoint)
+    run = set_up(config, folder, invocation or CommandLine(), is_training=False, checkpoint=checkpoint)
     facts = describe_context(run.checkpoint.path, run.checkpoint.step, run.data, run.split)
     say(caption(facts | {"device": describe_device(run.settings.device)}), flush=True)
     with closing(run.loggers):
@@ -104,80 +107,80 @@ def evaluate(
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.settings.is_scored else None)
 
 
-def make_common_parts(
-    config: DictConfig, folder: Path, invocation: CommandLine, is_training: bool, checkpoint: Checkpoint | None = None
-) -> tuple[Run, dict[str, Any]]:
-    """Make the settings, data, task and network of a run, each checked as it is made.
+def set_up(
+    config: DictConfig,
+    folder: Path,
+    invocation: CommandLine,
+    is_training: bool = True,
+    checkpoint: Checkpoint | None = None,
+) -> Run:
+    """Make the parts of a run, each checked as it is made: its settings, data and task, network, and trainer.
 
-    Returns the run, and the objects of the groups callbacks, optimizer, schedule and analysis.
+    An evaluation loads the checkpoint unless it is given.
     """
-    config = copy.deepcopy(config)
+    written, config = config, copy.deepcopy(config)
     set_up_process()
     settings = read_settings(config, folder, invocation, is_training, checkpoint)
     # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
     stored: Any = OmegaConf.to_container(config, resolve=False)
-    made: dict[str, Any] = {"callbacks": make_callbacks(config.callbacks)}
-    for group in ("optimizer", "schedule") if is_training else ("analysis",):
-        made[group] = instantiate(config[group], _convert_="all") if config.get(group) is not None else None
-    data, split = run_data(config, invocation, settings)
+    callbacks = make_callbacks(config.callbacks)
+    groups = ("optimizer", "schedule") if is_training else ("analysis",)
+    made = [None if config.get(group) is None else instantiate(config[group], _convert_="all") for group in groups]
+    data, split, task, mask = make_data_and_task(config, invocation, settings)
     if is_training:
         stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
-    task = make_task(config, data, settings.generation)
     matched = match_size(config, invocation, data.tokenizer.vocab_size) if is_training else None
     set_size(stored, matched)
-    network = starting_network(config, data.tokenizer, settings, stored["task"])
-    require_known_tokens(task, network)
-    mask = evaluation_mask(task, data, split, settings.limit)
-    return Run(config, folder, invocation, stored, settings, data, split, task, network, mask, matched), made
+    network = starting_network(config, data.tokenizer, settings, task, stored["task"])
+    run = Run(config, folder, invocation, stored, settings, data, split, task, network, mask, matched)
+    if is_training:
+        _add_trainer(run, written, callbacks, *made)
+    else:
+        _add_scoring_trainer(run, callbacks, *made)
+    return run
 
 
-def set_up(config: DictConfig, folder: Path, invocation: CommandLine) -> Run:
-    """Make the parts of a training run: the common ones, the kernels of its network, its loggers and its trainer."""
-    run, made = make_common_parts(config, folder, invocation, is_training=True)
-    settings, data, task, network, mask = run.settings, run.data, run.task, run.network, run.mask
-    if has_test(task, data):
-        evaluation_mask(task, data, "test", settings.limit)  # refuses what would end the run after its training
-    require_monitored(made["callbacks"], task, network, data)
-    run.kernels, run.backends = training_kernels(network, settings, mask, task, data)
-    run.settings = settings = decide_compiling(settings, network, data)
-    run.module = TrainingModule(network, task, data, made["optimizer"], made["schedule"])
-    contents = checkpoint_contents(run.stored, invocation.choices, settings, data, run.backends)
+def _add_trainer(
+    run: Run, written: DictConfig, chosen: Mapping[str, L.Callback], optimizer: Any, schedule: Any
+) -> None:
+    """Choose the kernels of a training run, and make its Lightning module, loggers, callbacks and trainer."""
+    config, folder, data, task, network = run.config, run.folder, run.data, run.task, run.network
+    require_monitored(chosen, task, network, data)
+    run.kernels, run.backends = training_kernels(network, run.settings, run.mask, task, data)
+    run.settings = settings = decide_compiling(run.settings, network, data)
+    run.module = TrainingModule(network, task, data, optimizer, schedule)
+    contents = checkpoint_contents(run.stored, run.invocation.choices, settings, data, run.backends)
     first_step = run.checkpoint.step if settings.is_resumed else 0
-    run.loggers = make_loggers(run.config.logger, folder, invocation.is_sweep, first_step)
+    run.loggers = make_loggers(config.logger, folder, run.invocation.is_sweep, first_step)
     saver = Checkpoints(
         *(folder / "checkpoints", contents, f"val/{task.monitor}", task.higher_is_better),
-        accept=partial(keep_overrides, run.config, config, folder, invocation),
+        accept=partial(keep_overrides, config, written, folder, run.invocation),
     )
-    callbacks = [report := Report(), *made["callbacks"].values(), saver]
+    callbacks = [report := Report(), *chosen.values(), saver]
     if settings.arguments["enable_progress_bar"] and not any(isinstance(each, ProgressBar) for each in callbacks):
         callbacks.append(StepProgress(report))
     run.trainer = training_trainer(settings, folder, run.loggers, callbacks)
-    compile_network(network, settings, data.row_format.varying_length, mask, run.trainer.world_size)
-    if invocation.in_python:
+    compile_network(network, settings, data.row_format.varying_length, run.mask, run.trainer.world_size)
+    if run.invocation.in_python:
         require_one_process(run.trainer)
     run.warning = memory_warning(run)
     log_hyperparameters(run.loggers, run.stored, network)
-    return run
 
 
-def set_up_evaluation(
-    config: DictConfig, folder: Path, invocation: CommandLine, checkpoint: Checkpoint | None = None
-) -> Run:
-    """Make the parts of an evaluation, as `set_up` does; the checkpoint is loaded unless it is given."""
-    run, made = make_common_parts(config, folder, invocation, False, checkpoint)
-    settings, start, own = run.settings, cast(InitialCheckpoint, run.settings.start), run.stored
+def _add_scoring_trainer(run: Run, chosen: Mapping[str, L.Callback], analysis: Analysis | None) -> None:
+    """Choose the kernels of an evaluation, and make its Lightning module, loggers and trainer."""
+    settings, own, start = run.settings, run.stored, cast(InitialCheckpoint, run.settings.start)
     # What the network is may be changed, its data and tokenizer are those of the run.
     run.stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
-    run.analysis = made["analysis"]
-    needs_gradient = run.analysis is not None and run.analysis.needs_gradient
+    run.analysis = analysis
+    needs_gradient = analysis is not None and analysis.needs_gradient
     run.kernels = choose_kernels(run.network, settings, run.mask, training=needs_gradient)
-    step, path = start.checkpoint.step, start.checkpoint.path
+    step, path = run.checkpoint.step, run.checkpoint.path
     run.module = TrainingModule(run.network, run.task, run.data, evaluated=run.split, first_step=step, checkpoint=path)
-    run.loggers = make_loggers(run.config.logger, folder, invocation.is_sweep)
-    callbacks, profiler = list(made["callbacks"].values()), settings.arguments.get("profiler")
-    run.trainer = scoring_trainer(settings, folder, run.loggers, callbacks, profiler)
+    run.loggers = make_loggers(run.config.logger, run.folder, run.invocation.is_sweep)
+    profiler = settings.arguments.get("profiler")
+    run.trainer = scoring_trainer(settings, run.folder, run.loggers, list(chosen.values()), profiler)
     log_hyperparameters(run.loggers, own, run.network)
-    return run
 
 
 def memory_warning(run: Run) -> str | None:
@@ -247,7 +250,7 @@ def evaluation_in_python(
         loaded = offer_stored_run(words, trusted, None if is_other else stored)
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):
-            run = set_up_evaluation(config, Path(folder or unkept), invocation, loaded)
+            run = set_up(config, Path(folder or unkept), invocation, is_training=False, checkpoint=loaded)
             run.network = network if config.step is None else copy_with(network, run.checkpoint)
             with closing(run.loggers):
                 yield run

@@ -12,6 +12,12 @@ import torch
 from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.plugins.environments import (
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +31,7 @@ from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
-from tinyformer.run.cluster import is_in_cluster
-from tinyformer.run.custom_scores import register_score
+from tinyformer.run.match import register_score
 from tinyformer.run.sample import Generation, make_generation
 from tinyformer.run.starting_checkpoint import InitialCheckpoint, load_start, refuse_finished
 from tinyformer.training.sharding import PRECISIONS
@@ -50,18 +55,13 @@ POSITIVE: dict[str, tuple[int, str]] = {
 
 CHOSEN = (
     *("logger", "callbacks", "default_root_dir", "num_sanity_val_steps", "enable_model_summary", "model_registry"),
-    *("use_distributed_sampler", "inference_mode", "enable_autolog_hparams"),
+    *("use_distributed_sampler", "inference_mode", "enable_autolog_hparams", "enable_checkpointing", "barebones"),
+    *("fast_dev_run", "reload_dataloaders_every_n_epochs", "limit_test_batches", "limit_predict_batches"),
 )
-"""Arguments of Lightning's trainer that a run sets itself."""
+"""Arguments of Lightning's trainer that a run sets itself, or that would have no effect."""
 
-REFUSED: dict[str, tuple[bool | int | None, str]] = {
-    "fast_dev_run": (False, "writes no checkpoint, with which a run ends; trainer.max_steps=1 is as short"),
-    "barebones": (False, "writes no checkpoint, with which a run ends"),
-    "enable_checkpointing": (True, "a run ends with a checkpoint"),
-    "reload_dataloaders_every_n_epochs": (0, "would repeat the first epoch"),
-    **dict.fromkeys(("limit_test_batches", "limit_predict_batches"), (None, "has no effect: only validation scores")),
-}
-"""Arguments that a run does not support: the only value that is accepted, and the reason."""
+CLUSTERS = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)
+"""The launchers, such as torchrun and Slurm, that start the processes of a run."""
 
 
 @dataclass(frozen=True)
@@ -220,14 +220,7 @@ def make_settings(arguments: dict[str, Any], options: Options = Options()) -> Se
         if isinstance(strategy := arguments.get("strategy"), dict) and "_target_" in strategy:
             arguments["strategy"] = instantiate(strategy)
         _check_time(arguments.get("max_time"))
-        for name, value in arguments.items():
-            if not (name == "precision" and value == "auto"):
-                check_value(L.Trainer, name, value, f"trainer.{name}")
-        for name, (example, reason) in POSITIVE.items():
-            value = arguments.get(name)
-            if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
-                raise ArgumentError(name, value, reason, {name: example})
-        _refuse_arguments(arguments)
+        _check_arguments(arguments)
         if isinstance(arguments.get("val_check_interval"), float) and arguments.get("check_val_every_n_epoch") is None:
             arguments["check_val_every_n_epoch"] = 1  # the fraction is one of each epoch
         _check_strategy(arguments)
@@ -251,6 +244,19 @@ def make_settings(arguments: dict[str, Any], options: Options = Options()) -> Se
     return Settings(arguments, device, mode if is_compiled else None, options)
 
 
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of Lightning's trainer of the wrong type, too small ones, and those that a run sets itself."""
+    for name, value in arguments.items():
+        if not (name == "precision" and value == "auto"):
+            check_value(L.Trainer, name, value, f"trainer.{name}")
+    for name, (example, reason) in POSITIVE.items():
+        value = arguments.get(name)
+        if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
+            raise ArgumentError(name, value, reason, {name: example})
+    for name in sorted(arguments.keys() & CHOSEN):
+        raise ArgumentError(name, arguments[name], "is no argument that a run takes; remove it")
+
+
 def _check_time(limit: Any) -> None:
     """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
     try:
@@ -262,7 +268,8 @@ def _check_time(limit: Any) -> None:
 
 def _check_strategy(arguments: dict[str, Any]) -> None:
     """Refuse processes that could not be started, or that would train apart."""
-    if (arguments.get("num_nodes") or 1) > 1 and not is_in_cluster():
+    in_cluster = "NODE_RANK" in os.environ or any(cluster.detect() for cluster in CLUSTERS)
+    if (arguments.get("num_nodes") or 1) > 1 and not in_cluster:
         reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
         raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
     strategy = arguments.get("strategy")
@@ -272,15 +279,6 @@ def _check_strategy(arguments: dict[str, Any]) -> None:
         raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
     if isinstance(strategy, ModelParallelStrategy):
         raise ArgumentError("strategy", type(strategy).__name__, "shards nothing by itself", {"strategy": "fsdp"})
-
-
-def _refuse_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of Lightning's trainer that would not do in a run what Lightning documents."""
-    for name in sorted(arguments.keys() & CHOSEN):
-        raise ArgumentError(name, arguments[name], "is chosen by the run; remove it")
-    for name, (accepted, reason) in REFUSED.items():
-        if arguments.get(name) not in (None, accepted):
-            raise ArgumentError(name, arguments[name], reason, {name: accepted})
 
 
 @trainer_errors()

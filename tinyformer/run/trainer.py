@@ -1,29 +1,45 @@
-"""Lightning's trainer of a run, and its callbacks."""
+"""Lightning's trainer of a run, its callbacks and its loggers: `metrics.csv`, and those of the `logger` group."""
 
 import contextlib
+import inspect
 import logging
+import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import asdict
+from pathlib import Path, PurePath
+from secrets import token_hex
+from typing import Any
 
 import lightning as L
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from lightning.pytorch import callbacks as of_lightning
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, MLFlowLogger
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import Strategy
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.folder import process_number
+from tinyformer.config.folder import is_first_process, process_number
+from tinyformer.config.keys import format_value
+from tinyformer.costs.network import count_costs
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
+from tinyformer.files import relative_path
 from tinyformer.hardware import keep_freed_memory
 from tinyformer.nn import Network
-from tinyformer.run.cluster import with_environment
 from tinyformer.run.settings import Settings, trainer_errors
 from tinyformer.tasks import Task
-from tinyformer.training import FiniteCheck, Snapshots
+from tinyformer.training import FiniteCheck, RunCSVLogger, RunWandbLogger, Snapshots
+from tinyformer.training.loggers import map_texts, public
 from tinyformer.training.sharding import FullyShardedStrategy
 from tinyformer.training.trainer_parts import FitLoop, ReplicatedStrategy, WholeCheckpointIO, make_profiler
 
@@ -149,6 +165,19 @@ def scoring_trainer(
     )
 
 
+def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
+    """Plugins of Lightning's trainer, with one that says what starts the processes of the run.
+
+    A trainer that `is_alone` has no others. Lightning's own for Slurm would save checkpoints of its own at a signal.
+    """
+    if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        return list(plugins)
+    if is_alone:
+        return [*plugins, LightningEnvironment()]
+    is_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+    return [*plugins, *([SLURMEnvironment(auto_requeue=False)] if is_slurm else [])]
+
+
 @contextlib.contextmanager
 def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
     """Compute outside the trainer's loops as inside them: on its device, in its precision.
@@ -194,3 +223,85 @@ def require_monitored(callbacks: Mapping[str, L.Callback], task: Task, network: 
         if known and monitor not in known and getattr(callbacks[name], "strict", True):
             reason = f"is no metric of validation, which logs {', '.join(known)}"
             raise ArgumentError(f"callbacks.{name}.monitor", monitor, reason, {"monitor": f"val/{task.monitor}"})
+
+
+def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
+    """The loggers of a run: `metrics.csv`, and those of the `logger` group; the folder is made if it does not exist.
+
+    The group is the node of a logger, or has one for each. The runs of a sweep are one group in Weights & Biases. A
+    resumed run continues from `first_step`.
+    """
+    chosen = {"logger": group} if "_target_" in group else {f"logger.{name!s}": node for name, node in group.items()}
+    nodes = {key: node for key, node in chosen.items() if node is not None}
+    for key, node in nodes.items():
+        if not (OmegaConf.is_dict(node) and "_target_" in node and issubclass(get_class(node._target_), Logger)):
+            raise ConfigError(f"{key}={format_value(node)}: must have the _target_ of a logger of Lightning.")
+    folder.mkdir(parents=True, exist_ok=True)
+    loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
+    for node in nodes.values():
+        loggers.append(instantiate(node, _convert_="all", **_facts_of_run(node, folder, is_sweep)))
+    return loggers
+
+
+def _facts_of_run(node: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
+    """The arguments that a logger takes from the run, unless its node sets them: where to log, and the run's name."""
+    logger = get_class(node._target_)
+    facts: dict[str, Any] = {"save_dir": str(folder), "run_name": "/".join(folder.parts[-2:])}
+    if issubclass(logger, RunWandbLogger):
+        group = "/".join(folder.parts[-3:-1]) if is_sweep else None
+        facts = {"run_dir": str(folder), "run_id": _wandb_id(folder), "group": group}
+    elif issubclass(logger, MLFlowLogger):  # whose own default is a folder, which MLflow reads no more
+        facts["tracking_uri"] = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    return {name: facts[name] for name in facts.keys() & inspect.signature(logger).parameters.keys() - node.keys()}
+
+
+def log_hyperparameters(loggers: list[Logger], config: dict[str, Any], network: Network) -> None:
+    """Log the unresolved config of a run and the costs of its network, except into `metrics.csv`."""
+    for logger in loggers[1:]:
+        logger.log_hyperparams(_hyperparameters(config, network))
+
+
+@contextlib.contextmanager
+def closing(loggers: list[Logger]) -> Iterator[None]:
+    """Close loggers at the end of the block, so that the next job of a sweep opens its own."""
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
+            if isinstance(logger, RunWandbLogger):
+                logger.finish(failed=status != "success")
+
+
+def wandb_location(loggers: list[Logger]) -> str | None:
+    """The place of the run in Weights & Biases; None if it is not logged there."""
+    return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
+
+
+def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]:
+    """The config as nested plain values, with `${oc.env:NAME}` as it is, without folders of paths; `costs` as well."""
+    ours = {value for values in values_of_keys().values() for value in values if isinstance(value, str)}
+
+    def shortened(text: str) -> str:
+        is_path = text.startswith(("/", "~", "..")) or os.path.exists(text)
+        return text if text in ours else public(PurePath(text).name if is_path else text)
+
+    costs = {}
+    with contextlib.suppress(ArgumentError):  # of layers that cannot be counted
+        costs = asdict(count_costs(network))
+    config = map_texts(lambda text: text.replace("${", "\\${") if "oc.env" in text else text, config)
+    return map_texts(shortened, OmegaConf.to_container(OmegaConf.create(config), resolve=True)) | {"costs": costs}
+
+
+def _wandb_id(folder: Path) -> str:
+    """The id in Weights & Biases that a run and its resumption share, so that they are one run in the browser."""
+    path = folder / "wandb" / "run_id"
+    run_id = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else token_hex(4)
+    if not re.fullmatch(r"[0-9a-f]{8}", run_id):
+        raise ConfigError(f"{relative_path(path)} contains no id of a run of wandb; remove it for a new one.")
+    if is_first_process():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(run_id, encoding="utf-8")
+    return run_id

@@ -18,11 +18,9 @@ import pytest
 from commands import ROOT, Ended, Program
 
 from tinyformer.analysis import ResidualSurgery
-from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import held
 from tinyformer.files import relative_path
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding, trust
-from tinyformer.programs.findings.launching import require_launcher
 from tinyformer.programs.findings.outcomes import kept_records, read_outcomes
 from tinyformer.programs.findings.pages import page
 from tinyformer.programs.findings.quantities import VERSIONS
@@ -54,7 +52,7 @@ concluded: {more: holds}
 """
 
 
-SIDE_BY_SIDE = ["--launcher", "joblib", "n_jobs=2"]
+SIDE_BY_SIDE = ["--jobs", "2"]
 
 
 @pytest.mark.slow
@@ -82,7 +80,7 @@ class Place:
         """Start the program, with its folders of runs and results below `to`."""
         folders = ["--files=files", f"--runs={to}runs", f"--results={to}results"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        if "joblib" in words:  # which divides the threads of the machine among its jobs unless their number is given
+        if "--jobs" in words:  # which divides the threads of the machine among its jobs unless their number is given
             del environment["OMP_NUM_THREADS"]
         command = [sys.executable, "-m", "tinyformer", "findings", name, *folders, *words]
         pipes: dict[str, Any] = {"stdout": PIPE, "stderr": PIPE, "text": True, "start_new_session": True}
@@ -123,14 +121,12 @@ def place(tmp_path: Path, book: Path) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "by"), [([], signal.SIGINT), pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.nightly)]
+    ("jobs", "by"), [([], signal.SIGINT), pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.nightly)]
 )
-def test_a_stopped_finding_continues_and_repeats_no_run(
-    place: Place, call: Program, launcher: list[str], by: int
-) -> None:
+def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, call: Program, jobs: list[str], by: int) -> None:
     again = "findings mine --files=files --runs=runs --results=results"
     place.add("mine", MINE, 100)
-    errors = place.stop("mine", *launcher, by=by)
+    errors = place.stop("mine", *jobs, by=by)
     assert ("Stopped. The same command continues" in errors) is (by == signal.SIGINT)
     assert "Traceback" not in errors
     before = place.kept()
@@ -150,7 +146,7 @@ def test_a_stopped_finding_continues_and_repeats_no_run(
         ", stated before.",
     ):
         assert told in page
-    if launcher:
+    if jobs:
         return
     ended = next(place.folder.glob("runs/train-*/ended.json"))
     ended.unlink()  # as if killed between its results and the end
@@ -170,20 +166,6 @@ def test_git_lists_nothing_that_findings_write_into_a_clone(place: Place, call: 
     assert "\nheads: unmeasured here (published: holds; 2026-" in call("findings").out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("slurm", "there is no such launcher. Installed: basic, "),
-        ("joblib 2", "is no KEY=VALUE; "),
-        ("joblib workers=2", "joblib has the settings n_jobs, "),
-        ("basic n_jobs=2", "basic has no settings."),
-    ],
-)
-def test_a_launcher_or_setting_that_does_not_exist_is_refused(words: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^--launcher {re.escape(words)}: {re.escape(said)}"):
-        require_launcher(words.split())
-
-
 @pytest.mark.nightly
 def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> None:
     """The same files and tables, of findings that share their training; a failed run is told, and stops no other."""
@@ -191,15 +173,13 @@ def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> 
     place.add("mine", one_seed, 4)
     place.add("twin", one_seed.replace("num_windows=4", "num_windows=2"), 4)
     place.add("wrong", one_seed.replace("model.num_layers=1]", "model.num_heads=3]"), 4)
-    ended = call("findings all --files=files --runs=serial/runs --results=serial/results --launcher basic")
-    for code, errors in ((ended.code, ended.err), (2, place.run("all", *SIDE_BY_SIDE[:2], to="parallel/", code=2)[1])):
+    ended = call("findings all --files=files --runs=serial/runs --results=serial/results")
+    for code, errors in ((ended.code, ended.err), (2, place.run("all", *SIDE_BY_SIDE, to="parallel/", code=2)[1])):
         assert code == 2
         assert "wrong/one, seed 0: Error: model.num_heads=3: must divide model.d_model=16" in errors
         assert errors.count("Error") == 1
         assert "wrong: not measured; runs that have not ended: 1." in errors
         assert "Traceback" not in errors
-    refused = call("findings mine --files=files --runs=refused/runs --results=refused --launcher joblib n_jobs=0")
-    assert refused.err == "Error: --launcher joblib n_jobs=0: n_jobs == 0 in Parallel has no meaning.\n"
     serial, parallel = place.folder / "serial", place.folder / "parallel"
     files = {path.relative_to(serial) for path in serial.rglob("*")}
     assert files == {path.relative_to(parallel) for path in parallel.rglob("*")}
@@ -209,8 +189,6 @@ def test_side_by_side_is_as_one_after_the_other(place: Place, call: Program) -> 
         one, two = (json.loads((to / "results" / f"{name}.json").read_text())[0] for to in (serial, parallel))
         assert one["checks"] == two["checks"]
         assert {run["statement"] for run in (*one["runs"], *two["runs"])} == {one["digest"]}
-    for path in parallel.glob("runs/**/ended.json"):
-        assert json.loads(path.read_text())["machine"]["threads"] == 1  # joblib starts as many jobs as there are cores
 
 
 @pytest.fixture
@@ -397,12 +375,3 @@ def test_a_page_says_what_was_changed_after_the_measurement(monkeypatch: pytest.
             text = page([rank.model_copy(update=change)], outcomes, "findings")
         assert "**Its file or code was changed after this measurement: " in text
         assert told in text
-
-
-def test_a_file_that_is_no_result_is_refused_in_a_sentence(tmp_path: Path, call: Program) -> None:
-    (whole, *_) = json.loads((ROOT / "docs/pages/findings/heads.json").read_text(encoding="utf-8"))
-    for text in ("[{", "[]", "{}", json.dumps([whole | {"runs": [1]}]), json.dumps([whole | {"checks": [1]}])):
-        (tmp_path / "heads.json").write_text(text)
-        assert "heads.json is no result of a finding; remove it" in call("findings --results=.").err, text
-    assert call("findings cost --results=heads.json").err.startswith("Error: heads.json: File exists.")
-    assert not Path("outputs").exists()  # nothing has run

@@ -6,7 +6,7 @@ import pytest
 from commands import ROOT
 
 from tinyformer.programs.findings.files import Check, finding_names, read_finding
-from tinyformer.programs.findings.outcomes import kept_records, read_outcomes, seconds_of
+from tinyformer.programs.findings.outcomes import kept_records, read_outcomes
 from tinyformer.programs.findings.pages import is_current, page
 from tinyformer.programs.findings.verdicts import FAILS, HOLDS, INCONCLUSIVE, Measured, measure, summary, verdicts
 
@@ -124,11 +124,6 @@ def test_what_is_published_is_the_last_measurement():
         made = max((run.get("analysis", run) for run in last["runs"]), key=lambda made: made["time"])
         published = f"{made['time'][:10]}, commit {made['commit']}"
         assert (FINDINGS[name].concluded, FINDINGS[name].published) == (last["verdicts"], published)
-
-
-def test_a_run_that_two_names_share_is_counted_once():
-    runs = [{"run": name, "folder": folder, "seconds": 2} for name, folder in zip("abc", "xxy", strict=True)]
-    assert seconds_of({"runs": runs}) == 4
 
 
 @pytest.mark.parametrize("name", FINDINGS)

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from tinyformer.config.errors import exit_code_of, option_names, printable, say
+from tinyformer.config.errors import exit_code_of, option_names, say
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, write_table
 from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
 from tinyformer.programs.compare.folders import find_runs, read_run
+from tinyformer.programs.console import print_table
 
 NONE = "none"
 DIGITS = 5  # significant digits of the largest mean; the other means have as many decimals
@@ -82,32 +79,27 @@ def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
 
 def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
     """Print one row per setting; below, the settings that all runs share, and the notes."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in comparison.columns:
-        table.add_column(printable(column), justify="left" if comparison.numbers is None else "right")
     counted = "seeds" if comparison.by == "seed" else f"values of {comparison.by}"
-    for column in (comparison.metric, "±", counted, "parameters", "tokens/s"):
-        table.add_column(printable(column), justify="right")
+    columns = [*comparison.columns, comparison.metric, "±", counted, "parameters", "tokens/s"]
     largest = max(abs(row.mean) for row in comparison.rows if row.mean is not None)
     digits_before_point = math.floor(math.log10(largest)) + 1 if largest else 1
     decimals = min(max(DIGITS - digits_before_point, 0), 6)
-    for row in comparison.rows:
-        sizes, speed = row.num_parameters, row.tokens_per_second
-        table.add_row(
-            *map(printable, row.settings.values()),
+    rows = [
+        [
+            *row.settings.values(),
             NONE if row.mean is None else f"{row.mean:,.{decimals}f}",
             f"one {comparison.by}" * bool(row.values) if row.std is None else f"± {row.std:,.{decimals}f}",
             str(row.num_seeds),
-            "–".join(f"{size:,}" for size in dict.fromkeys(sizes[:1] + sizes[-1:])) or NONE,
-            NONE if speed is None else f"{speed:,.0f}",
-        )
-    # As wide as the table: a terminal may wrap lines, but no digit is cut off. Brackets in settings are not markup.
-    console = Console(width=10_000, markup=False, highlight=False)
-    console.print(table)
+            "–".join(f"{size:,}" for size in dict.fromkeys(row.num_parameters[:1] + row.num_parameters[-1:])) or NONE,
+            NONE if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
+        ]
+        for row in comparison.rows
+    ]
+    print_table(columns, rows, num_left=len(comparison.columns) if comparison.numbers is None else 0)
     if comparison.constant:
-        console.print(printable(f"Shared by all: {' '.join(comparison.constant)}"))
+        say(f"Shared by all: {' '.join(comparison.constant)}")
     for note in notes:
-        console.print(printable(f"Note: {note}"))
+        say(f"Note: {note}")
 
 
 def _as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, str]) -> str:

@@ -26,7 +26,6 @@ SCORED = (
     *("generate.beams", "generate.length_penalty", "generate.length_offset"),
 )
 """The keys that change what is scored, in addition to the data: the scores of runs that differ in one do, too."""
-MAX_NUMBER = 1e100  # the largest magnitude of a result that counts as a number
 MOST_NAMED = 6  # how many folders a note names
 
 
@@ -230,8 +229,7 @@ def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _as_number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
-    return value if is_number else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:

@@ -123,8 +123,6 @@ def _num_jobs(multirun: dict[str, Any]) -> int:
 
 def _read(path: Path, expected: type = dict) -> Any:
     """The contents of a JSON or YAML file; an `ArgumentError` where it cannot be read or holds another type."""
-    if path.exists() and not path.is_file():
-        raise _unreadable(path, "no file")  # a pipe would be waited for, a device read without end
     try:
         text = path.read_text(encoding="utf-8")
         contents = json.loads(text) if path.suffix == ".json" else load_plain_yaml(text)

@@ -2,7 +2,7 @@
 
 A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands, of which the program keeps what they
 were before the first run (`statements`). Its runs are made by the code of `train` and `evaluate` and kept by their
-config (`running`, `launching`); what is measured is computed from the files that they wrote (`records`, `quantities`);
+config (`running`); what is measured is computed from the files that they wrote (`records`, `quantities`);
 a verdict compares the interval over seeds with the band (`verdicts`). All is kept (`outcomes`) and shown (`figure`,
 `pages`).
 """
@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,14 @@ def main(arguments: Sequence[str]) -> int:
     runs = Path("outputs/findings")
     parser.add_argument("--results", type=Path, metavar="FOLDER", default=runs / "results", help=results)
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=runs, help="the folder of the runs")
-    launching = "the launcher of Hydra for the runs, and its settings: joblib, or joblib n_jobs=2, for runs in parallel"
-    words = ("NAME", "KEY=VALUE")
-    parser.add_argument("--launcher", nargs="+", metavar=words, default=["basic"], help=launching)
+    jobs = "the number of runs that are made at a time, each in a process"
+    parser.add_argument("--jobs", type=int, metavar="N", default=1, help=jobs)
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder to read in place of conf/finding")
     options = parser.parse_intermixed_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: must be at least 1")
+    if options.jobs > 1 and find_spec("joblib") is None:
+        parser.error(f"--jobs {options.jobs}: needs joblib. pip install 'tinyformer[sweep]' brings it.")
     try:
         return exit_code_of(lambda: _show(options), "train")
     except KeyboardInterrupt:
@@ -52,7 +56,6 @@ def main(arguments: Sequence[str]) -> int:
 def _show(options: argparse.Namespace) -> int:
     from tinyformer.config.folder import refuse_foreign_files
     from tinyformer.programs.findings.files import finding_names, read_finding, trust
-    from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, require_launcher
     from tinyformer.programs.findings.outcomes import read_outcomes, refuse_links
     from tinyformer.programs.findings.pages import PAGE, page
     from tinyformer.programs.findings.statements import keep_statements
@@ -67,15 +70,13 @@ def _show(options: argparse.Namespace) -> int:
             _tell(finding, f"{finding.title} ({finding.paper})", outcomes.get(finding.name, [None])[-1])
         return 0
     import_matplotlib()
-    require_launcher(options.launcher)
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
     options.results.mkdir(parents=True, exist_ok=True)  # or fails before hours of runs
     keep_statements(chosen, options.runs)
     # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
-    is_serial = options.launcher[0] == ONE_AFTER_THE_OTHER
     codes = []
-    for findings in [[finding] for finding in chosen] if is_serial else [chosen]:
+    for findings in [[finding] for finding in chosen] if options.jobs == 1 else [chosen]:
         codes.append(_measure(findings, options))
         if outcomes := read_outcomes(options.results, names):  # after each, so that one that is stopped leaves it true
             write_whole(path, page(known, outcomes, options.results.name))
@@ -105,7 +106,7 @@ def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
     for finding in findings:
         say(f"{finding.name}: {finding.claim} ({finding.paper})", flush=True)
         planned[finding.name] = plan(finding, options.runs.absolute())
-    code = run_all([run for runs in planned.values() for run in runs], options.launcher)
+    code = run_all([run for runs in planned.values() for run in runs], options.jobs)
     for finding in findings:
         num_lacking = sum(not run.has_ended for run in planned[finding.name])
         if num_lacking:

@@ -25,8 +25,6 @@ from tinyformer.programs.findings.verdicts import Measured, measure, verdicts
 
 Measurement: TypeAlias = dict[str, Any]  # one of the list in `NAME.json`
 
-KEYS = {"time", "verdicts", "checks", "digest", "statement", "earlier", "runs"}  # of a measurement
-
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
     """Measure a finding whose runs have ended; write `NAME.records.json`, `NAME.png` and, last, `NAME.json`."""
@@ -79,29 +77,10 @@ def _measurement(
     }
 
 
-def seconds_of(measurement: Measurement) -> float:
-    """The time that its runs and their analyses took, each once."""
-    once = {
-        run["folder"]: run["seconds"] + run.get("analysis", {"seconds": 0})["seconds"] for run in measurement["runs"]
-    }
-    return float(sum(once.values()))
-
-
 def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurement]]:
-    """All measurements, the last one last, by the name of the finding; what `conclude` did not write is refused."""
-    outcomes: dict[str, list[Measurement]] = {}
-    for name in names:
-        if not (path := folder / f"{name}.json").exists():
-            continue
-        try:
-            outcomes[name] = json.loads(path.read_text(encoding="utf-8"))
-            parts = [(KEYS - {*one}, one["checks"].values(), seconds_of(one)) for one in outcomes[name]]
-        except (AttributeError, LookupError, TypeError, ValueError):
-            parts = []
-        if not parts or any(missing for missing, *_ in parts):
-            works = f"remove it, and `tinyformer findings {name}` measures it again"
-            raise ConfigError(f"--results={format_value(folder)}: {path} is no result of a finding; {works}.")
-    return outcomes
+    """All measurements, the last one last, by the name of the finding."""
+    paths = {name: folder / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 
 
 def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:

@@ -29,11 +29,11 @@ what was changed, and why.
 ```bash
 tinyformer findings
 tinyformer findings cost
-tinyformer findings cost --launcher joblib
+tinyformer findings cost --jobs 2
 ```
 
 The first command lists them, with the published verdicts and yours; the second makes the missing runs of one and prints
-its verdict; `tinyformer findings all` does so for each. Interrupted, they continue. The third makes runs in parallel
+its verdict; `tinyformer findings all` does so for each. Interrupted, they continue. The third makes two runs at a time
 (`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config and data, your results in `results`
 there: after changing the model's code, delete the runs, but not the statements in `statements.json`.
 """

@@ -3,9 +3,12 @@
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -20,14 +23,14 @@ import tinyformer
 from tinyformer.config.compose import compose_run, offer_stored_run
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
-from tinyformer.config.process import isolated_hydra, isolated_process, named_lines
+from tinyformer.config.launch import launch
+from tinyformer.config.process import guard_imports, isolated_hydra, isolated_process, named_lines
 from tinyformer.data import SourceDataModule
 from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table, write_whole
 from tinyformer.model.trained_run import train
 from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
-from tinyformer.programs.findings.launching import ONE_AFTER_THE_OTHER, launch
 from tinyformer.programs.findings.measurements import Measurements, measured_costs, measured_kernels
 from tinyformer.programs.findings.records import ENDED, PlannedRun, contents_of, digest_of, read_results
 from tinyformer.programs.findings.statements import in_force, now, versions_of
@@ -67,27 +70,46 @@ def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
     return planned
 
 
-def run_all(planned: Sequence[PlannedRun], launcher: Sequence[str] = (ONE_AFTER_THE_OTHER,)) -> int:
+def run_all(planned: Sequence[PlannedRun], num_jobs: int = 1) -> int:
     """Make the runs that were not made before, those that need the same training by one job; print a line about each.
 
     A run that was killed continues from its last checkpoint, or starts over if it has none. One that fails is reported,
-    and the others are made. The launcher is that of `require_launcher`; returns the exit code.
+    and the others are made. Several jobs at a time have a process each. Returns the exit code.
     """
     labelled: dict[Path, list[tuple[str, PlannedRun]]] = {}
     for number, run in enumerate(planned, 1):
         label = f"[{number}/{len(planned)}] {run.finding}/{run.name}, seed {run.seed}:"
         labelled.setdefault(run.folder, []).append((label, run))
-    jobs = []
-    for runs in labelled.values():
-        if all(run.has_ended for _, run in runs):
-            _make_all(runs)  # which only says so
-        else:
-            jobs.append(functools.partial(_make_all, runs))
-    return max(launch(jobs, launcher, planned[0].folder.parent)) if jobs else 0
+    if num_jobs == 1:
+        return max(map(_make_all, labelled.values()))
+    guard_imports()
+    import joblib
+
+    return max(joblib.Parallel(num_jobs)(joblib.delayed(_make_all)(runs) for runs in labelled.values()))
+
+
+@functools.cache
+def _end_with_parent() -> None:
+    """End this process soon after the one that started it, if it is one of joblib's: nobody would wait for its job.
+
+    Ctrl-C reaches the first process, which ends the others.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent.pid:
+            time.sleep(0.2)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
     """Make runs of one folder, each with its label, and report errors; returns the exit code."""
+    _end_with_parent()
     codes = []
     for label, run in runs:
         with named_lines(label):
@@ -179,13 +201,10 @@ def _train(words: Sequence[str], folder: Path) -> None:
 
 
 def _analyse(checkpoint: Path, words: Sequence[str], folder: Path) -> None:
-    arguments = [f"checkpoint={checkpoint}", *words]
+    arguments = [f"checkpoint={checkpoint}", *words, f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
     with isolated_hydra(), isolated_process():
         loaded = offer_stored_run(arguments)
-        config, invocation = compose_run("evaluate", arguments)
-        folder.mkdir(parents=True)
-        with config_keys(config):
-            evaluate(config, folder, invocation, loaded)
+        launch(arguments, "evaluate", functools.partial(evaluate, checkpoint=loaded), "tinyformer evaluate")
 
 
 def _write_measured(measured: Callable[[Sequence[str]], Measurements], words: Sequence[str], folder: Path) -> None:

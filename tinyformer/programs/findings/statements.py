@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from hydra.utils import get_class
 
 from tinyformer.config.conf import config_dir
-from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import held
 from tinyformer.files import load_plain_yaml, write_whole
 from tinyformer.programs.findings.files import Finding
@@ -75,11 +74,7 @@ def keep_statements(findings: Iterable[Finding], runs: Path) -> None:
 def read_statements(runs: Path) -> dict[str, dict[str, Any]]:
     """The time and the statement, by the name of the finding and the hash; the last of a finding is in force."""
     path = runs / "statements.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (TypeError, ValueError) as error:
-        problem = "is damaged; restore it, or remove it: what was stated before the runs is then unknown"
-        raise ConfigError(f"--runs={runs}: {path} {problem}.") from error
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def in_force(runs: Path) -> dict[str, str]:

@@ -1,18 +1,22 @@
-"""Analyses of a trained model, and the files that they write."""
+"""The scores, analyses and predictions of a trained network, and the files that they are saved in."""
 
 import copy
 import json
+import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, TypeAlias, cast
 
+import lightning as L
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tinyformer.analysis import Analysis, AnalysisContext, Snapshot
+from tinyformer.analysis import Analysis, AnalysisContext, Snapshot, analyse_predictions
 from tinyformer.analysis.over_training.over_steps import OverSteps
 from tinyformer.batch import Batch
-from tinyformer.checkpoint.file import copy_with, load_checkpoint, save_network
+from tinyformer.checkpoint.file import copy_with, load_checkpoint, load_weights, save_network
 from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.config.stored import describe_config, recorded_sources
 from tinyformer.data import DataModule, SourceDataModule
@@ -22,9 +26,72 @@ from tinyformer.errors import argument_path
 from tinyformer.files import relative_path, write_table
 from tinyformer.nn import Network
 from tinyformer.report import AnalysisResult, caption, save_png
+from tinyformer.run.data import has_test
 from tinyformer.run.network import make_seeded_network
 from tinyformer.run.run import Run
+from tinyformer.run.trainer import forward_context, scoring_trainer
+from tinyformer.training import TrainingModule
 from tinyformer.training.loggers import log_findings
+
+Metrics: TypeAlias = Mapping[str, float | None]  # the metrics of a split, by name; None for one that is undefined
+
+
+class Scores(NamedTuple):
+    """The metrics of each split that was scored, and the seconds that the last one took."""
+
+    splits: dict[str, Metrics]
+    seconds: float = 0.0
+
+
+def score_training(run: Run) -> tuple[Scores, AnalysisResult]:
+    """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
+    trainer, path, step = scoring_trainer(run.settings, run.folder), run.checkpoints.last, run.module.step
+    scores = Scores({"validation": run.module.metrics | final_metrics(run, trainer, "validation")})
+    if has_test(run.task, run.data):
+        best = load_checkpoint(run.checkpoints.best)
+        load_weights(run.network, best)
+        path, step = best.path, best.step
+        module = TrainingModule(run.network, run.task, run.data, evaluated="test")
+        scores.splits["test"] = score_split(run, trainer, module, "test").splits["test"]
+    return scores, task_findings(run, trainer, list(scores.splits)[-1], path, step)
+
+
+def score_evaluation(run: Run, findings: AnalysisResult) -> Scores:
+    """Score the split, drawing its attention maps; the files of the task's findings are added to `findings`."""
+    scores = score_split(run, run.trainer, run.module, run.split)
+    findings.files += task_findings(run, run.trainer, run.split, run.checkpoint.path, run.checkpoint.step).files
+    return scores
+
+
+def score_split(run: Run, trainer: L.Trainer, module: TrainingModule, split: str) -> Scores:
+    """Score a split with the network of a Lightning module."""
+    batches, start = run.data.evaluation_dataloader(split), time.perf_counter()
+    try:
+        trainer.validate(module, batches, verbose=False)
+    except SIGTERMException as end:  # which has no exit code, as after success
+        raise SystemExit(128 + signal.SIGTERM) from end
+    seconds = time.perf_counter() - start
+    return Scores({split: module.metrics | final_metrics(run, trainer, split)}, seconds)
+
+
+def final_metrics(run: Run, trainer: L.Trainer, split: str) -> dict[str, float | None]:
+    """The metrics of a split that are computed once, at the end of a run."""
+    part = run.settings.decoded_part(run.data, split)
+    with forward_context(trainer, run.network):
+        return run.task.final_metrics(run.network, part, run.data.tokenizer)
+
+
+def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: int) -> AnalysisResult:
+    """The task's own tables and figures of a split, see `analyse_predictions`, which are saved.
+
+    The network has the weights of the checkpoint `path` of `step` steps; the trainer gives device and precision.
+    """
+    data, place, device = run.data, trainer.strategy.batch_to_device, trainer.strategy.root_device
+    batches = (place(batch, device) for batch in data.evaluation_dataloader(split))
+    with forward_context(trainer, run.network):
+        findings = analyse_predictions(run.task, run.network, batches, data.splits[split])
+    keep_findings(findings, run.folder, run.loggers, describe_context(path, step, data, split), step)
+    return findings
 
 
 def analyse(run: Run) -> AnalysisResult:
