@@ -149,8 +149,8 @@ BREAKS = (
     Break(
         "lambda_of_the_next_layer",
         "nn/differential.py",
-        "math.exp(-0.3 * layer_index)",
-        "math.exp(-0.3 * (layer_index + 1))",
+        "math.exp(-0.3 * self.layer_index)",
+        "math.exp(-0.3 * (self.layer_index + 1))",
         ("tests/nn/test_formulas.py", "-k", "differential"),
     ),
     Break(
@@ -492,7 +492,7 @@ BREAKS = (
     ),
     Break(
         "replaced_weights_without_the_vectors_of_positions",
-        "nn/softmax.py",
+        "nn/attention.py",
         "mix = None if is_cross else self.position.mix(*weights.shape[-2:])",
         "mix = None",
         ("tests/analysis/test_points.py", "-k", "own_values and relative"),
@@ -834,8 +834,8 @@ BREAKS = (
     Break(
         "flash_leaves_out_a_bias",
         "nn/kernels/flash.py",
-        "if mask.allowed is not None or scoring.mods:",
-        "if mask.allowed is not None:",
+        "mask.allowed is not None or scoring.mods or",
+        "mask.allowed is not None or",
         ("tests/nn/test_varlen.py",),
     ),
     # sharding, and shards of text

@@ -427,7 +427,7 @@ def test_jobs_run_side_by_side_and_a_failed_one_is_reported(tmp_path: Path, book
     command = [sys.executable, str(ROOT / "train.py"), "-m", *words]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.count("Error: model.num_heads=3: must divide model.d_model=16") == 2, ended.stderr
+    assert ended.stderr.count("Error: model.num_heads=3: ") == 2, ended.stderr
     assert "Traceback" not in ended.stderr
     assert len(re.findall(r"^\[[01]\] .*model.num_heads=2 .*  val/loss \d.*  sweep/[01]$", ended.stdout, re.M)) == 2
     of_hydra = r"\[\d+-\d+-\d+ .*|Error executing job with overrides: .*"

@@ -144,7 +144,7 @@ def test_local_p_over_the_source_is_a_loop_over_its_tokens(cross):
     plain.load_state_dict(layer.state_dict(), strict=False)
     target, lengths = tokens(2, 4, seed=1).double(), torch.tensor([9, 3])
     given = {"context": X, "context_mask": AttentionMask(lengths=lengths)}
-    q, logits = layer.call(target, **given).qkv.q, plain.maps_of_call(plain.call(target, **given)).logits
+    q, logits = layer.inputs(target, **given).qkv.q, plain.maps_of_call(plain.inputs(target, **given)).logits
     expected = torch.zeros_like(logits)
     gaussians, n = (layer.gaussian.weight, layer.gaussian.vector), layer.num_softmaxes
     for b, h, t in itertools.product(range(2), range(4 * n), range(4)):
@@ -154,7 +154,7 @@ def test_local_p_over_the_source_is_a_loop_over_its_tokens(cross):
         align = logits[b, h, t, near].softmax(-1)
         expected[b, h, t, near] = align * torch.exp(-((torch.tensor(near) - centre) ** 2) / 2)
     torch.testing.assert_close(layer.weights(target, **given), expected)
-    fewer = layer.maps_of_call(layer.call(target, **given), torch.tensor([3]))
+    fewer = layer.maps_of_call(layer.inputs(target, **given), torch.tensor([3]))
     torch.testing.assert_close(fewer.weights, expected[:, :, 3:])
     assert not torch.equal(layer(target, **given), plain(target, **given))
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, token_ids
-from nn.variants import CAUSAL, NAMES, ON_CPU, error, factory, tokens
+from nn.variants import CAUSAL, NAMES, error, factory, tokens
 from tinyformer.measures import capture_attention
 from tinyformer.nn import (
     Attention,
@@ -189,11 +189,10 @@ def test_decoding_behind_a_cache_projects_the_source_once(name):
     assert cache.num_bytes == held + sum(layer.num_bytes for layer in cache.layers) > held > 0
 
 
-@pytest.mark.parametrize("backend", ON_CPU)
 @torch.no_grad()
-def test_a_window_of_the_source_is_around_the_same_position(backend):
+def test_a_window_of_the_source_is_around_the_same_position():
     """Of 9 source tokens or 5, seen by 7 target tokens: t - 1, t and t + 1, or the same around the last."""
-    cross = partial(Attention, 32, 4, bias=True, window=3, backend=backend)
+    cross = partial(Attention, 32, 4, bias=True, window=3)
     network, whole = make_encoder_decoder(cross=cross), make_encoder_decoder()
     with capture_attention(network) as maps:
         logits = network(SOURCE, TARGET, PADDED)

@@ -159,7 +159,7 @@ def test_a_textbooks_attention_reads_what_the_mask_allows_and_shows_it(own):
     assert weights.shape == (2, 4, 11, 11)
     assert not weights.masked_select(masked).any()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 11))
-    torch.testing.assert_close(layer.maps_of_call(layer.call(x, mask), torch.tensor([3])).weights, weights[:, :, 3:4])
+    torch.testing.assert_close(layer.maps_of_call(layer.inputs(x, mask), torch.tensor([3])).weights, weights[:, :, 3:4])
     layer.eval()
     changed = x.clone()
     changed[1, 4:] += 1
@@ -197,7 +197,7 @@ def test_a_textbooks_attention_that_cannot_be_used_is_refused(own, sentence):
 def test_the_weights_that_are_shown_give_the_output(own):
     attention = own(D_MODEL, 4).eval()
     for x, mask in ((tokens(), CAUSAL), (tokens(2), AttentionMask(True, torch.tensor([11, 6])))):
-        call = attention.call(x, mask)
+        call = attention.inputs(x, mask)
         weights = attention.maps_of_call(call).weights
         heads = attention.apply_weights(weights, call.qkv, is_cross=False)
         assert error(attention(x, mask), projected(heads, attention)) <= 1e-5

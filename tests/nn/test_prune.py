@@ -27,7 +27,6 @@ from tinyformer.nn import (
     Transformer,
     prune_heads,
 )
-from tinyformer.nn.prune import prune_model
 
 D_MODEL, NUM_HEADS = 24, 6
 X = tokens(2, 9, d_model=D_MODEL).double()
@@ -52,7 +51,7 @@ PRUNED = {"a-group": [3, 4, 5], "unevenly": [0, 1, 4]}
 
 def make(sharing: str, extra: str | None = None, **options: object) -> BaseAttention:
     """A layer in float64, with errors below 1e-10."""
-    options = {"backend": "eager"} | (EXTRAS[extra] if extra else {}) | options
+    options = EXTRAS.get(extra, {}) | options
     return prepared(partial(SHARINGS[sharing], D_MODEL, NUM_HEADS, **options)).double()
 
 
@@ -77,13 +76,11 @@ def test_pruned_heads_equal_closed_gates_in_output_gradient_and_maps(sharing, ex
     upstream = torch.linspace(0, 20, X.numel(), dtype=X.dtype).sin().view_as(X)
     expected = gated(whole, heads)(x, CAUSAL)
     expected_gradient = torch.autograd.grad(expected, x, upstream)[0]
-    for backend in ("eager", *(("sdpa",) if extra == "alibi" else ())):
-        smaller.backend = backend
-        out = smaller(x, CAUSAL)
-        assert error(out, expected) <= 1e-10, backend
-        assert error(torch.autograd.grad(out, x, upstream)[0], expected_gradient) <= 1e-9, backend
+    out = smaller(x, CAUSAL)
+    assert error(out, expected) <= 1e-10
+    assert error(torch.autograd.grad(out, x, upstream)[0], expected_gradient) <= 1e-9
     places = [map_names(whole).index(name) for name in map_names(smaller)]
-    maps = [layer.maps_of_call(layer.call(X, CAUSAL), torch.tensor([8, 3])) for layer in (smaller, whole)]
+    maps = [layer.maps_of_call(layer.inputs(X, CAUSAL), torch.tensor([8, 3])) for layer in (smaller, whole)]
     for ours, theirs in zip(*maps, strict=True):
         torch.testing.assert_close(ours, theirs[:, places], rtol=1e-10, atol=1e-10)
 
@@ -124,7 +121,7 @@ def close_gates(model: Transformer, pairs: list[list[int]]) -> Transformer:
 @torch.no_grad()
 def test_a_pruned_model_equals_a_gated_one_decodes_and_is_rebuilt(name):
     smaller, cache = build(name), Cache(2)
-    prune_model(smaller, PAIRS)
+    smaller.prune(PAIRS)
     out = smaller(IDS, CAUSAL)
     assert error(out, close_gates(build(name), PAIRS)(IDS, CAUSAL)) <= 1e-5
     parts = [smaller(chunk, CAUSAL, cache) for chunk in IDS.split([6, 1, 4], dim=1)]
@@ -142,7 +139,7 @@ def test_a_pruned_model_equals_a_gated_one_decodes_and_is_rebuilt(name):
 def test_ablated_heads_keep_their_numbers_after_pruning():
     pruned_heads, ablated = [[0, 1], [1, 0]], [[0, 2], [1, 3], [1, 0]]
     smaller = network(gqa)
-    prune_model(smaller, pruned_heads)
+    smaller.prune(pruned_heads)
     made = network(partial(gqa, ablated_heads=ablated), pruned_heads=pruned_heads)
     made.load_state_dict(smaller.state_dict())
     assert [layer.head_gate.factors.tolist() for layer in made.attentions()] == [[1, 0, 1], [1, 1, 0]]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from nn.model_cases import make_encoder_decoder, token_ids
-from nn.variants import CAUSAL, ON_CPU, error, tokens
+from nn.variants import CAUSAL, error, tokens
 from tinyformer.nn import Attention, AttentionMask, BaseAttention, EncoderDecoder, PostNormBlock, PreNormBlock
 
 
@@ -34,26 +34,21 @@ def test_parity_with_multihead_attention(bias, mask, cross):
     described = AttentionMask("causal" in mask, torch.tensor([len(source[0]), 3]) if "padded" in mask else None)
     # The mask of the queries' sequence does not apply to the context.
     given = (AttentionMask(True, torch.tensor([1, 2])), source, described) if cross else (described,)
-    for backend in ("auto", *ON_CPU):
-        attention = Attention(32, 4, bias=bias, backend=backend)
-        random = torch.Generator().manual_seed(0)
-        for parameter in attention.parameters():  # biases, too: zeros hide mistakes
-            parameter.data = torch.randn(parameter.shape, generator=random) * parameter.shape[-1] ** -0.5
-        reference = nn.MultiheadAttention(32, 4, bias=bias, batch_first=True)
-        reference.load_state_dict(attention_weights(attention))
-        expected, weights = reference(
-            x, source, source, average_attn_weights=False, **torch_masks(described, x.shape[1], source.shape[1])
-        )
-        with torch.set_grad_enabled(backend != "flex"):
-            out = attention(x, *given)
-        assert error(out, expected) <= 1e-5
-        assert error(attention.weights(x, *given), weights) <= 1e-5
-        if backend != "flex":
-            parameters = [p for name, p in attention.named_parameters() if name.endswith("weight")]
-            dx, *dq_dk_dv, do = torch.autograd.grad(out, [x, *parameters], upstream)
-            theirs = torch.autograd.grad(expected, [x, reference.in_proj_weight, reference.out_proj.weight], upstream)
-            for ours, other in zip((dx, torch.cat(dq_dk_dv), do), theirs, strict=True):
-                assert error(ours, other) <= 1e-5
+    attention, random = Attention(32, 4, bias=bias), torch.Generator().manual_seed(0)
+    for parameter in attention.parameters():  # biases, too: zeros hide mistakes
+        parameter.data = torch.randn(parameter.shape, generator=random) * parameter.shape[-1] ** -0.5
+    reference = nn.MultiheadAttention(32, 4, bias=bias, batch_first=True)
+    reference.load_state_dict(attention_weights(attention))
+    masks = torch_masks(described, x.shape[1], source.shape[1])
+    expected, weights = reference(x, source, source, average_attn_weights=False, **masks)
+    out = attention(x, *given)
+    assert error(out, expected) <= 1e-5
+    assert error(attention.weights(x, *given), weights) <= 1e-5
+    parameters = [p for name, p in attention.named_parameters() if name.endswith("weight")]
+    dx, *dq_dk_dv, do = torch.autograd.grad(out, [x, *parameters], upstream)
+    theirs = torch.autograd.grad(expected, [x, reference.in_proj_weight, reference.out_proj.weight], upstream)
+    for ours, other in zip((dx, torch.cat(dq_dk_dv), do), theirs, strict=True):
+        assert error(ours, other) <= 1e-5
 
 
 def as_torch(network: EncoderDecoder, kind: type[nn.Module]) -> nn.Transformer:

@@ -68,7 +68,7 @@ def test_a_sweep_at_equal_parameters_is_averaged_over_its_seeds(program: Program
     """Each attention with two seeds, and as many jobs with heads that fail, as `train.py` leaves them."""
     axes = "callbacks.attention=null model.num_heads=2,3 attention=mha,mqa seed=1,2"
     ended = program("train.py", f"-m {SMALL} {TEXT} match=parameters {axes} hydra.sweep.dir=sweep")
-    assert (ended.code, ended.err.count("Error: model.num_heads=3: must divide")) == (2, 4)
+    assert (ended.code, ended.err.count("Error: model.num_heads=3: ")) == (2, 4)
     ends = [*(f"sweep/{job}" for job in range(4)), "seed=1", "seed=2", "seed=1", "seed=2"]
     assert [line.split()[-1] for line in ended.out.splitlines()] == ends
     runs = [results_of(f"sweep/{job}") for job in range(4)]

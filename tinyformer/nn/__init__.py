@@ -1,14 +1,14 @@
 """The model: plain PyTorch, without Lightning, Hydra or text.
 
-To read it from the inside out: `attention` projects tokens to queries, keys and values, and back (`latent` and
-`differential` are other ways to do so); `kernels.eager` opens with the definition, softmax(q kᵀ / √head_dim) v;
-`softmax` holds the options that change it, a `mask`, a `score`, a relative `position`, and calls one of the `kernels`,
-chosen before training. A `cache` keeps keys and values for decoding, a `gate` scales heads, and `prune` removes them
-(`heads`). A `mixer` without scores, `recurrent` or a `convolution`, may take its place. A `block` is attention and
+To read it from the inside out: `attention` projects tokens to queries, keys and values, attends by one of the
+`kernels`, and projects back; `kernels.eager` opens with the definition, softmax(q kᵀ / √head_dim) v. The options that
+change it are in `softmax`: a `mask`, a `score`, a relative `position`. `heads` are gated, ablated and pruned, a `cache`
+keeps keys and values for decoding, and `maps` shows the weights. `latent` and `differential` are other kinds of
+attention; `mixers` without scores, an LSTM and a convolution, may take its place. A `block` is attention and
 `feed_forward`, each with a `norm` and a `residual` connection; the `encoder` embeds tokens and stacks blocks, a
-`readout` turns their output into scores of tokens (`vocabulary`) or of classes; the `transformer` is both, initialised
-by `init`. In an `encoder_decoder`, a decoder attends to the encoder's output by cross-attention; what both networks
-have is in `network`.
+`readout` turns their output into scores of tokens (`vocabulary`) or of classes. The `transformer` is both, initialised
+by `init`, or an encoder–decoder, in which a decoder attends to the encoder's output by cross-attention; `network` is
+the base of the two.
 """
 
 import lazy_loader

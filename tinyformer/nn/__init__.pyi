@@ -1,19 +1,17 @@
 from .attention import Attention, BaseAttention
 from .block import Context, PostNormBlock, PreNormBlock
 from .cache import Cache, LayerCache
-from .convolution import BaseConv
 from .differential import DifferentialAttention
 from .encoder import Decoder, Encoder
-from .encoder_decoder import EncoderDecoder
 from .feed_forward import FeedForward, GatedFeedForward
-from .gate import HeadGate, OutputGate
+from .heads import HeadGate, OutputGate, prune_heads
 from .kernels.case import Feature, KernelRequirements
 from .kernels.eager import AttentionMaps, attention_weights
 from .kernels.support import BACKENDS, LACKS, select_backend
 from .latent import LatentAttention
 from .maps import QKV, AttentionInputs
 from .mask import AttentionMask
-from .mixer import TokenMixer
+from .mixers import LSTM, BaseConv, TokenMixer
 from .network import Network, kernel_of_layer, resolve_backend
 from .norm import LayerNorm, RMSNorm
 from .position import (
@@ -26,12 +24,11 @@ from .position import (
     SinusoidalPosition,
     T5Position,
 )
-from .prune import prune_heads
 from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout
-from .recurrent import LSTM
 from .residual import Residual
 from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
-from .transformer import Transformer
+from .softmax import AttentionOptions
+from .transformer import EncoderDecoder, Transformer
 from .vocabulary import vocabulary_cross_entropy
 
 __all__ = [
@@ -45,6 +42,7 @@ __all__ = [
     "AttentionInputs",
     "AttentionMaps",
     "AttentionMask",
+    "AttentionOptions",
     "BaseAttention",
     "BaseConv",
     "Cache",

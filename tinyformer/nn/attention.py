@@ -1,12 +1,25 @@
-"""Multi-head, grouped-query and multi-query attention.
+"""Attention: from tokens to queries, keys and values, to the heads' outputs, and back to tokens.
 
-`BaseAttention.forward` projects tokens to queries, keys and values, attends, gates the heads and projects back. The
-definition of `attend`, softmax(q kᵀ / √head_dim) v, opens `kernels.eager`; the options that change it are in `softmax`.
+`BaseAttention.forward` calls `project`, which makes q, k and v; `attend`, which gives them to one of the `kernels`;
+the gates of `heads`; and `o_proj`. `kernels.eager` opens with the definition, softmax(q kᵀ / √head_dim) v; the options
+that change it are in `softmax`. `Attention` is multi-head, grouped-query and multi-query attention:
+
+    multi-head (MHA)         grouped-query (GQA)      multi-query (MQA)
+    num_kv_heads=4           num_kv_heads=2           num_kv_heads=1
+
+    k,v  k,v  k,v  k,v         k,v       k,v                 k,v
+     │    │    │    │         ┌─┴──┐    ┌─┴──┐        ┌────┬──┴─┬────┐
+     q    q    q    q         q    q    q    q        q    q    q    q
+
+The suffix of a tensor's name is its shape:
+
+    B batch      T queries (q_seq)    H query heads (num_heads)          D size of a query and of a key (head_dim)
+    M d_model    S keys (k_seq)       G heads of keys and values         V size of a value (v_head_dim)
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -14,27 +27,20 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.gate import HeadGate, OutputGate, ablated_in_layer
 from tinyformer.nn.heads import split_heads
-from tinyformer.nn.kernels.eager import AttentionMaps
-from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Weights, exact_maps
+from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
+from tinyformer.nn.kernels.support import run_kernel
+from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Source, Tokens, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.sizes import head_dim_of
-from tinyformer.nn.softmax import SoftmaxAttention
+from tinyformer.nn.softmax import AttentionOptions, SoftmaxAttention
 
 
 class BaseAttention(SoftmaxAttention):
     """Attention without its projections, which a subclass makes: those that `project` uses, and `o_proj`.
 
     Rows of `q_proj`, `k_proj` and `v_proj` and columns of `o_proj` are ordered by head: `prune_heads` relies on it.
-
-    Args:
-        gate: whether each token gates each head's output, see `OutputGate`.
-        ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero; see `ablated_in_layer`.
-        layer_index: index of the layer, from 0.
-        kind: the kind of attention in an encoder–decoder, see `KINDS`.
-        options: of `SoftmaxAttention`, which also describes the sizes.
     """
 
     q_proj: nn.Linear
@@ -42,35 +48,11 @@ class BaseAttention(SoftmaxAttention):
     v_proj: nn.Linear
     o_proj: nn.Linear
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int,
-        v_head_dim: int | None = None,
-        position_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        *,
-        gate: bool = False,
-        ablated_heads: Sequence[Sequence[int | str]] = (),
-        layer_index: int = 0,
-        num_layers: int = 1,
-        kind: str | None = None,
-        **options: Any,
-    ) -> None:
-        sizes = (num_heads, head_dim, v_head_dim, position_dim, num_kv_heads)
-        super().__init__(*sizes, layer_index=layer_index, **options)
-        self.kind = kind
-        self.output_gate = OutputGate(d_model, num_heads) if gate else None
-        ablated = ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind)
-        self.head_gate = HeadGate(num_heads, ablated)
-        self.inputs_hook = nn.Identity()  # its hooks see each `AttentionInputs`, and may replace it
-
     def forward(
         self,
-        x: Float[Tensor, "batch q_seq input_dim"],
+        x: Tokens,
         mask: AttentionMask | None = None,
-        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
+        context: Source | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
@@ -85,22 +67,47 @@ class BaseAttention(SoftmaxAttention):
             cache: keys and values of the tokens before `x`, to which those of `x` are appended; in cross-attention
                 those of the context, which are projected if it is empty.
         """
-        call = self.inputs_hook(self.call(x, mask, context, context_mask, cache))
-        if call.weights is None:
-            heads = self.attend(call.qkv, call.mask, call.is_cross)
+        inputs = self.inputs_hook(self.inputs(x, mask, context, context_mask, cache))  # q, k, v by `project`
+        if inputs.weights is None:
+            heads_BHTV = self.attend(inputs.qkv, inputs.mask, inputs.is_cross)
         else:
-            heads = self.apply_weights(call.weights, call.qkv, call.is_cross)
+            heads_BHTV = self.apply_weights(inputs.weights, inputs.qkv, inputs.is_cross)
         if self.output_gate is not None:
-            heads = self.output_gate(heads, x)
-        return self.o_proj(self.head_gate(heads).transpose(1, 2).flatten(-2))
+            heads_BHTV = self.output_gate(heads_BHTV, x)
+        return self.o_proj(self.head_gate(heads_BHTV).transpose(1, 2).flatten(-2))
+
+    def inputs(
+        self,
+        x: Tokens,
+        mask: AttentionMask | None = None,
+        context: Source | None = None,
+        context_mask: AttentionMask | None = None,
+        cache: LayerCache | None = None,
+    ) -> AttentionInputs:
+        """The queries, keys, values and mask of `forward`, given its arguments; the window limits the mask.
+
+        In cross-attention the window is around the aligned position, see `AttentionMask.aligned`, or the predicted one.
+        """
+        if isinstance(mask, Tensor):
+            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are of `context`"
+            raise ArgumentError("mask", tuple(mask.shape), reason)
+        is_cross, num_behind = context is not None, 0
+        mask = (context_mask if is_cross else mask) or AttentionMask()
+        if context is not None and self.window is not None and self.gaussian is None:
+            first = 0 if cache is None else cache.count_queries(x.shape[1])
+            mask = mask.aligned(self.window, first, x.shape[1], context.shape[1])
+        elif not is_cross:
+            mask = mask.within(self.window)
+            if cache is not None and cache.length and not mask.causal:
+                reason = "must be True: cached tokens do not attend to new ones"
+                raise ArgumentError("mask.causal", False, reason, {"causal": True})
+            num_behind = 0 if cache is None else cache.num_behind(self.window)
+        mask = self.head_map.mask_of_left(mask)
+        mask.require_sizes(len(x), self.num_heads)
+        return AttentionInputs(self.project(x, context, cache), mask.without_first(num_behind), is_cross, num_behind)
 
     @abstractmethod
-    def project(
-        self,
-        x: Float[Tensor, "batch q_seq input_dim"],
-        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
-        cache: LayerCache | None = None,
-    ) -> QKV:
+    def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
         """Queries, keys and values, normalised and positioned.
 
         Queries pass through `transform_queries` before positions rotate them. `cache.extend(..., window=self.window)`
@@ -108,18 +115,46 @@ class BaseAttention(SoftmaxAttention):
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
-        """The output of each head."""
-        return self.softmax_attention(*qkv, mask, is_cross)
+        """The output of each head, softmax(score(q, k)) v, by the layer's backend."""
+        k_BGSD, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
+        scoring = self.scoring(qkv.q, k_BGSD.shape[2], mask, is_cross)
+        dropout = self.dropout if self.training else 0.0
+        return run_kernel(self.resolved or self.backend, qkv.q, k_BGSD, v_BGSV, mask, scoring, dropout)
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
         """The output of each head, given the weights of `attention_maps`; a subclass overrides it with `attend`."""
-        return self.weighted_values(weights, qkv.v, is_cross)
+        _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
+        mix = None if is_cross else self.position.mix(*weights.shape[-2:])
+        return weighted_values(weights.to(v_BGSV.dtype), v_BGSV, mix)
+
+    # Maps, for analysis.
 
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
-        """The attention maps of `attend`, one per softmax, without dropout."""
-        return self.softmax_maps(qkv.q, qkv.k, mask, is_cross, rows)
+        """The attention maps of `attend`, one per softmax, without dropout, for all queries or those at `rows`."""
+        k_BGSD, _ = self.head_map.expand_kv(qkv.k, qkv.v)
+        return attention_maps(qkv.q, k_BGSD, mask, self.scoring(qkv.q, k_BGSD.shape[2], mask, is_cross), rows)
+
+    def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:
+        """The exact attention weights of `forward`, given its arguments, on any backend; the cache is not changed.
+
+        Their shape is `batch num_heads q_seq k_seq`, with two maps for each head in differential attention. There is no
+        dropout: rows sum to 1, or to less with a sink or a local Gaussian; a row without visible keys is 0.
+        """
+        return self.maps_of_call(self.inputs(*args, cache=cache and cache.copy(), **kwargs)).weights
+
+    def maps_of_call(self, call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
+        """The attention weights of a call and their logits, for all queries or those at `rows`; see `exact_maps`."""
+        return exact_maps(self, call, rows)
+
+    def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
+        """The attention weights of a call if its scores were others; -∞ hides a key, and so does the mask."""
+        (q, k, _), mask = call.qkv, call.mask
+        scoring = replace(self.scoring(q, k.shape[2], mask, call.is_cross), compare=lambda q, k: scores, mods=())
+        allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k.shape[2], scores.device)
+        visible = AttentionMask(allowed=allowed if dense is None else allowed & dense)
+        return attention_maps(q, k, visible, scoring).weights
 
     def ablated(self) -> list[bool]:
         """A flag for each head: True if it is ablated in every row; analyses leave such heads out, or name them."""
@@ -129,58 +164,6 @@ class BaseAttention(SoftmaxAttention):
     def ablated_maps(self) -> list[bool]:
         """A flag for each map: True if its head is ablated."""
         return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
-
-    def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:
-        """The exact attention weights of `forward`, given its arguments, on any backend; the cache is not changed.
-
-        Their shape is `batch num_heads q_seq k_seq`, with two maps for each head in differential attention. There is no
-        dropout: rows sum to 1, or to less with a sink or a local Gaussian; a row without visible keys is 0.
-        """
-        return self.maps_of_call(self.call(*args, cache=cache and cache.copy(), **kwargs)).weights
-
-    def maps_of_call(self, call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
-        """The attention weights of a call and their logits, for all queries or those at `rows`; see `exact_maps`."""
-        return exact_maps(self, call, rows)
-
-    def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
-        """The attention weights of a call if its scores were others; see `softmax_of_scores`."""
-        n, (q, k, _) = self.num_softmaxes, call.qkv
-        parts = [
-            self.softmax_of_scores(scores[:, i::n], q[:, i::n], k[:, i::n], call.mask, call.is_cross) for i in range(n)
-        ]
-        return torch.stack(parts, dim=2).flatten(1, 2)
-
-    def call(
-        self,
-        x: Float[Tensor, "batch q_seq input_dim"],
-        mask: AttentionMask | None = None,
-        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
-        context_mask: AttentionMask | None = None,
-        cache: LayerCache | None = None,
-    ) -> AttentionInputs:
-        """The inputs of attention in `forward`, given its arguments: the mask is limited to the layer's window.
-
-        In cross-attention the window is around the aligned position, see `AttentionMask.aligned`, or the predicted one.
-        """
-        if isinstance(mask, Tensor):
-            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are of `context`"
-            raise ArgumentError("mask", tuple(mask.shape), reason)
-        is_cross = context is not None
-        mask = (context_mask if is_cross else mask) or AttentionMask()
-        if context is not None and self.window is not None and self.gaussian is None:
-            first = 0 if cache is None else cache.num_queries
-            mask = mask.aligned(self.window, first, x.shape[1], context.shape[1])
-            if cache is not None:
-                cache.num_queries += x.shape[1]
-        elif not is_cross:
-            mask = mask.within(self.window)
-        mask = self.head_map.mask_of_left(mask)
-        mask.require_sizes(len(x), self.num_heads)
-        if cache is not None and cache.length and not is_cross and not mask.causal:
-            reason = "must be True: cached tokens do not attend to new ones"
-            raise ArgumentError("mask.causal", False, reason, {"causal": True})
-        num_behind = 0 if cache is None or is_cross else cache.num_behind(self.window)
-        return AttentionInputs(self.project(x, context, cache), mask.without_first(num_behind), is_cross, num_behind)
 
 
 class Attention(BaseAttention):
@@ -195,10 +178,9 @@ class Attention(BaseAttention):
         num_kv_heads: None for `num_heads`.
         head_dim: size of each query and key; None for d_model / num_heads.
         v_head_dim: size of each value, and so of each head's output; None for `head_dim`.
-        input_dim: size of each vector of `x` and of the context, used outside of a block; None for `d_model`.
         qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et
             al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
-        options: of `BaseAttention`.
+        input_dim: size of each vector of `x` and of the context, used outside of a block; None for `d_model`.
     """
 
     def __init__(
@@ -211,7 +193,7 @@ class Attention(BaseAttention):
         qk_norm: bool = False,
         bias: bool = False,
         input_dim: int | None = None,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         head_dim = head_dim_of(d_model, num_heads, num_kv_heads, head_dim)
@@ -225,24 +207,19 @@ class Attention(BaseAttention):
         self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
 
-    def project(
-        self,
-        x: Float[Tensor, "batch q_seq input_dim"],
-        context: Float[Tensor, "batch k_seq input_dim"] | None = None,
-        cache: LayerCache | None = None,
-    ) -> QKV:
+    def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
         """Queries, keys and values, normalised and positioned."""
-        q = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
+        q_BHTD = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
-            k, v = known
-            return QKV(q.to(v.dtype), k, v)
+            k_BGSD, v_BGSV = known
+            return QKV(q_BHTD.to(v_BGSV.dtype), k_BGSD, v_BGSV)
         source = x if context is None else context
-        k = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
-        v = split_heads(self.v_proj(source), self.v_head_dim)
+        k_BGSD = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
+        v_BGSV = split_heads(self.v_proj(source), self.v_head_dim)
         if context is None:
             offset = cache.length if cache else 0
-            q, k = self.position.rotate(q, offset), self.position.rotate(k, offset)
-        q, k = q.to(v.dtype), k.to(v.dtype)  # autocast keeps norms in fp32; kernels take one dtype
+            q_BHTD, k_BGSD = self.position.rotate(q_BHTD, offset), self.position.rotate(k_BGSD, offset)
+        q_BHTD, k_BGSD = q_BHTD.to(v_BGSV.dtype), k_BGSD.to(v_BGSV.dtype)  # autocast keeps norms in fp32
         if cache is not None:
-            k, v = cache.extend(k, v, window=None if context is not None else self.window)
-        return QKV(q, k, v)
+            k_BGSD, v_BGSV = cache.extend(k_BGSD, v_BGSV, window=None if context is not None else self.window)
+        return QKV(q_BHTD, k_BGSD, v_BGSV)

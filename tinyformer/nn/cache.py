@@ -63,6 +63,11 @@ class LayerCache:
         """Number of cached tokens outside the window of the next query; `extend` does not return them."""
         return 0 if window is None else self.length - min(self.num_held, window - 1)
 
+    def count_queries(self, number: int) -> int:
+        """Count tokens that attend to the context; returns the number of those before them."""
+        self.num_queries += number
+        return self.num_queries - number
+
     def copy(self) -> "LayerCache":
         """A copy with memory of its own."""
         other = LayerCache(self._room)

@@ -1,7 +1,8 @@
 """Differential attention: the difference of two softmaxes, which cancels what both attend to by chance."""
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.attention import Attention
 from tinyformer.nn.kernels.eager import AttentionMaps
-from tinyformer.nn.maps import QKV, HeadOutputs, Weights
+from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.score import Queries
 from tinyformer.nn.sizes import head_dim_of
+from tinyformer.nn.softmax import AttentionOptions
 
 
 class DifferentialAttention(Attention):
@@ -30,7 +32,6 @@ class DifferentialAttention(Attention):
         num_kv_heads: None for `num_heads`.
         head_dim: size of both halves of a query or key together; None for d_model / num_heads.
         qk_norm: divide each half of a query and key by its root mean square, see `Attention`.
-        options: of `BaseAttention`.
     """
 
     num_softmaxes = 2
@@ -44,32 +45,31 @@ class DifferentialAttention(Attention):
         v_head_dim: int | None = None,
         qk_norm: bool = False,
         bias: bool = False,
-        layer_index: int = 0,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         head_dim = head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
         if head_dim % 2:
             raise ArgumentError("head_dim", head_dim, "must be even, for two halves", {"head_dim": head_dim + 1})
-        sizes = (d_model, num_heads, num_kv_heads, head_dim, v_head_dim)
-        super().__init__(*sizes, qk_norm, bias, layer_index=layer_index, **options)
-        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer_index)
+        super().__init__(d_model, num_heads, num_kv_heads, head_dim, v_head_dim, qk_norm, bias, **options)
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer_index)
         # λ_q₁, λ_k₁, λ_q₂, λ_k₂, initialised as in the paper's code.
         self.lambdas = nn.ParameterList(nn.Parameter(0.1 * torch.randn(self.head_dim)) for _ in range(4))
         self.head_norm = RMSNorm(self.v_head_dim, eps=1e-5)
 
     def transform_queries(self, q: Queries) -> Queries:
         """Both halves of each query transformed by the score function of its head."""
-        return torch.stack([self.score(q[:, i::2]) for i in range(2)], dim=2).flatten(1, 2)
+        return _interleaved(self.score(q[:, i::2]) for i in range(2))
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
         """The normalised difference of the outputs of both softmaxes."""
-        q, k, v = qkv
         # (softmax₁ - λ softmax₂) v = softmax₁ v - λ softmax₂ v: two calls of a kernel, which may share K/V heads.
-        return self.difference(*(self.softmax_attention(q[:, i::2], k[:, i::2], v, mask, is_cross) for i in range(2)))
+        first, second = (Attention.attend(self, half, mask, is_cross) for half in _halves(qkv))
+        return self.difference(first, second)
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
         """The normalised difference, given the weights of both softmaxes of each head."""
-        return self.difference(*(self.weighted_values(weights[:, i::2], qkv.v, is_cross) for i in range(2)))
+        first, second = (Attention.apply_weights(self, weights[:, i::2], qkv, is_cross) for i in range(2))
+        return self.difference(first, second)
 
     def difference(self, first: HeadOutputs, second: HeadOutputs) -> HeadOutputs:
         """The output of each head, given those of its two softmaxes."""
@@ -80,11 +80,25 @@ class DifferentialAttention(Attention):
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
         """Both softmaxes of each head: maps 2h and 2h + 1 are those of head h."""
-        q, k, _ = qkv
-        first, second = (self.softmax_maps(q[:, i::2], k[:, i::2], mask, is_cross, rows) for i in range(2))
-        return AttentionMaps(*(torch.stack(pair, dim=2).flatten(1, 2) for pair in zip(first, second, strict=True)))
+        maps = [Attention.attention_maps(self, half, mask, is_cross, rows) for half in _halves(qkv)]
+        return AttentionMaps(*map(_interleaved, zip(*maps, strict=True)))
+
+    def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
+        """The attention weights of a call if its scores were others, in each softmax."""
+        calls = enumerate(call._replace(qkv=half) for half in _halves(call.qkv))
+        return _interleaved(Attention.weights_of_scores(self, half, scores[:, i::2]) for i, half in calls)
 
     def factor(self) -> Float[Tensor, ""]:
         """λ, the factor of the second softmax."""
         q1, k1, q2, k2 = self.lambdas
         return torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + self.lambda_init
+
+
+def _halves(qkv: QKV) -> list[QKV]:
+    """The queries, keys and values of each softmax."""
+    return [QKV(qkv.q[:, i::2], qkv.k[:, i::2], qkv.v) for i in range(2)]
+
+
+def _interleaved(halves: Iterable[Tensor]) -> Tensor:
+    """The tensors of both softmaxes as heads 2h and 2h + 1."""
+    return torch.stack([*halves], dim=2).flatten(1, 2)

@@ -1,17 +1,21 @@
-"""The heads of a layer: their size, their numbers, and the K/V head that each reads."""
+"""The heads of attention: their addresses, the K/V head that each reads, gates that scale them, and pruning."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.maps import HeadOutputs, Tokens
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import ScoreMod
+
+if TYPE_CHECKING:
+    import tinyformer.nn.attention
 
 
 def split_heads(
@@ -21,21 +25,10 @@ def split_heads(
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
+# Addresses.
+
 KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention in an encoder–decoder."""
-
-
-def not_a_head(
-    argument: str, head: Sequence[int | str], num_layers: int, num_heads: int, kind: str | None = None
-) -> ArgumentError:
-    """The error for an argument that holds what is not the address of a head, which begins with the kind if any."""
-    if kind is None:
-        reason, last = "must hold [layer, head] pairs of a model with", []
-    else:
-        reason, last = f"must hold [kind, layer, head] with a kind of {', '.join(KINDS)}; {kind} has", [kind]
-    reason = f"{reason} {num_layers} layers of {num_heads} heads"
-    return ArgumentError(argument, [list(head)], reason, {argument: [[*last, num_layers - 1, num_heads - 1]]})
-
 
 Address: TypeAlias = tuple[str | int, ...]
 """The address of an attention layer: (3,), or ("cross", 3) where there are several kinds of attention."""
@@ -54,6 +47,39 @@ def layer_title(address: Address) -> str:
     """An address in words: "layer 3", or "cross layer 3"."""
     *kind, index = map(str, address)
     return " ".join([*kind, "layer", index])
+
+
+def not_a_head(
+    argument: str, head: Sequence[int | str], num_layers: int, num_heads: int, kind: str | None = None
+) -> ArgumentError:
+    """The error for an argument that holds what is not the address of a head, which begins with the kind if any."""
+    if kind is None:
+        reason, last = "must hold [layer, head] pairs of a model with", []
+    else:
+        reason, last = f"must hold [kind, layer, head] with a kind of {', '.join(KINDS)}; {kind} has", [kind]
+    reason = f"{reason} {num_layers} layers of {num_heads} heads"
+    return ArgumentError(argument, [list(head)], reason, {argument: [[*last, num_layers - 1, num_heads - 1]]})
+
+
+def ablated_in_layer(
+    heads: Sequence[Sequence[int | str]], layer_index: int, num_layers: int, num_heads: int, kind: str | None = None
+) -> list[int]:
+    """The heads of this layer among `[layer, head]` or, in an encoder–decoder, `[kind, layer, head]` of the model."""
+    of_kind: Address = () if kind is None else (kind,)
+    known = [(*of_kind, layer, head) for layer in range(num_layers) for head in range(num_heads)]
+    ablated = []
+    for entry in heads:
+        address = plain_address(entry)
+        if kind is not None and len(address) == 3 and address[0] in KINDS and address[0] != kind:
+            continue  # the layers of that kind check it
+        if address not in known:
+            raise not_a_head("ablated_heads", entry, num_layers, num_heads, kind)
+        if address[-2] == layer_index:
+            ablated.append(int(address[-1]))
+    return ablated
+
+
+# The parts of a layer.
 
 
 class HeadMap(nn.Module):
@@ -94,11 +120,99 @@ class HeadMap(nn.Module):
 
     def mask_of_left(self, mask: AttentionMask) -> AttentionMask:
         """The mask for the heads that are left, given one with a pattern for each head of the original layer."""
-        if self._ids is None or mask.num_heads == 1:
+        if self._ids is None or mask.allowed is None or mask.num_heads == 1:
             return mask
-        assert mask.allowed is not None
         return replace(mask, allowed=mask.allowed[:, self._ids])
 
     def renumber(self, mod: ScoreMod) -> ScoreMod:
         """A score modification that receives the original head numbers, see `ScoreMod.of_heads`."""
         return mod if self._ids is None else mod.of_heads(self._ids)
+
+
+class HeadGate(nn.Module):
+    """head_h ← g_h · head_h + (1 - g_h) · r_h: a factor g_h of 0 ablates the head, on every backend.
+
+    Attributes:
+        factors: g, of shape `heads` or `batch heads`; None if all factors are 1.
+        replacement: computes r, the replacement of an ablated head, from the outputs; None for zero.
+    """
+
+    factors: Tensor | None
+    replacement: Callable[[Tensor], Tensor] | None
+
+    def __init__(self, num_heads: int, ablated: Sequence[int] = ()) -> None:
+        super().__init__()
+        factors = torch.ones(num_heads).index_fill(0, torch.tensor([*ablated]), 0.0) if ablated else None
+        # Not persistent: the factors follow from the config.
+        self.register_buffer("factors", factors, persistent=False)
+        self.replacement = None
+
+    def forward(self, heads: HeadOutputs) -> HeadOutputs:
+        if self.factors is None:
+            return heads
+        factors = self.factors.to(heads.dtype).unflatten(-1, (-1, 1, 1))
+        gated = heads * factors
+        return gated if self.replacement is None else gated + (1 - factors) * self.replacement(heads)
+
+
+class OutputGate(nn.Module):
+    """head_h ← head_h · sigmoid(W x + b)_h, the head-wise gate of Qiu et al. 2025 (arXiv 2505.06708).
+
+    x is the token that the query is projected from.
+    """
+
+    def __init__(self, input_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(input_dim, num_heads)
+
+    def forward(self, heads: HeadOutputs, x: Tokens) -> HeadOutputs:
+        return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
+
+
+# Pruning: the smaller layer computes what the layer with these heads ablated computes.
+
+
+def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[int]) -> None:
+    """Remove heads from a layer in place, with all of their weights (Michel et al. 2019, arXiv 1905.10650).
+
+    A K/V head is removed with the last query head that reads it. If that leaves groups of unequal size, keys and values
+    are copied for each query head before the kernel; the cache still holds each of them once. Tables of positions that
+    layers may share (T5's) keep their size. A parameter of the layer itself or of its score function belongs to the
+    heads if its first axis is as long as there are heads, and else is shared by them. Heads are named by their numbers
+    in the original layer, `layer.head_map.ids`; an `ArgumentError` if one is not among them, or none would stay.
+    """
+    ids, pruned, num_heads = layer.head_map.ids, set(heads), layer.num_heads
+    if not pruned <= set(ids):
+        raise ArgumentError("heads", min(pruned - set(ids)), f"must be among {', '.join(map(str, ids))}")
+    left = [index for index, head in enumerate(ids) if head not in pruned]
+    if not left:
+        reason = "must leave a head in the layer; a residual branch of 0 removes the attention"
+        raise ArgumentError("heads", sorted(pruned), reason)
+    kv_left = layer.head_map.keep(left, layer.o_proj.weight.device)
+    _keep(layer.q_proj, 0, left, num_heads)
+    _keep(layer.k_proj, 0, kv_left, layer.num_kv_heads)
+    _keep(layer.v_proj, 0, kv_left, layer.num_kv_heads)
+    _keep(layer.o_proj, 1, left, num_heads)
+    if layer.output_gate is not None:
+        _keep(layer.output_gate.proj, 0, left, num_heads)
+    for module in (layer, layer.score, layer.gaussian):
+        for name, parameter in module.named_parameters(recurse=False) if module is not None else ():
+            if parameter.ndim and len(parameter) == num_heads:  # others are shared by the heads
+                setattr(module, name, _like(parameter, parameter[left]))
+    if layer.head_gate.factors is not None:
+        layer.head_gate.factors = layer.head_gate.factors[..., left]
+    layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
+
+
+def _keep(linear: nn.Linear, dim: int, indices: Sequence[int], num_heads: int) -> None:
+    """Keep the output features (dim 0) or the input features (dim 1) of some heads."""
+    for name, parameter in linear.named_parameters():
+        if parameter.ndim > dim:  # a bias has output features only
+            index = torch.tensor(indices, device=parameter.device)
+            parts = parameter.unflatten(dim, (num_heads, -1)).index_select(dim, index)
+            setattr(linear, name, _like(parameter, parts.flatten(dim, dim + 1)))
+    linear.out_features, linear.in_features = linear.weight.shape
+
+
+def _like(old: Tensor, values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.detach().clone(), requires_grad=old.requires_grad)

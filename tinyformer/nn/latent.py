@@ -1,6 +1,6 @@
 """Latent attention: keys and values projected from one small latent, which is all that a cache holds."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -11,11 +11,12 @@ from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
-from tinyformer.nn.maps import QKV, HeadOutputs, Weights
+from tinyformer.nn.maps import QKV, HeadOutputs, Source, Tokens, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.score import Queries
 from tinyformer.nn.sizes import head_dim_of
+from tinyformer.nn.softmax import AttentionOptions
 
 
 class LatentQKV(QKV):
@@ -44,7 +45,6 @@ class LatentAttention(BaseAttention):
         kv_rank: size of the latent of keys and values; None for 4 `head_dim`, as in the paper.
         q_rank: size of the latent of queries; None for queries projected from the token itself.
         qk_norm: divide queries and keys, without their positional parts, by their root mean square, see `Attention`.
-        options: of `BaseAttention`.
     """
 
     reads_latents = True  # False: keys and values are always made, so that they can be captured
@@ -60,7 +60,7 @@ class LatentAttention(BaseAttention):
         q_rank: int | None = None,
         qk_norm: bool = False,
         bias: bool = False,
-        **options: Any,
+        **options: Unpack[AttentionOptions],
     ) -> None:
         head_dim = head_dim_of(d_model, num_heads, num_heads, head_dim)
         examples = {"v_head_dim": head_dim, "rope_head_dim": 32, "kv_rank": 64, "q_rank": 64}
@@ -87,21 +87,15 @@ class LatentAttention(BaseAttention):
         self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
-    def project(
-        self,
-        x: Float[Tensor, "batch q_seq d_model"],
-        context: Float[Tensor, "batch k_seq d_model"] | None = None,
-        cache: LayerCache | None = None,
-    ) -> QKV:
+    def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
         """Queries, keys and values, or a `LatentQKV` where attending to the cached latents costs less."""
-        source = x if context is None else context
         q = split_heads(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.head_dim)
-        q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
-        q = self.transform_queries(torch.cat([self.q_norm(q).to(q_rope.dtype), q_rope], dim=-1))
-        q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
+        q, q_rope = self._parts(q)
+        q, q_rope = self._parts(self.transform_queries(torch.cat([self.q_norm(q).to(q_rope.dtype), q_rope], dim=-1)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
             (cached,) = known
         else:
+            source = x if context is None else context
             latent = self.kv_latent_norm(self.kv_down_proj(source)).unsqueeze(1)
             k_rope = self.k_rope_proj(source).unsqueeze(1)
             if context is None:
@@ -152,9 +146,13 @@ class LatentAttention(BaseAttention):
         scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
         return attention_maps(self._in_latent_space(qkv.q), qkv.k, mask, scoring, rows)
 
+    def _parts(self, q: Queries) -> tuple[Tensor, ...]:
+        """The part of queries that meets the keys' content, and the part that meets their position."""
+        return q.split([self.content_dim, self.position_dim], dim=-1)
+
     def _in_latent_space(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq k_dim"]:
         """Queries whose dot product with latent and positional key is that of `q` with the keys."""
-        q, q_rope = q.split([self.content_dim, self.position_dim], dim=-1)
+        q, q_rope = self._parts(q)
         weight = self.k_proj.weight.to(q.dtype).unflatten(0, (self.num_heads, -1))
         return torch.cat([q @ weight, q_rope], dim=-1)
 

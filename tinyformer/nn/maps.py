@@ -2,26 +2,34 @@
 
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
 
+if TYPE_CHECKING:
+    import tinyformer.nn.attention
+
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Largest error of the output that a layer's maps give, as a share of its largest value; 0.03 in lower precision."""
-
 
 Weights: TypeAlias = Float[Tensor, "batch maps q_seq k_seq"]
 """Attention weights: a map for each softmax of each head."""
 
 HeadOutputs: TypeAlias = Float[Tensor, "batch heads q_seq v_head_dim"]
-"""What the output projection is given, apart from gates."""
+"""The output of each head, before gates and the output projection."""
+
+Tokens: TypeAlias = Float[Tensor, "batch q_seq input_dim"]
+"""The vectors that queries are projected from."""
+
+Source: TypeAlias = Float[Tensor, "batch k_seq input_dim"]
+"""The vectors that keys and values are projected from in cross-attention."""
 
 
 class QKV(NamedTuple):
@@ -48,20 +56,6 @@ class AttentionInputs(NamedTuple):
     weights: Weights | None = None
 
 
-@runtime_checkable
-class Attends(Protocol):
-    """The inputs from which the maps of a layer follow; see `BaseAttention`."""
-
-    training: bool
-
-    def train(self, mode: bool = True) -> nn.Module: ...
-    def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> Tensor: ...
-    def apply_weights(self, weights: Tensor, qkv: QKV, is_cross: bool) -> Tensor: ...
-    def attention_maps(
-        self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Tensor | None = None
-    ) -> AttentionMaps: ...
-
-
 class NoMapsError(ArgumentError):
     """The error for a layer of a user-defined class that has no attention maps."""
 
@@ -74,7 +68,9 @@ def is_own(part: object) -> bool:
     return not type(part).__module__.startswith(f"{__package__}.")
 
 
-def exact_maps(layer: Attends, call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
+def exact_maps(
+    layer: "tinyformer.nn.attention.BaseAttention", call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None
+) -> AttentionMaps:
     """The maps of a call for all queries or those at `rows`, without dropout: `apply_weights` of them gives `attend`.
 
     A user-defined class may compute other weights than those of `attention_maps`. What it computes then decides: the
@@ -94,7 +90,7 @@ def exact_maps(layer: Attends, call: AttentionInputs, rows: Int[Tensor, " rows"]
     return AttentionMaps(F.pad(maps.weights, padding), F.pad(maps.logits, padding, value=-torch.inf))
 
 
-def _maps_of_own(layer: Attends, call: AttentionInputs) -> AttentionMaps:
+def _maps_of_own(layer: "tinyformer.nn.attention.BaseAttention", call: AttentionInputs) -> AttentionMaps:
     """The maps of `attention_maps` if the output is that of these, or else those of what `attend` computes."""
     was_training = layer.training
     layer.train(False)
@@ -112,7 +108,9 @@ def _maps_of_own(layer: Attends, call: AttentionInputs) -> AttentionMaps:
     raise NoMapsError(layer, f"has no attention maps: {type(layer).__name__} {reason}")
 
 
-def _derived_maps(layer: Attends, qkv: QKV, mask: AttentionMask, is_cross: bool) -> AttentionMaps:
+def _derived_maps(
+    layer: "tinyformer.nn.attention.BaseAttention", qkv: QKV, mask: AttentionMask, is_cross: bool
+) -> AttentionMaps:
     """∂ attend / ∂ value of each key: the outputs for unit vectors as values, minus those for zeros."""
     k_seq, width = qkv.v.shape[-2:]
 

@@ -1,24 +1,24 @@
-"""The base of whole networks: stacks of layers, attention layers with names and their backends, and a readout."""
+"""The base of whole networks: stacks of layers, attention layers with addresses and backends, and a readout."""
 
 import copy
 import itertools
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
-from tinyformer.nn.heads import KINDS, Address, not_a_head, plain_address
+from tinyformer.nn.heads import KINDS, Address, layer_title, not_a_head, plain_address, prune_heads
 from tinyformer.nn.kernels.observe import running_kernel
 from tinyformer.nn.kernels.support import Backend, select_backend
-from tinyformer.nn.maps import NoMapsError
+from tinyformer.nn.maps import QKV, NoMapsError
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.mixer import TokenMixer
+from tinyformer.nn.mixers import TokenMixer
 
 
 def attentions_in(module: nn.Module) -> list[BaseAttention]:
@@ -37,13 +37,36 @@ class Network(nn.Module):
     encoder: Encoder
     readout: nn.Module
 
-    @abstractmethod
+    kinds: ClassVar[Mapping[Address, tuple[str, ...]]]
+    """The kinds of attention by the beginning of their layers' addresses, and the arguments that made them: the stack
+    comes first, the sublayer last."""
+
     def stacks(self) -> list[Encoder]:
         """The stacks of layers, in the order in which they run."""
+        return [getattr(self, stack) for stack in dict.fromkeys(path[0] for path in self.kinds.values())]
 
-    @abstractmethod
+    def attentions_by_address(self) -> dict[Address, BaseAttention]:
+        """The attention modules with heads by kind, those of each kind from the first layer to the last.
+
+        An address is the kind, if there are several, and the index of the layer, or of the module where a layer has
+        several. Followed by a head's number, it names the head: ["cross", 3, 0].
+        """
+        found: dict[Address, BaseAttention] = {}
+        for kind, (stack, *_, sublayer) in self.kinds.items():
+            modules = [getattr(block, sublayer) if kind else block for block in getattr(self, stack).layers]
+            parts = [(index, part) for index, module in enumerate(modules) for part in attentions_in(module)]
+            if len({index for index, _ in parts}) < len(parts):
+                parts = list(enumerate(part for _, part in parts))
+            found |= {(*kind, index): part for index, part in parts}
+        return found
+
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules with heads by kind, those of each kind from the first layer to the last."""
+        """The attention modules with heads, see `attentions_by_address`."""
+        return list(self.attentions_by_address().values())
+
+    def layer_addresses(self) -> list[Address]:
+        """The address of each of `attentions`."""
+        return list(self.attentions_by_address())
 
     def separate_blocks(self) -> list[nn.Module]:
         """The blocks of all stacks; none where they share weights, as those of T5's positions."""
@@ -68,37 +91,31 @@ class Network(nn.Module):
             raise NoMapsError(self.other_attentions()[0], "is no BaseAttention, so it has no heads")
         return found
 
-    @abstractmethod
-    def layer_addresses(self) -> list[Address]:
-        """The address of each of `attentions`; followed by a head's number, it names the head: ["cross", 3, 0]."""
-
     def find_head(self, argument: str, entry: Any) -> tuple[int, int]:
         """The index of a head's layer in `attentions`, and its own within the layer, given its address."""
-        head, layers = plain_address(entry if isinstance(entry, Sequence) else [entry]), self.attentions()
-        by_address = dict(zip(self.layer_addresses(), range(len(layers)), strict=True))
-        # By type, since True equals 1, and a list has no hash.
-        index = by_address.get(head[:-1]) if all(type(part) in (int, str) for part in head) else None
-        if index is not None and head[-1] in layers[index].head_map.ids:
-            return index, layers[index].head_map.ids.index(head[-1])
+        head, layers = plain_address(entry if isinstance(entry, Sequence) else [entry]), self.attentions_by_address()
+        for index, (address, layer) in enumerate(layers.items()):
+            if head[:-1] == address and head[-1] in layer.head_map.ids:
+                return index, layer.head_map.ids.index(head[-1])
         if not layers:
             reason = f"names a head, and {type(self.other_attentions()[0]).__name__} has none"
             raise ArgumentError(argument, [list(head)], reason, {argument: []})
-        kinds = [kind for kind in KINDS if (kind, 0) in by_address]
+        kinds = [kind for kind in KINDS if any(kind in address for address in layers)]
         kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
-        of_kind = [layers[at] for address, at in by_address.items() if kind in (None, address[0])]
+        of_kind = [layer for address, layer in layers.items() if kind in (None, address[0])]
         raise not_a_head(argument, head, len(of_kind), of_kind[-1].num_heads, kind)
 
     def layer_names(self) -> list[str]:
         """A name for each of `attentions`: "layer_03", or "cross/layer_03" where there are several kinds."""
         return ["/".join([*map(str, kind), f"layer_{index:02d}"]) for *kind, index in self.layer_addresses()]
 
-    @abstractmethod
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
         """The mask of each of `attentions`, given that of a batch."""
+        return [mask] * len(self.attentions())
 
-    @abstractmethod
     def attention_paths(self) -> list[tuple[str, ...]]:
         """The arguments that made each of `attentions`, for errors."""
+        return [self.kinds[address[:-1]] for address in self.layer_addresses()]
 
     @property
     def max_seq_len(self) -> int:
@@ -112,8 +129,43 @@ class Network(nn.Module):
 
     def pruned_heads(self) -> list[list[str | int]]:
         """The heads that were removed, as `[layer, head]`, or `[kind, layer, head]` where there are several kinds."""
-        layers = zip(self.layer_addresses(), self.attentions(), strict=True)
+        layers = self.attentions_by_address().items()
         return [[*address, head] for address, layer in layers for head in layer.head_map.pruned]
+
+    def prune(self, pruned_heads: Sequence[Sequence[str | int]]) -> None:
+        """Remove heads, `[layer, head]` or `[kind, layer, head]`, in place, see `prune_heads`."""
+        layers, heads = self.attentions_by_address(), defaultdict[Address, set[int]](set)
+        for entry in pruned_heads:
+            self.find_head("pruned_heads", entry)
+            heads[tuple(entry[:-1])].add(int(entry[-1]))
+        emptied = [address for address, of_layer in heads.items() if len(of_layer) == layers[address].num_heads]
+        if emptied:
+            entries = [list(entry) for entry in pruned_heads]
+            kept = [[*address, max(heads[address])] for address in emptied]
+            reason = f"leaves no head in {layer_title(emptied[0])}; a residual branch of 0 removes its attention"
+            works = {"pruned_heads": [entry for entry in entries if entry not in kept]}
+            raise ArgumentError("pruned_heads", entries, reason, works)
+        for address, of_layer in heads.items():
+            prune_heads(layers[address], of_layer)
+
+    def unpruned(self, pruned: "Network", weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of this network, given those of the same one without some heads, which get zeros."""
+        full, names = dict(weights), {module: name for name, module in self.named_modules()}
+        for layer, smaller in zip(self.attentions(), pruned.attentions(), strict=True):
+            left, num_heads, num_kv_heads = smaller.head_map.ids, layer.num_heads, layer.num_kv_heads
+            kv_left = sorted({head // (num_heads // num_kv_heads) for head in left})
+            for linear, dim, num_parts, indices in (
+                (layer.q_proj, 0, num_heads, left),
+                (layer.k_proj, 0, num_kv_heads, kv_left),
+                (layer.v_proj, 0, num_kv_heads, kv_left),
+                (layer.o_proj, 1, num_heads, left),
+            ):
+                for name, parameter in linear.named_parameters(names[linear]):
+                    if parameter.ndim > dim:  # a bias has output features only
+                        parts = weights[name].unflatten(dim, (len(indices), -1))
+                        zeros = parts.new_zeros(parameter.shape).unflatten(dim, (num_parts, -1))
+                        full[name] = zeros.index_copy(dim, torch.tensor(indices), parts).flatten(dim, dim + 1)
+        return full
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> None:
         """Choose the attention backend of every layer, see `resolve_backend`.
@@ -169,5 +221,7 @@ def kernel_of_layer(
         mask = replace(mask, allowed=mask.allowed[:1, :1, :1, :1])
     probe = copy.deepcopy(layer).to(device, dtype).train(training)
     with torch.set_grad_enabled(training):
-        kernel = running_kernel(lambda: probe.softmax_attention(q, k, v, mask.within(layer.window)))
+        kernel = running_kernel(
+            lambda: BaseAttention.attend(probe, QKV(q, k, v), mask.within(layer.window), is_cross=False)
+        )
     return "flash" if kernel == "varlen" else kernel  # the same kernel over packed sequences

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.nn.mask import Grid
+from tinyformer.nn.residual import Stream
 from tinyformer.nn.score import Queries, ScoreMod
 
 
@@ -24,7 +25,7 @@ class LearnedPosition(nn.Module):
         self.max_seq_len = max_seq_len
         self.embedding = nn.Embedding(max_seq_len, d_model)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], offset: int = 0) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Stream, offset: int = 0) -> Stream:
         """Add the encodings of the positions from `offset` on."""
         return x + self.embedding.weight[offset : offset + x.shape[1]]
 
@@ -43,10 +44,6 @@ class _Fp32Tables(nn.Module):
             if cast.dtype.itemsize < table.dtype.itemsize:
                 setattr(self, name, table.to(cast.device))
         return self
-
-
-MAX_TABLE = 2**27
-"""The most numbers in a table of sines or cosines: 0.5 GB."""
 
 
 class SinusoidalPosition(_Fp32Tables):
@@ -75,7 +72,7 @@ class SinusoidalPosition(_Fp32Tables):
         table = torch.stack(waves, dim=-1).flatten(-2) if interleaved else torch.cat(waves, dim=-1)
         self.register_buffer("table", table.float(), persistent=False)
 
-    def forward(self, x: Float[Tensor, "batch seq d_model"], offset: int = 0) -> Float[Tensor, "batch seq d_model"]:
+    def forward(self, x: Stream, offset: int = 0) -> Stream:
         return x * self.scale + self.table[offset : offset + x.shape[1]].to(x.dtype)
 
 
@@ -88,9 +85,7 @@ class RelativePosition(_Fp32Tables):
     def __init__(self, head_dim: int | None = None) -> None:
         super().__init__()
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq head_dim"], offset: int = 0
-    ) -> Float[Tensor, "batch heads seq head_dim"]:
+    def rotate(self, x: Queries, offset: int = 0) -> Queries:
         """Queries or keys with their positions encoded, from position `offset` on."""
         return x
 
@@ -125,9 +120,7 @@ class RotaryPosition(RelativePosition):
         self.register_buffer("cos", torch.cat([cos, cos], dim=-1), persistent=False)
         self.register_buffer("sin", torch.cat([-sin, sin], dim=-1), persistent=False)
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq head_dim"], offset: int = 0
-    ) -> Float[Tensor, "batch heads seq head_dim"]:
+    def rotate(self, x: Queries, offset: int = 0) -> Queries:
         """Rotate queries or keys, in fp32 or higher precision."""
         end = offset + x.shape[2]
         other_half = x.roll(x.shape[-1] // 2, dims=-1)
@@ -277,7 +270,6 @@ def _alibi_slopes(num_heads: int) -> list[float]:
 def _angles(max_seq_len: int, dim: int, base: float) -> Float[Tensor, "max_seq_len half_dim"]:
     """Position times frequency, for dim / 2 frequencies from 1 down to 1 / base, in radians."""
     require_at_least(1, {"max_seq_len": 256}, max_seq_len=max_seq_len)
-    require_at_most(MAX_TABLE // dim, {"max_seq_len": 256}, max_seq_len=max_seq_len)
     # In fp32 the angle at position 10,000 would be wrong by 1e-3 radians.
     frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     return torch.outer(torch.arange(max_seq_len, dtype=torch.float64), frequencies)

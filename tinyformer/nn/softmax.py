@@ -1,17 +1,16 @@
-"""The softmax inside an attention layer: from queries, keys and values to the heads' outputs, by any kernel."""
+"""The options of attention, which change the scores, weights and mask of its softmax, its gates and its kernel."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import TypedDict
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.nn.heads import HeadMap
+from tinyformer.nn.heads import HeadGate, HeadMap, OutputGate, ablated_in_layer
 from tinyformer.nn.kernels.case import KernelRequirements
-from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
-from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
+from tinyformer.nn.kernels.support import BACKENDS, Backend
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, make_score
@@ -21,15 +20,10 @@ PLANNED_SEQS = (8, 256)
 """Number of tokens in a planned case: when a layer is made, which knows no length of sequences; and at most."""
 
 
-class SoftmaxAttention(nn.Module):
-    """softmax(score(q, k)) v, with the options that change its scores, its mask and its kernel.
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments of every kind of attention; their defaults are those of `SoftmaxAttention`.
 
-    Args:
-        num_heads: query heads.
-        head_dim: size of a query and of a key in one softmax.
-        v_head_dim: size of a value; None for `head_dim`.
-        position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
-        num_kv_heads: None for `num_heads`.
+    Attributes:
         dropout: of attention weights.
         score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
             `num_heads` and `head_dim`.
@@ -43,6 +37,41 @@ class SoftmaxAttention(nn.Module):
         backend: "auto" or a name in `BACKENDS`.
         position: factory of the relative position, called with `head_dim`. It acts in self-attention only, since
             positions in two sequences have no distance.
+        gate: whether each token gates each head's output, see `OutputGate`.
+        ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero; see `ablated_in_layer`.
+        layer_index: index of the layer, from 0.
+        num_layers: number of layers of the model.
+        kind: the kind of attention in an encoder–decoder, see `KINDS`.
+    """
+
+    dropout: float
+    score: str | Callable[..., ScaledDotScore]
+    scale: float | None
+    window: int | Sequence[int | None] | None
+    local_gaussian: bool
+    softcap: float | None
+    sink: bool
+    backend: str
+    position: Callable[..., RelativePosition] | None
+    gate: bool
+    ablated_heads: Sequence[Sequence[int | str]]
+    layer_index: int
+    num_layers: int
+    kind: str | None
+
+
+class SoftmaxAttention(nn.Module):
+    """The parts of attention that its options make, and the `scoring` that a kernel is given.
+
+    Args:
+        d_model: size of the vectors that queries are projected from.
+        num_heads: query heads.
+        head_dim: size of a query and of a key in one softmax.
+        v_head_dim: size of a value; None for `head_dim`.
+        position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
+        num_kv_heads: None for `num_heads`.
+
+    The keyword arguments are `AttentionOptions`.
     """
 
     num_softmaxes: int = 1
@@ -50,6 +79,7 @@ class SoftmaxAttention(nn.Module):
 
     def __init__(
         self,
+        d_model: int,
         num_heads: int,
         head_dim: int,
         v_head_dim: int | None = None,
@@ -65,7 +95,11 @@ class SoftmaxAttention(nn.Module):
         sink: bool = False,
         backend: str = "auto",
         position: Callable[..., RelativePosition] | None = None,
+        gate: bool = False,
+        ablated_heads: Sequence[Sequence[int | str]] = (),
         layer_index: int = 0,
+        num_layers: int = 1,
+        kind: str | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
@@ -85,6 +119,16 @@ class SoftmaxAttention(nn.Module):
         self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         with argument_path("position"):
             self.position = position(head_dim=self.position_dim) if position else RelativePosition()
+        self._require_fitting_position(score)
+        self.head_map = HeadMap(num_heads, self.num_kv_heads)
+        self.output_gate = OutputGate(d_model, num_heads) if gate else None
+        self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind))
+        self.inputs_hook = nn.Identity()  # its hooks see each `AttentionInputs`, and may replace it
+        self.resolved: Backend | None = None
+        """The backend that `resolve_backend` has chosen; None where each call selects one."""
+
+    def _require_fitting_position(self, score: str | Callable[..., ScaledDotScore]) -> None:
+        """Refuse a position that does not go with the score function or with the size of the values."""
         rotates = type(self.position).rotate is not RelativePosition.rotate
         if rotates and self.score.compare is not None and not self.score.is_rotation_invariant:
             others = "the positions alibi, t5, relative, learned, sinusoidal and none go with it"
@@ -93,79 +137,17 @@ class SoftmaxAttention(nn.Module):
         if self.position.mixed_dim not in (None, self.v_head_dim):
             reason = f"adds vectors of {self.position.mixed_dim} dimensions to values of {self.v_head_dim}"
             raise ArgumentError("position.values", True, reason, {"values": False})
-        self.head_map = HeadMap(num_heads, self.num_kv_heads)
-        # Set by `resolve_backend` before the first step; otherwise each call selects its own.
-        self.resolved: Backend | None = None
-
-    def softmax_attention(
-        self,
-        q: Float[Tensor, "batch num_heads q_seq head_dim"],
-        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-        v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
-        mask: AttentionMask,
-        is_cross: bool = False,
-    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-        """The output of each head, by the resolved backend or the one selected for this call.
-
-        The queries are those of `transform_queries`. With `is_cross`, keys and values are those of another sequence.
-        """
-        k, v = self.head_map.expand_kv(k, v)
-        scoring = self.scoring(q, k.shape[2], mask, is_cross)
-        if not scoring.scale and scoring.compare is None:  # a kernel would multiply the -inf of masked keys by 0
-            q, scoring = q * 0.0, replace(scoring, scale=1.0)
-        # In decoding, the one query needs no causal mask, which a kernel might lack.
-        mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
-        dropout = self.dropout if self.training else 0.0
-        if self.resolved is None:
-            case = KernelRequirements.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
-            return select_backend(self.backend, case).compute(q, k, v, mask, scoring, dropout)
-        return self.resolved.compute(q, k, v, mask, scoring, dropout)
-
-    def softmax_maps(
-        self,
-        q: Float[Tensor, "batch num_heads q_seq head_dim"],
-        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-        mask: AttentionMask,
-        is_cross: bool = False,
-        rows: Int[Tensor, " rows"] | None = None,
-    ) -> AttentionMaps:
-        """The exact weights and logits of the same softmax, without dropout, for all queries or those at `rows`."""
-        k, _ = self.head_map.expand_kv(k, k)
-        scoring = self.scoring(q, k.shape[2], mask, is_cross)
-        return attention_maps(q, k, mask, scoring, rows)
-
-    def softmax_of_scores(
-        self,
-        scores: Float[Tensor, "batch num_heads q_seq k_seq"],
-        q: Float[Tensor, "batch num_heads q_seq head_dim"],
-        k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
-        mask: AttentionMask,
-        is_cross: bool = False,
-    ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
-        """The weights of the same softmax over other scores; -∞ hides a key, and so does the mask."""
-        k_seq = k.shape[2]
-        scoring = replace(self.scoring(q, k_seq, mask, is_cross), compare=lambda q, k: scores, mods=())
-        allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k_seq, scores.device)
-        visible = AttentionMask(allowed=allowed if dense is None else allowed & dense)
-        return attention_maps(q, k, visible, scoring).weights
 
     def transform_queries(self, q: Queries) -> Queries:
         """Queries transformed by the score function, before their positions rotate them."""
         return self.score(q)
 
-    def weighted_values(
-        self,
-        weights: Float[Tensor, "batch num_heads q_seq k_seq"],
-        v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
-        is_cross: bool = False,
-    ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-        """The output of each head, given the weights of the softmax."""
-        _, v = self.head_map.expand_kv(v, v)
-        mix = None if is_cross else self.position.mix(*weights.shape[-2:])
-        return weighted_values(weights.to(v.dtype), v, mix)
+    def position_part(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
+        """The dimensions of the queries that the relative position acts on."""
+        return q
 
     def scoring(self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool) -> Scoring:
-        """The scoring of this call, given its transformed queries."""
+        """The scoring of a call, given its transformed queries."""
         mods = [self.softcap] if self.softcap else []
         mix = reweigh = None
         if not is_cross:
@@ -176,10 +158,6 @@ class SoftmaxAttention(nn.Module):
             hide, reweigh = self.gaussian(q, k_seq, mask, is_cross)
             mods += hide
         return Scoring(self.score.scale, self.score.compare, tuple(mods), self.sink, reweigh, mix)
-
-    def position_part(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq position_dim"]:
-        """The dimensions of the queries that the relative position acts on."""
-        return q
 
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True

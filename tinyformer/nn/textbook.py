@@ -56,7 +56,7 @@ class TextbookAttention(BaseAttention):
 
     def forward(self, x: Tensor, *inputs: Any, **named: Any) -> Float[Tensor, "batch q_seq d_model"]:
         """The output, given the arguments of `BaseAttention.forward`, but no cache."""
-        call = self.inputs_hook(self.call(x, *inputs, **named))
+        call = self.inputs_hook(self.inputs(x, *inputs, **named))
         return self.attend(call.qkv, call.mask, call.is_cross).squeeze(1)
 
     def project(self, x: Tensor, context: Tensor | None = None, cache: Any = None) -> QKV:

@@ -76,7 +76,7 @@ def test_entries_are_what_a_layer_computes_from_pairs_of_tokens(norm, options):
     sizes = (divided_by(block.attention_norm, x) * divided_by(stack.embedding_norm, embedded)).mT
     q, k = (split_heads(projection(vectors), 8) for projection in (layer.q_proj, layer.k_proj))
     of_q, of_k = divided_by(layer.q_norm, q)[0, :, :, None], divided_by(layer.k_norm, k)[0, :, None]
-    scores = layer.maps_of_call(layer.call(vectors)).logits[0] / layer.score.scale * sizes * sizes.mT
+    scores = layer.maps_of_call(layer.inputs(vectors)).logits[0] / layer.score.scale * sizes * sizes.mT
     scores *= of_q * of_k.repeat_interleave(4 // len(of_k), dim=0)
     for distance in range(9):
         entries = found.get(f"QK_{distance}", found.get("QK"))[:, tokens[:, None], tokens]

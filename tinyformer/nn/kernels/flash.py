@@ -30,13 +30,11 @@ def flash(
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """FlashAttention (Dao et al. 2022, arXiv 2205.14135): torch's flash kernel, or an error."""
     if q.device.type == "cuda":
-        if mask.allowed is not None or scoring.mods:
-            reason = "cannot compute a mask of any pattern or a bias on CUDA"
+        is_packed = not mask.is_plain(q.shape[2], k.shape[2])
+        if mask.allowed is not None or scoring.mods or (is_packed and (dropout or scoring.sink is not None)):
+            reason = "cannot compute a pattern or a bias on CUDA, nor sinks or dropout together with a mask"
             raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
-        if not mask.is_plain(q.shape[2], k.shape[2]):
-            if dropout or scoring.sink is not None:
-                reason = "cannot compute sinks or dropout together with a mask on CUDA"
-                raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
+        if is_packed:
             return _flash_varlen(q, k, v, mask, scoring)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return sdpa(q, k, v, mask, scoring, dropout)

@@ -1,12 +1,13 @@
-"""The table of what each backend can compute, which the documentation and the doctor show, and the choice by name."""
+"""The backends by name, the table of what each can compute, and `run_kernel`, which calls one of them."""
 
 import functools
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 
@@ -136,6 +137,26 @@ BACKENDS = {
     )
 }
 """The backends by name."""
+
+
+def run_kernel(
+    backend: Backend | str,
+    q: Float[Tensor, "batch num_heads q_seq head_dim"],
+    k: Float[Tensor, "batch num_kv_heads k_seq head_dim"],
+    v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
+    mask: AttentionMask,
+    scoring: Scoring,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """The output of each head by `eager`, `sdpa`, `flash` or `flex`: a backend chosen before, or one by name."""
+    if not scoring.scale and scoring.compare is None:  # a kernel would multiply the -inf of masked keys by 0
+        q, scoring = q * 0.0, replace(scoring, scale=1.0)
+    # In decoding, the one query needs no causal mask, which a kernel might lack.
+    mask = mask.for_last(k.shape[2]) if q.shape[2] == 1 else mask
+    if isinstance(backend, str):
+        case = KernelRequirements.of(q, k, v, mask, scoring, dropout, torch.is_grad_enabled())
+        backend = select_backend(backend, case)
+    return backend.compute(q, k, v, mask, scoring, dropout)
 
 
 def select_backend(name: str, case: KernelRequirements) -> Backend:

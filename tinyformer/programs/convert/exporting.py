@@ -22,7 +22,6 @@ from tinyformer.interop.encoder_decoders import special_ids
 from tinyformer.interop.family import Family, Fields
 from tinyformer.interop.folder import write_folder
 from tinyformer.interop.vocabulary import tokenizer_files
-from tinyformer.nn.prune import with_zeros
 from tinyformer.programs.convert.importing import (
     EMBEDDING,
     FAMILY_NAMES,
@@ -71,7 +70,7 @@ def export_model(path: Path, folder: Path) -> list[str]:
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
     full = replace(checkpoint, weights=zeros | checkpoint.weights)
     require_fitting(pruned, full)
-    weights = family.write(with_zeros(network, pruned, full.weights), depths, config["model"]["num_heads"])
+    weights = family.write(network.unpruned(pruned, full.weights), depths, config["model"]["num_heads"])
     if config["model"]["tied_readout"]:
         del weights[family.name_of(OUTPUT, depths)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
