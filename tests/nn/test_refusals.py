@@ -1,5 +1,7 @@
 """What the parts of the network refuse, and what the sentence says: argument, value, reason, and a value that works."""
 
+import inspect
+import typing
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +15,8 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     Attention,
     AttentionMask,
+    AttentionOptions,
+    BaseAttention,
     Cache,
     ClassReadout,
     Decoder,
@@ -159,3 +163,9 @@ def test_a_refusal_names_argument_value_reason_and_cure(call: Callable[[], objec
     assert str(caught.value).startswith(sentence)
     if caught.value.works and isinstance(call, partial):
         call(**{name.removeprefix("block.attention."): value for name, value in caught.value.works.items()})
+
+
+def test_the_typed_options_of_attention_are_its_keyword_arguments():
+    parameters = inspect.signature(BaseAttention).parameters.values()
+    keywords = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert typing.get_type_hints(AttentionOptions) == keywords

@@ -15,7 +15,7 @@ from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import ScoreMod
 
 if TYPE_CHECKING:
-    import tinyformer.nn.attention
+    import tinyformer.nn.attention  # which imports this module
 
 
 def split_heads(
@@ -36,11 +36,7 @@ Address: TypeAlias = tuple[str | int, ...]
 
 def plain_address(address: Iterable[Any]) -> tuple[Any, ...]:
     """An address with Python's integers in place of those of NumPy or torch, such as the result of an `argmax`."""
-
-    def is_integer(part: Any) -> bool:
-        return hasattr(part, "__index__") and not isinstance(part, bool)
-
-    return tuple(operator.index(part) if is_integer(part) else part for part in address)
+    return tuple(operator.index(part) if hasattr(part, "__index__") else part for part in address)
 
 
 def layer_title(address: Address) -> str:

@@ -14,7 +14,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.mask import AttentionMask
 
 if TYPE_CHECKING:
-    import tinyformer.nn.attention
+    import tinyformer.nn.attention  # which imports this module
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Largest error of the output that a layer's maps give, as a share of its largest value; 0.03 in lower precision."""
