@@ -143,7 +143,7 @@ READ = {
     },
     REVIEWS.replace("reviews", "partly"): "label_column='label': row 2 of the split train of owner/partly has no label",
 }
-"""What is read, or how the error begins."""
+"""The rows that are read, or the beginning of the error."""
 
 
 @pytest.mark.slow

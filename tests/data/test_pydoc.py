@@ -24,7 +24,7 @@ def library(tmp_path, monkeypatch):
 
 
 def differ(library, *sources):
-    """Whether the fingerprints of sources differ, and change with the library."""
+    """Return True if the fingerprints of sources differ, and change with the library."""
     prints = {source().fingerprint() for source in sources}
     assert sources[0]().fingerprint() in prints
     library({"new.py": '"""New."""'})

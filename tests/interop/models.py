@@ -209,7 +209,7 @@ def choose(*choices: str) -> DictConfig:
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    """What `train.py` composes of overrides, unresolved; composing takes time, changing keys does not."""
+    """The config that `train.py` composes of overrides, unresolved; composing takes time, changing keys does not."""
     keys = [override for override in overrides if "." in override.partition("=")[0]]
     choices = [override for override in overrides if override not in keys]
     config = OmegaConf.merge(choose(*choices), OmegaConf.from_dotlist(keys))
@@ -233,7 +233,7 @@ def our_checkpoint(path: Path, *overrides: str, tokenizer: TextTokenizer | None 
 
 
 def exported(path: Path, folder: Path) -> Any:
-    """What `transformers` makes of a checkpoint's export."""
+    """The model that `transformers` loads from a checkpoint's export."""
     export_model(path, folder)
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model, report = getattr(transformers(), architecture).from_pretrained(folder, output_loading_info=True)

@@ -167,7 +167,7 @@ HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
 
 
 @pytest.mark.parametrize("case", HOSTILE, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
-def test_files_of_strangers_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
+def test_malformed_files_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
     variant, fields, weights, sentence = case
     folder = saved(variant, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps(fields))

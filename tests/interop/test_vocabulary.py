@@ -209,7 +209,7 @@ def test_texts_are_read_and_exported_as_transformers_reads_them(name: str, tmp_p
 @pytest.mark.parametrize("around", [([3], []), ([], [3]), ([4], [3])])
 def test_our_own_texts_are_exported_as_we_read_them(around: tuple[list[int], list[int]], tmp_path: Path) -> None:
     own = words("</s>", "<s>")
-    own.post_processor = processors.BertProcessing(("<s>", 4), ("<s>", 4))  # a file of strangers
+    own.post_processor = processors.BertProcessing(("<s>", 4), ("<s>", 4))  # not applied to our own texts
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 3)
     files = tokenizer_files(TextTokenizer(own), 9, ids, around)
     names = ("bos_token", "eos_token", "pad_token", "cls_token", "sep_token")

@@ -23,7 +23,7 @@ ALPHABET = string.ascii_letters + string.digits + "".join(map(chr, range(0x100, 
 """398 symbols without punctuation: ASCII's letters and digits, and the letters of Latin Extended-A and -B."""
 
 ABSENT = -1
-"""What stands in place of a symbol's index where a sequence has ended."""
+"""The value in place of a symbol's index where a sequence has ended."""
 
 _FORMAT = 1  # increase it when the same arguments would give other sequences
 

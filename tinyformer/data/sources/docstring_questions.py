@@ -15,7 +15,7 @@ from tinyformer.errors import ArgumentError, require_at_least
 MIN_WORDS = 3  # of a summary
 
 PREFIX = "def "
-"""What precedes a name in the context, with a space as in the question, so that the name may have the same tokens."""
+"""The text before a name in the context, with a space as in the question, so that the name may have the same tokens."""
 
 HELD_OUT_SHARE = 0.1
 """The share of the functions that only the validation split names, and of those that only the test split names."""

@@ -23,7 +23,7 @@ from tinyformer.errors import ArgumentError
 _ROWS = 1024  # of a parquet file that are decoded at a time
 
 DELIMITERS = (",", ";", "\t", "|")
-"""What may separate the fields of .csv and .tsv files."""
+"""The delimiters of .csv and .tsv files that are detected."""
 
 MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte-order marks, and the encoding by which `iconv` reads each."""

@@ -156,9 +156,11 @@ class HubDataset:
 
     def _questions(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         refuse = partial(ArgumentError, "path", self.path)
-        if missing := [column for column in _QUESTIONS if not _is_of(rows.features.get(column), _QUESTIONS[column])]:
-            columns = ", ".join(rows.column_names)
-            raise refuse(f"has no questions: no column {missing[0]} of {_QUESTIONS[missing[0]][0]}, only {columns}")
+        for column, kinds in _QUESTIONS.items():
+            feature = rows.features.get(column)
+            if not _is_of(getattr(feature, "feature", None) if "." in column else feature, kinds):
+                columns = ", ".join(rows.column_names)
+                raise refuse(f"has no questions: no column {column} of {kinds[0]} values; it has {columns}")
         questions: list[Question] = []
         for row in rows.select_columns(list(_QUESTIONS)):
             texts, starts = row["answers.text"], row["answers.answer_start"]
@@ -216,12 +218,11 @@ _TEXT, _INTEGER = ("string", "large_string", "null"), ("int64", "int32", "null")
 """The types of columns, as `datasets` names them."""
 
 _QUESTIONS = {"question": _TEXT, "context": _TEXT, "answers.text": _TEXT, "answers.answer_start": _INTEGER}
-"""The columns of questions, as in `rajpurkar/squad`."""
+"""The columns of questions, as in `rajpurkar/squad`; those of answers hold lists of values."""
 
 
 def _is_of(feature: Any, kinds: Sequence[str]) -> bool:
-    """Return True if a column, or the lists in it, hold values of one of some types."""
-    feature = getattr(feature, "feature", feature)
+    """Return True if a column holds values of one of some types, not lists, pictures or anything else."""
     return isinstance(feature, datasets.Value) and feature.dtype in kinds
 
 
