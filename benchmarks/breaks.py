@@ -441,7 +441,7 @@ BREAKS = (
     ),
     Break(
         "checkpoint_not_written_whole",
-        "checkpoint/file.py",
+        "checkpoint/format.py",
         "with atomic_write(path, previous) as temporary:",
         'with path.open("wb") as temporary:',
         ("tests/checkpoint/test_file.py",),

@@ -18,7 +18,6 @@ from tinyformer.batch import Batch, tensors
 from tinyformer.costs.network import num_bytes
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.nn.prune import prune_model
 from tinyformer.nn.timing import median_seconds
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult
@@ -87,7 +86,7 @@ class HeadPruning:
         order = pruning_order(context, ORDERS[self.order](context, self.seed))
         number = self._num_pruned(len(context.active_heads), len(order))
         network, heads = copy.deepcopy(context.network), order[:number]
-        prune_model(network, [context.head_address(*head) for head in heads])
+        network.prune([context.head_address(*head) for head in heads])
         difference = _difference(context, heads, network)
         seeds = range(self.seed + 1, self.seed + 1 + self.random_orders)
         at_random = {seed: curve(pruning_order(context, ORDERS["random"](context, seed))) for seed in seeds}
