@@ -50,11 +50,12 @@ def learned_gates(
     optimizer = torch.optim.Adam([logits], LEARNING_RATE)
     schedule = LinearLR(optimizer, 1.0, LAST_FACTOR, num_steps)
     layers = context.network.attentions()
+    sizes = [layer.num_heads for layer in layers]
     of_batches = counts.split([len(batch["inputs"]) for batch in context.batches])
     for _ in range(num_steps):
         gradient, num_targets = torch.zeros_like(logits), counts.new_zeros(())
         for batch, own in zip(context.batches, of_batches, strict=True):
-            with torch.enable_grad(), context.precision(), gates_on(layers, logits.sigmoid()):
+            with torch.enable_grad(), context.precision(), gates_on(layers, logits.sigmoid().split(sizes)):
                 nats, targets = context.task.nats(context.network, batch)
                 gradient += torch.autograd.grad((own * nats).sum(), logits)[0]
             num_targets += (own * targets).sum()

@@ -65,10 +65,10 @@ def gated(
 
 
 @contextmanager
-def gates_on(layers: Sequence[BaseAttention], gates: Float[Tensor, "*batch heads"]) -> Iterator[None]:
-    """Multiply the outputs of all heads by their gates inside the block; an ablated head stays ablated."""
+def gates_on(layers: Sequence[BaseAttention], gates: Sequence[Float[Tensor, "*batch heads"]]) -> Iterator[None]:
+    """Multiply the outputs of each layer's heads by gates inside the block; an ablated head stays ablated."""
     with ExitStack() as stack:
-        for layer, own in zip(layers, gates.split([layer.num_heads for layer in layers], dim=-1), strict=True):
+        for layer, own in zip(layers, gates, strict=True):
             factors = layer.head_gate.factors
             stack.enter_context(changed([layer.head_gate], factors=own if factors is None else factors * own))
         yield
@@ -169,15 +169,15 @@ def head_importance(context: AnalysisContext) -> dict[Head, float]:
     L is the mean loss of a window, in nats per target. Each window has its own gates, so one forward and one backward
     pass give the gradients of all windows of a batch. An ablated head has no gradient.
     """
-    total = torch.zeros(len(context.heads))
+    totals = [torch.zeros(layer.num_heads) for layer in context.layers]
     for batch in context.batches:
         inputs = batch["inputs"]
-        gates = torch.ones(len(inputs), len(total), device=inputs.device, requires_grad=True)
+        gates = [torch.ones(len(inputs), len(of), device=inputs.device, requires_grad=True) for of in totals]
         with torch.enable_grad(), context.precision(), gates_on(context.layers, gates):
             nats, targets = context.task.nats(context.network, batch)
-            (gradients,) = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
-        total += gradients.abs().sum(dim=0).cpu()
-    return dict(zip(context.heads, (total / context.num_windows).tolist(), strict=True))
+            gradients = torch.autograd.grad((nats / targets.clamp(min=1)).sum(), gates)
+        totals = [total + each.abs().sum(dim=0).cpu() for total, each in zip(totals, gradients, strict=True)]
+    return dict(zip(context.heads, (torch.cat(totals) / context.num_windows).tolist(), strict=True))
 
 
 @dataclass(eq=False)
