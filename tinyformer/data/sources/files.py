@@ -124,6 +124,8 @@ def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
     data = _decompress(file)
     encoding = next((encoding for mark, encoding in MARKS.items() if data.startswith(mark)), None)
+    if encoding is None and b"\0" in data[: 2**16]:  # which is valid UTF-8, and in no text
+        raise _error(file, "holds NUL bytes: it is no text, or UTF-16, which `iconv -f UTF-16LE -t utf-8` converts")
     problem = f"{encoding}, not UTF-8; convert it"
     if encoding is None:
         try:
@@ -202,12 +204,22 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, An
         raise _error(file, f"{reason}; to read quotation marks as plain characters", quoted=False) from error
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without two values for one key, of which Python keeps the last."""
+    if len(values := dict(pairs)) < len(pairs):
+        raise ValueError(f"the keys {', '.join(key for key, _ in pairs)[:200]} are not all different")
+    return values
+
+
+_read_value = json.JSONDecoder(object_pairs_hook=_object).decode
+
+
 def json_values(file: Path) -> list[Any]:
     """The values of a JSON file: the entries of one list, or one value, or a value on each line."""
     _require_no_pointer(file)
     text = _decode(file)
     try:
-        value = json.loads(text)
+        value = _read_value(text)
     except ValueError as error:  # a number of thousands of digits is no JSONDecodeError
         if getattr(error, "msg", None) != "Extra data":  # which is what follows the first value
             raise _not_json(file, str(error)) from error
@@ -216,7 +228,7 @@ def json_values(file: Path) -> list[Any]:
     values = []
     for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: strings may hold U+2028 and others
         try:
-            values += [json.loads(line)] if line.strip() else []
+            values += [_read_value(line)] if line.strip() else []
         except ValueError as error:
             raise _not_json(file, f"line {number}: {error}".replace(": line 1 column", ", column")) from error
     return values
