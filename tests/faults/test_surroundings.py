@@ -4,6 +4,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -213,11 +214,24 @@ def test_a_value_of_a_variable_is_neither_stored_nor_sent(
     assert (summary["sample"], config["norm"]["_target_"]) == ("…", "tinyformer.nn.LayerNorm")
 
 
-def test_a_resumed_run_is_the_same_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_run_is_another_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     node = OmegaConf.create({"_target_": "tinyformer.training.RunWandbLogger"})
-    ids = [make_loggers(node, tmp_path / name)[1].version for name in ("run", "run", "other")]
-    assert ids[0] == ids[1] != ids[2]
+
+    def id_of(name: str) -> str | int | None:
+        return make_loggers(node, tmp_path / name)[1].version
+
+    run = id_of("run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    assert (id_of("run"), id_of("link")) == (run, run)
+    assert run != (copy := id_of("copy")) == id_of("copy")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert id_of("run") not in (run, copy)  # a new run, in the place of the one that was moved
+    assert (id_of("moved"), id_of("moved")) == (run, run)
+    (tmp_path / "old/wandb").mkdir(parents=True)
+    (tmp_path / "old/wandb/run_id").write_text("0123abcd")  # without a path, as earlier versions write it
+    assert (id_of("old"), id_of("old")) == ("0123abcd", "0123abcd")
 
 
 # Overrides drawn at random: a run, or one sentence, within a minute.

@@ -296,12 +296,17 @@ def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]
 
 
 def _wandb_id(folder: Path) -> str:
-    """The id in Weights & Biases that a run and its resumption share, so that they are one run in the browser."""
-    path = folder / "wandb" / "run_id"
-    run_id = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else token_hex(4)
+    """An id that a run and its resumption share, so that they are one run in the browser; a copy of it has its own."""
+
+    def stored(path: Path) -> list[str]:
+        return os.fsdecode(path.read_bytes()).split("\n", 1) if path.is_file() else []
+
+    path, here = folder / "wandb" / "run_id", str(folder.resolve())
+    run_id, *home = stored(path) or [token_hex(4)]
     if not re.fullmatch(r"[0-9a-f]{8}", run_id):
         raise ConfigError(f"{relative_path(path)} contains no id of a run of wandb; remove it for a new one.")
-    if is_first_process():
+    if home != [here] and is_first_process():  # the folder is new, or was moved or copied
+        run_id = token_hex(4) if home and stored(Path(*home, "wandb", "run_id"))[:1] == [run_id] else run_id
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(run_id, encoding="utf-8")
+        path.write_bytes(os.fsencode(f"{run_id}\n{here}"))
     return run_id
