@@ -43,7 +43,9 @@ def main() -> None:
         pass
     finally:
         sys.setprofile(None)
-    lines = {file.removeprefix(package): len(Path(file).read_text().splitlines()) for file in sorted(files)}
+    lines = {
+        file.removeprefix(package): len(Path(file).read_text(encoding="utf-8").splitlines()) for file in sorted(files)
+    }
     print(*(f"{number:5} {file}" for file, number in lines.items()), sep="\n")
     print(f"{len(lines)} files, {sum(lines.values()):,} lines")
 

@@ -60,7 +60,6 @@ ADAPTED = {
     "analysis=patching": "analysis=patching analysis.num_pairs=9",
     "findings cost": "findings cost --files claims",
     "hydra/launcher=joblib": "hydra/launcher=joblib hydra.launcher.n_jobs=1",
-    "--launcher joblib": "--launcher joblib n_jobs=1",
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
 }

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint
-from tinyformer.checkpoint.format import KEY, write_raw
+from tinyformer.checkpoint.format import FORMAT, KEY, write_raw
 from tinyformer.config import conf
 from tinyformer.config import stored as stored_config
 from tinyformer.config.admission import NotAdmittedError, admit_override
@@ -297,7 +297,7 @@ def file(tmp_path: Path) -> Any:
     """Writes the checkpoint of a run that was started with these overrides."""
 
     def write(*overrides: str, name: str = "last.ckpt", **changes: Any) -> Path:
-        contents = {"overrides": described(*overrides) | changes, "tokenizer": "{}", "facts": {}}
+        contents = {"format": FORMAT, "overrides": described(*overrides) | changes, "tokenizer": "{}", "facts": {}}
         model = composed(*overrides)["model"]
         weights = checkpoint({}, model["num_layers"], model["d_model"]).weights
         state = {f"network.{name}": tensor for name, tensor in weights.items() if not name.startswith("decoder")}

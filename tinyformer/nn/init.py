@@ -71,6 +71,6 @@ class NoInitialisation(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if func.__module__ == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+        if getattr(func, "__module__", "") == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
             return args[0] if args else named["tensor"]
         return func(*args, **named)

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tinyformer.measures.intervals import student_interval
 from tinyformer.programs.findings.files import Check, Finding
 from tinyformer.programs.findings.quantities import QUANTITIES
 from tinyformer.programs.findings.records import Records
@@ -53,6 +52,8 @@ class Measured:
         if len({*self.values}) == 1:  # which would be rounded on the way to the scale and back
             return self.values[0], self.values[0]
         to, back = SCALES[self.check.scale]
+        from tinyformer.measures.intervals import student_interval  # which needs torch
+
         low, high = student_interval([to(value) for value in self.values])
         return back(low), back(high)
 
