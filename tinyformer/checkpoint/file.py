@@ -168,8 +168,13 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
 
 def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
     """A sentence about the first weight that contains NaN or infinity, if any."""
-    name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight.flatten()).all())), None)
+    name = next((name for name, weight in weights.items() if not _is_finite(weight)), None)
     return None if name is None else f"has weights that are not finite (NaN or infinity), {name[:200]} first"
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Return True if no element is NaN or infinity, as its extremes show, without a tensor of its size."""
+    return weight.numel() == 0 or bool(torch.stack(weight.aminmax()).isfinite().all())
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:

@@ -101,7 +101,9 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
-    """The contents of a checkpoint, on the CPU; tensors whose names begin with none of the prefixes are None.
+    """The contents of a checkpoint, on the CPU.
+
+    Given prefixes, tensors whose names begin with none of them are None, and the others are mapped from the file.
 
     Raises:
         ValueError: the file is damaged, or no checkpoint of this format.
@@ -112,7 +114,9 @@ def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
 
         def tensor(name: str, checksum: int) -> Tensor | None:
             if name.startswith(prefixes) and name not in found:
-                found[name] = file.get_tensor(name).clone()
+                mapped = file.get_tensor(name)
+                # A state of training is copied, since sums in kernels depend on where a tensor begins in memory.
+                found[name] = mapped if prefixes else mapped.clone()
                 if _checksum(found[name]) != checksum:
                     raise ValueError(f"{name} is damaged")
             return found.get(name)
