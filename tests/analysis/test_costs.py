@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tinyformer.config.compose import compose_sweep
-from tinyformer.costs.memory import BatchCosts, count_batch, count_gpus
+from tinyformer.costs.memory import count_batch, count_gpus
 from tinyformer.costs.network import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
 from tinyformer.nn import AttentionMask, Cache, Transformer
 from tinyformer.training import AdamW
@@ -184,10 +184,6 @@ def test_a_kernel_that_skips_hidden_pairs_takes_less() -> None:
 BATCH = 3
 
 
-def batch_costs(overrides: str, dtype: str = "fp32") -> BatchCosts:
-    return count_batch(lambda: tiny(overrides), AdamW(), BATCH, dtype)
-
-
 def stored(overrides: str, dtype: str) -> int:
     """Bytes that autograd stores of a real pass through the layers, each storage once and without parameters."""
     model, ids = tiny(overrides).train(), torch.zeros(BATCH, SEQ, dtype=torch.long)
@@ -208,9 +204,6 @@ def stored(overrides: str, dtype: str) -> int:
     return sum(size for place, size in sizes.items() if place not in own)
 
 
-# Torch's fused kernel on CPU computes short sequences of bf16 in fp32.
-
-
 DROPOUT = "model.dropout=0.1 attention.dropout=0.1 attention.backend=eager"
 FUSED = "attention=differential attention.backend=sdpa attention.num_kv_heads=4 position=none"
 PAIRS = "task=seq2seq cross_attention.backend=eager feed_forward=swiglu model.num_encoder_layers=1"
@@ -221,7 +214,8 @@ PAIRS = "task=seq2seq cross_attention.backend=eager feed_forward=swiglu model.nu
 )
 def test_activations_are_what_autograd_stores(overrides: str, dtype: str) -> None:
     """In fp32 alone for a fused kernel: torch's on CPU computes short sequences of bf16 in fp32."""
-    assert batch_costs(overrides, dtype).activation_bytes == stored(overrides, dtype)
+    found = count_batch(lambda: tiny(overrides), AdamW(), BATCH, dtype)
+    assert found.activation_bytes == stored(overrides, dtype)
 
 
 @pytest.mark.parametrize(("choice", "frozen"), [("adamw", False), ("adamw", True), ("muon", False)])

@@ -397,7 +397,14 @@ CROSS = [
     (torch.eye(12)[11:].expand(8, 12) + 0.5 * torch.eye(12)[:8], "source end"),
     (torch.eye(12)[3:4].expand(8, 12) + 0.5 * torch.eye(12)[:8].flip(0), "vertical"),
 ]
+BIDIRECTIONAL = [
+    (segments(2, 3, 4, 5, 5, 2, 3), "phrases"),
+    (segments(12, 12), "block"),
+    (torch.eye(24).roll(1, 1) + 0.6 * torch.eye(24), "next token"),
+    (torch.eye(24).roll(3, 1) + 0.6 * torch.eye(24), "offset +3"),
+]
 CASES = [(causal_maps(weigh), MEASURES, label) for weigh, label in CAUSAL]
+CASES += [(maps_of(weights + 1e-3, torch.zeros(24, 24)), MEASURES, label) for weights, label in BIDIRECTIONAL]
 CASES += [(maps_of(weights, weights.clamp(min=1e-9).log()), CROSS_MEASURES, label) for weights, label in CROSS]
 CASES += [
     (causal_maps(lambda q, k, share=share: share * (k == q - 15) + (1 - share) * (k == q // 2)), PATTERNS, label)
@@ -451,22 +458,6 @@ def test_the_heads_of_a_role_begin_with_the_clearest():
         "previous token: cross layer 0 head 1 (0.90) and 1 more",
         "collapsed: cross layer 1 head 0 (0.01) and 1 more",
     ]
-
-
-BIDIRECTIONAL = [
-    (segments(2, 3, 4, 5, 5, 2, 3), "phrases"),
-    (segments(12, 12), "block"),
-    (torch.eye(24).roll(1, 1) + 0.6 * torch.eye(24), "next token"),
-    (torch.eye(24).roll(3, 1) + 0.6 * torch.eye(24), "offset +3"),
-]
-
-
-@pytest.mark.parametrize(("weights", "label"), BIDIRECTIONAL, ids=[label for _, label in BIDIRECTIONAL])
-def test_labels_of_maps_without_a_mask(weights, label):
-    maps = maps_of(weights + 1e-3, torch.zeros(24, 24))
-    rows = torch.arange(24)
-    measures = {name: [m.compute(maps, rows, rows[None]).tolist()] for name, m in MEASURES.items()}
-    assert head_labels(measures) == [[label]]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from model.models import TEXTS, answerer, causal, classifier, masked, model, randomised, translator
 from nn.test_compile import printed
+from nn.test_own_classes import Clipped
 from nn.variants import NAMES, able, factory, network, projected
 
 from tinyformer.errors import ArgumentError
@@ -185,13 +186,6 @@ def test_replaced_scores_are_masked_and_hide_keys_themselves():
     torch.testing.assert_close(hidden.sum(-1), torch.tensor([0.0] + [1.0] * 7).expand(1, 4, 8))  # row 0 has no key left
 
 
-class OtherFormula(Attention):
-    """An attention with another formula than the softmax's."""
-
-    def attend(self, qkv, mask, is_cross):
-        return super().attend(qkv, mask, is_cross).relu()
-
-
 class Silent(PostNormBlock):
     """A block that does not run its attention."""
 
@@ -210,10 +204,10 @@ def test_an_error_leaves_no_hook():
 
 
 def test_what_a_class_of_yours_computes_otherwise_is_refused():
-    some = Model(network(partial(OtherFormula, 32, 4)), causal().tokenizer, CausalLM())
+    some = Model(network(partial(Clipped, 32, 4)), causal().tokenizer, CausalLM())
     silent = Model(network(factory("mha"), kind=Silent), causal().tokenizer, CausalLM())
     assert not [name for name in some.run(TEXTS, capture="*").activations if name.endswith("weights")]
-    with pytest.raises(ArgumentError, match=r"OtherFormula overrides `?attend`? without `?apply_weights`?"):
+    with pytest.raises(ArgumentError, match=r"Clipped overrides `?attend`? without `?apply_weights`?"):
         some.run(TEXTS, replace={"layers.1.attention.weights": torch.zeros_like})
     with pytest.raises(ArgumentError, match=r"^replace='layers\.0\.residual_mid': is not computed"):
         silent.run(TEXTS, replace={POINT: torch.zeros_like})

@@ -4,11 +4,10 @@ import operator
 
 import pytest
 import torch
-from analysis.contexts import make_context
 from torch import Tensor
 
 from model.models import LABELS, TEXTS, answerer, causal, classifier, masked, translator
-from tinyformer.analysis.removal.ablation import MODES, mean_outputs
+from tinyformer.analysis.removal.ablation import MODES
 from tinyformer.generation.sampling import Sampling, generate
 
 OTHERS = ["dog", "he reads a book"]
@@ -52,15 +51,6 @@ def test_the_mode_chooses_what_replaces_a_head():
             expected = pool.mean(dim=0) if mode == "mean" else torch.zeros(8)
             torch.testing.assert_close(head, expected.expand_as(head))
     assert factors(some) == ([None] * 2, [None] * 2)
-
-
-def test_the_mean_is_that_of_the_analyses():
-    some = causal()
-    context = make_context(some.network)
-    tokens = torch.cat([batch["inputs"] for batch in context.batches])
-    with some.ablated([(1, 2)], "mean", tokens):
-        found = some.run("bird", capture=OUTPUT).activations[OUTPUT]
-    torch.testing.assert_close(found[0, 2], mean_outputs(context)[1][2].expand(5, 8))
 
 
 MAKERS = {

@@ -72,6 +72,13 @@ def token_ids(batch: int = 2, seq: int = 8, vocab_size: int = 50, seed: int = 0)
     return torch.randint(vocab_size, (batch, seq), generator=torch.Generator().manual_seed(seed))
 
 
+def randomised(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return module
+
+
 def make_encoder_decoder(
     kind: type[nn.Module] = PreNormBlock,
     cross: Any = None,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nn.model_cases import randomised
 from tinyformer.batch import IGNORED
 from tinyformer.nn import (
     AttentionMask,
@@ -23,13 +24,6 @@ from tinyformer.nn import (
     vocabulary_cross_entropy,
 )
 from tinyformer.nn.vocabulary import TargetNats, padded_scores
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter)
-    return module
 
 
 def test_residual_is_skip_x_plus_branch_f_added_before_it_is_rounded():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, token_ids
+from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, randomised, token_ids
 from nn.variants import CAUSAL, NAMES, error, factory, tokens
 from tinyformer.measures import capture_attention
 from tinyformer.nn import (
@@ -29,13 +29,6 @@ PADDED = AttentionMask(lengths=LENGTHS)
 
 
 # Blocks.
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return module
 
 
 @BLOCKS
@@ -220,9 +213,6 @@ def test_embeddings_are_shared_or_not():
     assert shared.readout.proj.weight is shared.encoder.token_embedding.weight
     assert own.num_parameters() - shared.num_parameters() == 50 * 32
     assert own.readout.proj.weight is own.decoder.token_embedding.weight
-    loss = shared(SOURCE, TARGET[:, :-1], PADDED, targets=TARGET[:, 1:])
-    logits = shared(SOURCE, TARGET[:, :-1], PADDED)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits.flatten(0, 1), TARGET[:, 1:].flatten()))
 
 
 @torch.no_grad()

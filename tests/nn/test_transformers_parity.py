@@ -3,7 +3,6 @@
 GPT-2, BERT, Llama, Mistral, T5, BART and Marian are compared in tests/interop.
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from interop.models import VOCAB
+from interop.models import theirs as random_model
 from torch import Tensor, nn
 
 from nn.variants import CAUSAL, error
 from tinyformer.nn import Attention, Encoder, GatedFeedForward, LatentAttention, PreNormBlock, RMSNorm, RotaryPosition
 
-VOCAB, LAYERS, D_MODEL, D_FF, SEQ = 53, 3, 42, 50, 37
+LAYERS, D_MODEL, D_FF, SEQ = 3, 42, 50, 37
 # Sequences are longer than windows, and no number is round.
 WINDOW, BASE, HEAD_DIM = 8, 700.0, 10
 ROTARY = partial(RotaryPosition, SEQ + 2, base=BASE)
@@ -27,22 +28,8 @@ Twins = tuple[nn.Module, Weights, Encoder]
 
 
 def hugging_face(family: str, **config: Any) -> nn.Module:
-    """A model of theirs with random weights; none of them is 0 or 1, which could hide a mistake."""
-    import transformers  # takes seconds, so not while tests are collected
-
-    special = dict.fromkeys(["pad_token_id", "bos_token_id", "eos_token_id"])
-    made = getattr(transformers, f"{family}Config")(
-        vocab_size=VOCAB, attn_implementation="eager", use_cache=False, **special, **config
-    )
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        theirs: nn.Module = getattr(transformers, f"{family}Model")(made)
-        for weight in theirs.parameters():
-            if weight.ndim == 1:
-                weight.add_(0.5 * torch.randn_like(weight))  # to the ones of a norm and the zeros of a bias
-            else:
-                weight.copy_(torch.randn_like(weight) / math.sqrt(min(weight.shape[-2:])))
-    return theirs.eval()
+    """A model of theirs with random weights, without a readout."""
+    return random_model(family, f"{family}Model", attn_implementation="eager", use_cache=False, **config)
 
 
 def renamed(model: nn.Module, pairs: str) -> Weights:

@@ -54,10 +54,6 @@ def grouped(*folders: str, by: str = "seed") -> Comparison:
     return group([read_run(path) for path in found.finished], "val/loss", by)
 
 
-def notes(*folders: str) -> list[str]:
-    return notes_on(grouped(*folders), find_runs([Path(folder) for folder in folders]))
-
-
 def means(comparison: Comparison) -> list[tuple[object, ...]]:
     """The settings and the mean of each row."""
     return [(*row.settings.values(), row.mean) for row in comparison.rows]
@@ -193,7 +189,7 @@ def test_a_note_says_where_runs_are_not_comparable() -> None:
     for index, (first, second, note) in enumerate(NOTES):
         write_run(f"{index}/a", **{"typed": "n=1"} | first)
         write_run(f"{index}/b", **{"typed": "n=2"} | second)
-        found = notes(str(index))
+        found = notes_on(grouped(str(index)), find_runs([Path(str(index))]))
         assert [fnmatchcase(told, f"*{note}*") for told in found] == [True] * (note is not None), found
 
 

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import BOOK, SMALL, TEXT
 from training.runs import make_data, make_module
 
-import tinyformer
-from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
+from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.costs.network import count_costs
 from tinyformer.data import WindowFormat
 from tinyformer.hardware import can_compile
@@ -90,23 +88,6 @@ def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, e
         assert decided() is None
     monkeypatch.setattr(of_run, "uncounted", lambda network: ["an attention of one's own"])
     assert decided() is None
-
-
-def test_a_resumed_run_is_compiled_if_it_was(tmp_path, monkeypatch):
-    def compile(network, **options):
-        network._compiled_call_impl = network._call_impl
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.nn.Module, "compile", compile)
-    monkeypatch.setattr(of_run, "can_compile", lambda: True)
-    monkeypatch.setattr(of_run, "MIN_SECONDS", 0.0)
-    (tmp_path / "book.txt").write_text(BOOK)
-    run = tinyformer.train([*SMALL.split(), *TEXT.split(), "trainer.precision=bf16-mixed"])
-    monkeypatch.setattr(of_run, "MIN_SECONDS", 1e9)
-    resumed = tinyformer.train([f"resume={run.folder}", "trainer.max_steps=6"])
-    for each in (run, resumed):
-        assert each.results["is_compiled"]
-        assert load_checkpoint(each.checkpoint).facts["is_compiled"]
 
 
 def test_what_was_compiled_for_an_earlier_run_is_forgotten(tmp_path):

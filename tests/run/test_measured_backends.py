@@ -114,17 +114,25 @@ def test_a_layer_with_too_many_weights_for_eager_is_not_measured(kernels_with, m
     assert kernels_with(slow="sdpa", key="init_from")[1] == "sdpa-sdpa"
 
 
-def test_a_resumed_run_keeps_its_backend(tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_keeps_its_backend_and_is_compiled_if_it_was(tmp_path, monkeypatch, capsys):
+    def compile(network, **options):
+        network._compiled_call_impl = network._call_impl
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(backends, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile)
+    monkeypatch.setattr(of_run, "can_compile", lambda: True)
     monkeypatch.setattr(backends, "faster", lambda usual, passes, device: min(passes))
     (tmp_path / "book.txt").write_text(BOOK)
-    run = tinyformer.train([*SMALL.split(), *TEXT.split()])
-    monkeypatch.setattr(backends, "MIN_SECONDS", 1e9)
-    resumed = tinyformer.train([f"resume={run.folder}", "trainer.max_steps=6"])
-    for each in (run, resumed):
-        assert each.results["attention_kernel"] == "eager"
-        assert load_checkpoint(each.checkpoint).facts["backends"] == "eager-eager"
+    words, runs = [*SMALL.split(), *TEXT.split(), "trainer.precision=bf16-mixed"], []
+    for least in (0.0, 1e9):
+        for module in (backends, of_run):
+            monkeypatch.setattr(module, "MIN_SECONDS", least)
+        runs.append(tinyformer.train(words))
+        words = [f"resume={runs[0].folder}", "trainer.max_steps=6"]
+    for each in runs:
+        assert (each.results["attention_kernel"], each.results["is_compiled"]) == ("eager", True)
+        facts = load_checkpoint(each.checkpoint).facts
+        assert (facts["backends"], facts["is_compiled"]) == ("eager-eager", True)
     assert capsys.readouterr().out.count("eager kernel (attention.backend=auto, measured)") == 2
 
 
