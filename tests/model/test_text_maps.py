@@ -3,18 +3,33 @@
 import pytest
 import torch
 from analysis.contexts import EOS, TOKENIZER, loud_transformer
+from nn.variants import NAMES, able
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from model.models import BYTES, answerer, model, translator
+from model.models import BYTES, answerer, model, transformer, translator
 from tinyformer.data import CharTokenizer, SpecialTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.measures import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.model import LayerMaps, TextMaps
 from tinyformer.model.model import Model
-from tinyformer.nn import prune_heads
+from tinyformer.nn import AttentionMask, DifferentialAttention, prune_heads
 from tinyformer.tasks import CausalLM, MaskedLM, Seq2Seq
 
 TEXT = "The bank, Ελ 👋🏽"
+
+
+def by_hand(network, ids, mask):
+    """The weights of each layer as `BaseAttention.weights` defines them for the layer's input."""
+    inputs, layers = [], network.attentions()
+    hooks = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in layers]
+    with torch.no_grad():
+        network(ids, mask)
+        for hook in hooks:
+            hook.remove()
+        for layer, x in zip(layers, inputs, strict=True):
+            weights = layer.weights(x, mask)[0]
+            is_differential = isinstance(layer, DifferentialAttention)
+            yield weights[0::2] - layer.factor() * weights[1::2] if is_differential else weights
 
 
 def layer_of(*heads, address=(0,), **changes):
@@ -26,6 +41,16 @@ def layer_of(*heads, address=(0,), **changes):
 def maps_of(*layers, tokens="ab"):
     ids = [*tokens.encode()]
     return TextMaps(layers, {"": Axes([*tokens], [*tokens])}, {"": (ids, ids)}, BYTES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_maps_are_the_weights_of_the_definition_on_every_backend(name):
+    network = transformer(name)
+    expected = [*by_hand(network, Model(network, BYTES, CausalLM()).tokenize(TEXT)[0], AttentionMask(causal=True))]
+    for backend in ("eager", *able(name, training=False)):
+        maps = model(name, backend=backend).attention(TEXT)
+        for layer, head in maps.heads:
+            torch.testing.assert_close(maps[layer, head], expected[layer][head], atol=2e-5, rtol=1e-5)
 
 
 def test_words_are_those_of_the_pre_tokenizer_where_tokens_drop_white_space():
