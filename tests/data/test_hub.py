@@ -110,7 +110,6 @@ def run(tmp_path):
 
 
 BOOKS = 'splits("owner/books", "pairs", **ENGLISH, '
-PAIRS = 'splits("owner/pairs", "pairs", '
 REVIEWS = 'splits("owner/reviews", "examples", text_column="sentence", label_column="label")'
 ASKED = {"text": ["q0", "q1"], "pair": ["a b c", "a b c"]}
 READ = {
@@ -128,7 +127,7 @@ READ = {
     },
     'splits("owner/books", text_column="translation.en")': {"train": {"text": ["A cat.", "A dog."]}},
     f'{BOOKS} target_column="translation.de")': "target_column='translation.de': owner/books has no such column",
-    f'{PAIRS} source_column="a", target_column="b")': "target_column='b': row 2 of the split train of owner/pairs",
+    'splits("owner/pairs", "pairs", source_column="a", target_column="b")': "target_column='b': row 2 of the split tr",
     # questions, in the layout of SQuAD
     'splits("owner/squad", "questions")': {
         "train": ASKED | {"answers": [["b c"], ["a"]], "starts": [[2], [0]]},

@@ -118,17 +118,6 @@ def test_whole_words_are_those_of_the_pre_tokenizer_where_tokens_drop_white_spac
     assert {is_in[first] == is_in[first + 1] for first in range(0, 60, 6)} == {True, False}
 
 
-def test_the_mask_is_the_last_token_and_is_never_read_from_text():
-    tokenizer = BPETokenizer(300).build([TEXT])
-    with_mask = tokenizer.with_mask()
-    assert (tokenizer.mask_id, with_mask.mask_id) == (None, tokenizer.vocab_size)
-    assert with_mask.vocab_size == tokenizer.vocab_size + 1
-    assert with_mask.encode(TEXT) == tokenizer.encode(TEXT)
-    assert with_mask.mask_id not in with_mask.encode("a <mask> b")
-    copy = TextTokenizer.from_json(with_mask.to_json())
-    assert (copy.mask_id, copy.fingerprint) == (with_mask.mask_id, with_mask.fingerprint)
-
-
 def test_training_masks_differ_between_epochs_and_from_evaluation_which_repeats_its_own(tmp_path):
     def make(**seeds):
         source, windows = TextFiles(str(tmp_path / "book.txt")), WindowFormat(16, "document", masking=Masking())

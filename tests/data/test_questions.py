@@ -4,7 +4,6 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -165,14 +164,11 @@ def test_questions_about_one_context_and_near_copies_of_it_are_held_out_together
 # Files.
 
 
-def published(*paragraphs) -> dict:
-    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": list(paragraphs)}]}
-
-
 ASKED = "When did it open?"
 ANSWERS = [{"text": "1999", "answer_start": 19}, {"text": "in 1999", "answer_start": 16}]
 PLAUSIBLE = {"question": "Who?", "answers": [], "plausible_answers": [{"text": "x", "answer_start": 9}]}
 PARAGRAPH = {"context": CONTEXT, "qas": [{"question": ASKED, "answers": ANSWERS, "is_impossible": False}, PLAUSIBLE]}
+PUBLISHED = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [PARAGRAPH]}]}
 ROW = {"context": CONTEXT, "question": ASKED, "answers": {"text": ["1999", "in 1999"], "answer_start": [19, 16]}}
 UNANSWERABLE = ROW | {"question": "Who?", "answers": {"text": [], "answer_start": []}}
 
@@ -190,7 +186,7 @@ def write(folder: Path, name: str, content) -> str:
 
 @pytest.mark.parametrize("name", ["train-v2.0.json", "rows.jsonl", "rows.json", "lines.json", "rows.parquet"])
 def test_every_layout_holds_the_same_questions(tmp_path, name):
-    rows = SquadFiles(write(tmp_path, name, published(PARAGRAPH) if "v2" in name else [ROW, UNANSWERABLE]))
+    rows = SquadFiles(write(tmp_path, name, PUBLISHED if "v2" in name else [ROW, UNANSWERABLE]))
     assert rows.load("questions")["train"].to_dict() == {
         "text": [ASKED, "Who?"],
         "pair": [CONTEXT, CONTEXT],
@@ -198,12 +194,3 @@ def test_every_layout_holds_the_same_questions(tmp_path, name):
         "starts": [[19, 16], []],
     }
     assert rows.load()["train"].to_dict() == {"text": [CONTEXT]}
-
-
-def test_a_folder_as_it_is_published_has_two_splits(tmp_path):
-    write(tmp_path, "train-v1.1.json", published(PARAGRAPH))
-    write(tmp_path, "dev-v1.1.json", published(PARAGRAPH, PARAGRAPH))
-    data = prepared(tmp_path, str(tmp_path), QuestionFormat(32, stride=28))
-    assert data.document == "question"
-    assert data.splits["validation"].answers() == [["1999", "in 1999"], []] * 2
-    np.testing.assert_array_equal(data.splits["train"].spans, [[20, 23], [-1, -1]])  # é has two bytes

@@ -21,7 +21,6 @@ from tinyformer.run.results import describe_data
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
 AS_READ = 'line\nline\nline\n\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
-KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 COMPRESS = {".gz": gzip.compress, ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True)}
 
 
@@ -54,7 +53,7 @@ def examples(path, **settings):
     return {name: list(zip(*rows.to_dict().values(), strict=True)) for name, rows in splits.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".json", ".jsonl", ".parquet"])
 def test_every_text_survives_with_its_label_or_target(tmp_path, kind):
     rows = [(AWKWARD, "2"), ("", "10"), ("مرحبا 世界 👩‍👩‍👧 é", "1"), ("None", "NA"), ("  spaces  ", "x")]
     path = tmp_path / f"rows{kind}"

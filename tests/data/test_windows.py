@@ -140,13 +140,10 @@ def test_a_saved_state_resumes_at_the_next_batch(make, stop, num_workers):
     assert seen == expected
 
 
-@pytest.mark.parametrize("lengths", [[52, 33, 116], [6], [10]])
-def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths):
-    settings = {"seq_len": 5, "batch_size": 4, "seed": 1}
-    if len(lengths) > 1:
-        settings |= {"rank": 1, "world_size": 2}
+@pytest.mark.parametrize(("lengths", "ranks"), [([52, 33, 116], {"rank": 1, "world_size": 2}), ([6], {}), ([10], {})])
+def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths, ranks):
     devices = (None, torch.device("cpu"))
-    mapped, held = (ResumableLoader(split_of(lengths), **settings, device=device) for device in devices)
+    mapped, held = (ResumableLoader(split_of(lengths), 5, 4, seed=1, **ranks, device=device) for device in devices)
     assert len(mapped) == len(held) > 0
     for _ in range(6):
         for one, other in zip(mapped, held, strict=True):
@@ -159,21 +156,6 @@ def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths):
 
 # The data of a run.
 
-BOOK = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
-
-
-@pytest.fixture
-def make(tmp_path):
-    def module(windows=None, **fractions):
-        (tmp_path / "book.txt").write_text(BOOK)
-        source, settings = TextFiles(str(tmp_path / "book.txt")), {"cache_dir": str(tmp_path / "cache")} | fractions
-        data = SourceDataModule(source, CharTokenizer(), WindowFormat(16, **windows or {}), 8, **settings)
-        data.prepare()
-        assert data.is_prepared(data.tokenizer)
-        return data
-
-    return module
-
 
 @pytest.mark.parametrize(
     ("windows", "free", "device"),
@@ -185,8 +167,14 @@ def make(tmp_path):
         ({"masking": Masking()}, 10**6, None),
     ],
 )
-def test_tokens_are_kept_on_a_gpu_if_they_fit_and_windows_are_plain(make, monkeypatch, windows, free, device):
-    data = make(windows)
+def test_tokens_are_kept_on_a_gpu_if_they_fit_and_windows_are_plain(tmp_path, monkeypatch, windows, free, device):
+    (tmp_path / "book.txt").write_text(
+        "Happy families are alike; each unhappy family is unhappy in its own way.\n" * 43
+    )
+    source, settings = TextFiles(str(tmp_path / "book.txt")), {"cache_dir": str(tmp_path / "cache")}
+    data = SourceDataModule(source, CharTokenizer(), WindowFormat(16, **windows), 8, **settings)
+    data.prepare()
+    assert data.is_prepared(data.tokenizer)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
     found = data.row_format.token_device(data.splits["train"], torch.device("cuda"))
     assert found == (torch.device(device) if device else None)

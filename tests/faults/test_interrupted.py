@@ -141,17 +141,11 @@ USED = {
 }
 
 
-SWEPT = {
-    "sweep": ["seed=1,2"],
-    "unknown": ["attention=mha,x"],
-}
-
-
 def test_a_refused_command_changes_nothing_in_a_used_folder(program: Program, book: Path, trained: Trained) -> None:
     for folder in ("run", "sweep/0"):
         shutil.copytree(trained.folder, folder)
     shutil.copytree(trained.folder / ".hydra", "evaluated/.hydra")
-    for sweep, jobs in SWEPT.items():
+    for sweep, jobs in (("sweep", ["seed=1,2"]), ("unknown", ["attention=mha,x"])):
         Path(sweep).mkdir(exist_ok=True)
         task = f"{{overrides: {{hydra: [hydra.mode=MULTIRUN], task: {jobs}}}}}"
         Path(sweep, "multirun.yaml").write_text(f"hydra: {task}")

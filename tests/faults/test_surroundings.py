@@ -25,7 +25,6 @@ from tinyformer.training import loggers
 TRAIN = [str(ROOT / "train.py"), *f"{SMALL} {TEXT} hydra.run.dir=run trainer.max_steps=30".split()]
 FINDINGS = ["-m", "tinyformer", "findings"]
 
-
 LONG = "a" * 252
 PLACES = [
     (f"data.files={LONG}.text", "data.files=a+…: the file does not exist; .* has book.txt"),
@@ -105,7 +104,6 @@ def test_what_a_terminal_cannot_encode_is_escaped_and_results_are_utf_8(encoding
 
 
 # Weights & Biases without a network.
-
 
 OURS = "https://wandb.example.org:8080"
 

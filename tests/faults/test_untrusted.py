@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,8 +24,6 @@ from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import network
 from tinyformer.run.match import register_score
 
-CREATE = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
-
 
 def require_refusal(program: Program, said: str, script: str, *words: str) -> str:
     """A program ends with an error that says something; what it says."""
@@ -39,8 +38,8 @@ RESUME = ("train.py", "resume=run trainer.max_steps=6")
 def test_a_checkpoint_runs_nothing(program: Program, trained: Trained, book: Path) -> None:
     """By whichever way it is read; what else it may not say is in `tests/config/test_admission.py`."""
     raw = load_raw(trained.last)
-    joined_by_hydra = {"x1": "$", "x2": CREATE, "network._args_": ["${x1}${x2}"]}
-    raw["tinyformer"]["overrides"] |= joined_by_hydra
+    create = "{oc.create:{_target_: torch.utils.collect_env.run, _args_: ['touch it-ran']}}"
+    raw["tinyformer"]["overrides"] |= {"x1": "$", "x2": create, "network._args_": ["${x1}${x2}"]}  # joined by Hydra
     write_raw(Path("evil.ckpt"), raw)
     for script, words in (
         ("evaluate.py", "checkpoint=evil.ckpt data.files=book.txt"),
@@ -73,14 +72,8 @@ def test_the_overrides_of_a_run_folder_are_data(program: Program, trained: Train
 LINKS = "wandb/run_id wandb/latest-run config.yaml .hydra/overrides.yaml.link checkpoints/last.ckpt.partial snapshots"
 
 
-def refuse_to_list(path: Any) -> None:
-    raise PermissionError(errno.EACCES, "Permission denied", path)
-
-
 @pytest.mark.slow
-def test_a_run_folder_with_links_is_refused(
-    program: Program, trained: Trained, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_folder_with_links_is_refused(program: Program, trained: Trained, book: Path) -> None:
     assert program("train.py", SMALL, TEXT, "hydra.run.dir=run").code == 0
     Path("victim").write_text("mine")
     # wandb's own links, of which this one leads to the user's cache.
@@ -104,8 +97,7 @@ def test_a_run_folder_with_links_is_refused(
     ):
         require_refusal(program, "planted/compare_val_loss.csv is a symbolic link", script, words)
     assert compare_runs(["planted"]) == 2
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "scandir", refuse_to_list)
+    with mock.patch.object(os, "scandir", side_effect=PermissionError(errno.EACCES, "Permission denied", "run")):
         require_refusal(program, "run cannot be listed; remove it", *RESUME)
     assert Path("victim").read_text() == "mine"
     Path("run/wandb/run_id").write_text("../../elsewhere")
@@ -152,12 +144,6 @@ def test_a_class_that_the_command_names_is_made(program: Program, book: Path, mo
     monkeypatch.syspath_prepend(str(Path.cwd()))
     ended = program("train.py", SMALL, TEXT, "norm._target_=ours_here.Norm hydra.run.dir=run")
     assert ended.code == 0, ended.err
-    evaluate = "checkpoint=run/checkpoints/last.ckpt data.files=book.txt"
-    require_refusal(program, "; if you trust it, add norm._target_=ours_here.Norm.\n", "evaluate.py", evaluate)
-    named = "norm._target_=ours_here.Norm"
-    assert program("evaluate.py", evaluate, named, "hydra.run.dir=evaluated").code == 0
-    require_refusal(program, "says norm._target_=ours_here.Norm, which calls ours_here.Norm", *RESUME)
-    assert program(*RESUME, named).code == 0
     model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
     assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
     assert model.analyse("heads", ["data.files=book.txt"]).tables["ablation"][1]  # the class stays trusted

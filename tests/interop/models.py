@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from commands import ROOT
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
@@ -22,7 +21,6 @@ from tinyformer.nn import AttentionMask
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.programs.convert.importing import import_model
 
-CONF = ROOT / "conf"
 VOCAB, SEQ = 53, 19
 
 GPT2: dict[str, Any] = {"n_embd": 42, "n_head": 7, "n_layer": 2, "n_inner": 50, "n_positions": SEQ + 2}
@@ -119,7 +117,6 @@ def theirs(family: str, architecture: str | None = None, **fields: Any) -> Any:
     return model.eval()
 
 
-GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": None}),
@@ -133,7 +130,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", BERT),
     "bert-untied": ("Bert", BERT | {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
     "t5": ("T5", T5),
-    "t5-v1.1": ("T5", T5 | GATED),
+    "t5-v1.1": ("T5", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "t5-of-other-activations": ("T5", T5 | {"feed_forward_proj": "gelu_new", "num_decoder_layers": 3}),
     "t5-gated-by-silu": ("T5", T5 | {"feed_forward_proj": "gated-silu"}),
     "bart": ("Bart", BART),

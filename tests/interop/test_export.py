@@ -23,7 +23,6 @@ from interop.models import (
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.data import BPETokenizer
 from tinyformer.generation.sampling import Sampling, generate
-from tinyformer.interop.folder import write_folder
 from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow
@@ -104,14 +103,14 @@ def test_pruned_heads_add_nothing(name: str, tmp_path: Path) -> None:
     require_same_logits((*EXPORTS[name], f"model.pruned_heads={PRUNED[name]}"), tmp_path)
 
 
-def tokenizer_of(folder: Path) -> Any:
-    return transformers().AutoTokenizer.from_pretrained(folder)
-
-
 def test_a_prompt_is_continued_with_the_same_text(tmp_path: Path) -> None:
     tokenizer, folder, prompt = BPETokenizer(300).build([TEXT]), tmp_path / "theirs", "the cat"
     our_checkpoint(tmp_path / "ours.ckpt", tokenizer=tokenizer)
-    model, their_tokenizer = exported(tmp_path / "ours.ckpt", folder), tokenizer_of(folder)
+    model = exported(tmp_path / "ours.ckpt", folder)
+    for taken, sentence in ((folder, "already exists"), (tmp_path / "none/out", "its parent folder does not exist")):
+        with pytest.raises(ValueError, match=f"{taken.name}': {sentence}"):
+            export_model(tmp_path / "ours.ckpt", taken)
+    their_tokenizer = transformers().AutoTokenizer.from_pretrained(folder)
     encoded, settings = their_tokenizer(prompt, return_tensors="pt"), model.generation_config
     assert encoded["input_ids"].tolist() == [[tokenizer.eos_id, *tokenizer.encode(prompt)]]
     assert {their_tokenizer.eos_token_id, settings.eos_token_id, settings.bos_token_id} == {tokenizer.eos_id}
@@ -243,14 +242,3 @@ def test_any_other_key_is_exported_exactly(base: str, tmp_path: Path) -> None:
         model = require_same_logits((*BASES[base], *half), tmp_path / half[0])
     if start := exact.get("model.special_tokens.decoder_start"):
         assert model.generation_config.decoder_start_token_id == int(start)
-
-
-def test_a_folder_is_new(tmp_path: Path) -> None:
-    arguments = {"config.json": {}}, {"a": torch.zeros(1)}
-    write_folder(tmp_path / "out", *arguments)
-    with pytest.raises(ValueError, match=r"out': already exists"):
-        write_folder(tmp_path / "out", *arguments)
-    with pytest.raises(ValueError, match=r"none/out': its parent folder does not exist"):
-        write_folder(tmp_path / "none" / "out", *arguments)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]

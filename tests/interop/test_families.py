@@ -6,12 +6,10 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from interop.models import BART, BERT, GPT2, LLAMA, MARIAN, NEOX, T5, transformers
 from tinyformer.errors import ArgumentError
 from tinyformer.interop import FAMILIES
-from tinyformer.interop.bert import OUTPUT, OUTPUT_BIAS, read_weights
 from tinyformer.interop.decoders import NEOX_DEFAULTS as DEFAULTS
 from tinyformer.interop.family import ANYWHERE, REQUIRED, Family
 
@@ -44,17 +42,14 @@ ANOTHER_OUTPUT = {"num_labels", "problem_type", "classifier_dropout", "hidden_dr
 by_type = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 
 
-def known(family: Family) -> set[str]:
-    return {field.theirs for field in family.fields} | family.fixed.keys() | ANYWHERE.keys()
-
-
 @by_type
 def test_every_field_that_their_code_reads_is_handled(family: Family) -> None:
     module = importlib.import_module(f"transformers.models.{family.model_type}.modeling_{family.model_type}")
     read = {name for name in re.findall(r"config\.([a-z]\w*)", inspect.getsource(module)) if "summary" not in name}
     read = {ALIASES.get(family.model_type, {}).get(name, name) for name in read}
     assert {"vocab_size"} < read
-    assert read - known(family) - WITHOUT_EFFECT - ANOTHER_OUTPUT == set()
+    known = {field.theirs for field in family.fields} | family.fixed.keys() | ANYWHERE.keys()
+    assert read - known - WITHOUT_EFFECT - ANOTHER_OUTPUT == set()
 
 
 @by_type
@@ -72,20 +67,6 @@ def test_defaults_are_those_of_transformers(family: Family) -> None:
     unsupported = DEFAULTS | {"scale_embedding": False}
     expected = family.fixed | {name: value for name, value in unsupported.items() if name in family.fixed}
     assert all(theirs[name] == only for name, only in expected.items() if name in theirs)
-
-
-def settings(model_type: str, **changes: Any) -> dict[str, Any]:
-    fields = {"vocab_size": 53} | SIZES[model_type] | changes
-    family = next(family for family in FAMILIES if family.model_type == model_type and family.covers(fields))
-    return family.settings(fields)
-
-
-def test_rope_theta_is_read_from_old_and_new_files() -> None:
-    key, plain = "position.relative.base", {"rope_parameters": None}
-    assert settings("llama")[key] == 700.0
-    assert settings("llama", **plain)[key] == 10_000.0
-    assert settings("llama", **plain, rope_theta=500)[key] == 500
-    assert settings("llama", **plain, rope_theta=500, rope_scaling={"type": "default"})[key] == 500
 
 
 UNSUPPORTED = "changes what the model computes and is not supported"
@@ -107,16 +88,11 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
 
 def test_unsupported_values_are_refused_by_name() -> None:
     for model_type, changes, sentence in REFUSALS:
+        fields = {"vocab_size": 53} | SIZES[model_type] | changes
+        covering = (family for family in FAMILIES if family.model_type == model_type and family.covers(fields))
         with pytest.raises(ArgumentError) as caught:
-            settings(model_type, **changes)
+            next(covering).settings(fields)
         assert str(caught.value).startswith(f"fields.{sentence}")
         assert "works" not in str(caught.value)  # with another value, the weights compute another function
     with pytest.raises(ArgumentError, match=r"^fields\.\w+=None: is missing\.$"):
         FAMILIES[0].settings({"vocab_size": 53})
-
-
-def test_rotary_frequencies_and_the_doubled_bias_of_older_files_are_ignored() -> None:
-    llama = next(family for family in FAMILIES if family.model_type == "llama")
-    assert llama.read({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}, {"encoder": 1}, 1) == ({}, [])
-    bert = read_weights({OUTPUT_BIAS: torch.ones(3), f"{OUTPUT}.bias": torch.zeros(3)})  # the tied layer's is used
-    assert bert[f"{OUTPUT}.bias"].tolist() == [1, 1, 1]

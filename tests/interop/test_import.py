@@ -132,6 +132,10 @@ def test_older_files_with_tensorflow_names(tmp_path: Path, out: Path) -> None:
     save_file(weights, file)
     expected = model(input_ids=tokens()).prediction_logits
     assert (our_logits(checkpoint_of(tmp_path / "model", out), tokens()) - expected).abs().max() <= 1e-5
+    untied = {"cls.predictions.decoder.weight": None, "cls.predictions.decoder.bias": torch.zeros(VOCAB)}
+    change_weights(tmp_path / "model", **untied)  # the tied layer's bias is used
+    again = checkpoint_of(tmp_path / "model", tmp_path / "again.ckpt")
+    assert (our_logits(again, tokens()) - expected).abs().max() <= 1e-5
 
 
 def test_half_precision_becomes_fp32_and_the_tied_output_layer_may_lack(tmp_path: Path, out: Path) -> None:
@@ -142,12 +146,14 @@ def test_half_precision_becomes_fp32_and_the_tied_output_layer_may_lack(tmp_path
 
 
 def test_an_older_config(tmp_path: Path, out: Path) -> None:
-    """transformers 4 wrote rope_theta at the top level, and had fewer fields."""
+    """transformers 4 wrote rope_theta at the top level, and had fewer fields; its files may hold frequencies."""
     model = theirs("Llama", **(LLAMA | {"hidden_size": 48, "head_dim": 8, "num_key_value_heads": 6}))
     model.save_pretrained(tmp_path / "model")
     unknown = ("head_dim", "num_key_value_heads", "attention_bias", "mlp_bias")
     missing = ("rope_parameters", "tie_word_embeddings", *unknown)
-    change_config(tmp_path / "model", without=missing, rope_theta=700.0, rope_scaling=None, pretraining_tp=1)
+    older = {"rope_theta": 700.0, "rope_scaling": {"type": "default"}, "pretraining_tp": 1}
+    change_config(tmp_path / "model", without=missing, **older)
+    change_weights(tmp_path / "model", **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
     same_logits(model, tmp_path / "model", out)
 
 
@@ -166,6 +172,13 @@ HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
 ]
 
 
+def require_refusal(sentence: str, folder: Path, out: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.$") as caught:
+        checkpoint_of(folder, out)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("case", HOSTILE, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
 def test_malformed_files_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
     variant, fields, weights, sentence = case
@@ -173,10 +186,7 @@ def test_malformed_files_are_refused_in_a_sentence(case: Any, tmp_path: Path) ->
     (folder / "generation_config.json").write_text(json.dumps(fields))
     change_config(folder, **fields)
     change_weights(folder, **weights)
-    with pytest.raises(ValueError, match=r"\.$") as caught:
-        checkpoint_of(folder, tmp_path / "in.ckpt")
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    require_refusal(sentence, folder, tmp_path / "in.ckpt")
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -184,37 +194,31 @@ def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
     folder, other = tmp_path / "model", tmp_path / "bert"
     weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
 
-    def require_refusal(sentence: str, folder: Path = folder) -> None:
-        with pytest.raises(ValueError, match=r"\.$") as caught:
-            checkpoint_of(folder, out)
-        assert sentence in str(caught.value)
-        assert "\n" not in str(caught.value)
-
     theirs("Bert", "BertModel", **BERT).save_pretrained(other)
-    require_refusal("which BertForMaskedLM has; config.json says architectures=['BertModel']", other)
-    require_refusal("is not a folder")
+    require_refusal("which BertForMaskedLM has; config.json says architectures=['BertModel']", other, out)
+    require_refusal("is not a folder", folder, out)
     folder.mkdir()
-    require_refusal("has no config.json")
+    require_refusal("has no config.json", folder, out)
     for contents, sentence in (
         (b"{", "config.json': cannot be read as JSON"),
         (b"[]", "is not a JSON object"),
         (b"{}", "model_type"),
     ):
         (folder / "config.json").write_bytes(contents)
-        require_refusal(sentence)
+        require_refusal(sentence, folder, out)
     theirs("GPT2", **GPT2).save_pretrained(folder)
     weights.write_bytes(weights.read_bytes()[:9999])
-    require_refusal("model.safetensors cannot be read: it is cut short")
+    require_refusal("model.safetensors cannot be read: it is cut short", folder, out)
     weights.rename(folder / "pytorch_model.bin")
-    require_refusal("pickle files such as pytorch_model.bin are not read")
+    require_refusal("pickle files such as pytorch_model.bin are not read", folder, out)
     for files, sentence in (
         ({}, "lists no files"),
         ({"wte.weight": "../model.safetensors"}, "lists ../model.safetensors, which does not exist"),
     ):
         index.write_text(json.dumps({"weight_map": files}))
-        require_refusal(sentence)
+        require_refusal(sentence, folder, out)
     index.unlink()
     save_file({"wte.weight": torch.zeros(VOCAB, 42, dtype=torch.int8)}, weights)
-    require_refusal("wte.weight is quantised (int8)")
+    require_refusal("wte.weight is quantised (int8)", folder, out)
     out.write_text("")
-    require_refusal("exists")
+    require_refusal("exists", folder, out)
