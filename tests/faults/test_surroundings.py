@@ -227,9 +227,6 @@ def test_a_copy_of_a_run_is_another_run_of_wandb(tmp_path: Path, monkeypatch: py
     (tmp_path / "run").rename(tmp_path / "moved")
     assert id_of("run") not in (run, copy)  # a new run, in the place of the one that was moved
     assert (id_of("moved"), id_of("moved")) == (run, run)
-    (tmp_path / "old/wandb").mkdir(parents=True)
-    (tmp_path / "old/wandb/run_id").write_text("0123abcd")  # without a path, as earlier versions write it
-    assert (id_of("old"), id_of("old")) == ("0123abcd", "0123abcd")
 
 
 # Overrides drawn at random: a run, or one sentence, within a minute.
