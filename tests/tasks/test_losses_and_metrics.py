@@ -35,7 +35,7 @@ def test_loss_nats_and_scores_by_hand(max_scores, monkeypatch):
     task, network = CausalLM(), Fixed(LOGITS)
     assert task.loss(network, BATCH).item() == pytest.approx(sum(NATS) / 3, rel=1e-6)
     assert network.asked == (BATCH["inputs"], AttentionMask(causal=True))
-    packed = {name: torch.tensor([]) for name in ("documents", "document_starts")}
+    packed = {"documents": torch.tensor([[1, 1, 2, 2]]), "document_starts": torch.tensor([0, 2], dtype=torch.int32)}
     task.loss(network, BATCH | packed)
     assert network.asked == (BATCH["inputs"], AttentionMask(causal=True, **packed))
     scores = task.score(network, BATCH)
