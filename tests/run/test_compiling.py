@@ -86,7 +86,7 @@ def test_long_runs_on_a_cpu_are_compiled_by_auto(is_compiled, device, changes, e
     with monkeypatch.context() as changed:
         changed.setattr(WindowFormat, "varying_length", True)
         assert decided() is None
-    monkeypatch.setattr(of_run, "uncounted", lambda network: ["an attention of one's own"])
+    monkeypatch.setattr(of_run, "uncounted", lambda network: ["a user-defined attention"])
     assert decided() is None
 
 

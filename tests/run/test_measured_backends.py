@@ -142,5 +142,5 @@ def test_a_run_is_long_from_a_minute_on(kernels_with, tmp_path, monkeypatch):
     steps = math.ceil(60 / seconds)
     assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] == "eager-eager"
     assert kernels_with({"max_steps": steps - 1}, "sdpa", key="init_from")[1] is None
-    monkeypatch.setattr(of_run, "uncounted", lambda network: ["an attention of one's own"])
+    monkeypatch.setattr(of_run, "uncounted", lambda network: ["a user-defined attention"])
     assert kernels_with({"max_steps": steps}, "sdpa", key="init_from")[1] is None

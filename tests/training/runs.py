@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import DoublePrecision
-from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher, _WorkerOutput
 from nn.model_cases import make_transformer
 
 from tinyformer.checkpoint.file import load_checkpoint
@@ -66,6 +66,12 @@ class ForkLauncher(_MultiProcessingLauncher):
     def _wrapping_function(self, process_idx, *args):
         os.environ["LOCAL_RANK"] = str(process_idx)
         super()._wrapping_function(process_idx, *args)
+
+    def _collect_rank_zero_results(self, trainer, results):
+        """Write no temporary file of the weights, of which the first process has a part."""
+        if self._strategy.local_rank == 0:
+            return _WorkerOutput(None, None, trainer.state, results, self.get_extra_results(trainer))
+        return None
 
     def _recover_results_in_main_process(self, output, trainer):
         """Leave the weights where they are: each process has a part of them."""

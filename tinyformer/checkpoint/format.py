@@ -97,7 +97,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "$set": set,
     "$bytes": base64.b64decode,
 }
-"""What makes the values that JSON lacks."""
+"""The functions that rebuild the values that JSON lacks."""
 
 
 def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
