@@ -21,7 +21,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add every file that a page links to outside of the documentation, and the pages of the navigation."""
     pages = [path.read_text(encoding="utf-8") for path in Path(config.docs_dir).glob("*.md")]
     linked = {path for page in pages for path in LINK.findall(page)}
-    for path in sorted(linked | {"CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/LOG.md"}):
+    for path in sorted(linked | {"CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/LOG.md"}):
         files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
     return files
 
