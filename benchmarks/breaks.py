@@ -106,7 +106,7 @@ BREAKS = (
     ),
     Break(
         "eager_at_the_last_key_of_short_decoding",
-        "nn/kernels/fastest.py",
+        "nn/kernels/choose.py",
         "<= DECODING_SDPA_MAX_SEQ:",
         "< DECODING_SDPA_MAX_SEQ:",
         ("tests/nn/test_support.py",),
@@ -212,7 +212,7 @@ BREAKS = (
     ),
     Break(
         "padding_in_a_window_not_announced",
-        "nn/kernels/case.py",
+        "nn/kernels/choose.py",
         "padded and (mask.causal or windowed)",
         "padded and mask.causal",
         ("tests/nn/test_support.py",),
@@ -812,14 +812,14 @@ BREAKS = (
     # CUDA, as far as a CPU sees it
     Break(
         "gradient_of_compiled_cross_entropy_without_the_target",
-        "nn/vocabulary.py",
+        "nn/readout.py",
         "(probabilities - is_target.to(pull.dtype))",
         "probabilities",
         ("tests/nn/test_layers.py",),
     ),
     Break(
         "columns_of_padding_are_tokens",
-        "nn/vocabulary.py",
+        "nn/readout.py",
         "device=scores.device) >= vocab_size",
         "device=scores.device) > vocab_size + 64",
         ("tests/nn/test_layers.py",),

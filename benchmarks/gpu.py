@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tinyformer.hardware import Peak, matmul_peak, measured_flops
 from tinyformer.nn import BACKENDS, AttentionMask, KernelRequirements
-from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.maps import running_kernel
 from tinyformer.nn.score import Scoring
 
 TRAINED = (

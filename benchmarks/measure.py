@@ -29,7 +29,7 @@ from tinyformer.config.compose import CommandLine
 from tinyformer.costs.network import count_costs
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
-from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.maps import running_kernel
 from tinyformer.run.fitting import fit
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run

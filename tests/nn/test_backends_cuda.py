@@ -7,8 +7,8 @@ import torch
 
 from nn.variants import NAMES, able, documents, prepared, small
 from tinyformer.nn import AttentionMask, KernelRequirements, Scoring, select_backend
-from tinyformer.nn.kernels.case import features_of
-from tinyformer.nn.kernels.observe import KernelObserver
+from tinyformer.nn.kernels.choose import features_of
+from tinyformer.nn.maps import KernelObserver
 from tinyformer.programs.doctor.cases import DTYPES, MASKS, Shape, factory_of
 from tinyformer.programs.doctor.exactness import Problem
 from tinyformer.programs.doctor.verdict import Cell, check_exactness

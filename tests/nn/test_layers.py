@@ -23,7 +23,7 @@ from tinyformer.nn import (
     vocabulary,
     vocabulary_cross_entropy,
 )
-from tinyformer.nn.vocabulary import TargetNats, padded_scores
+from tinyformer.nn.readout import TargetNats, padded_scores
 
 
 def test_residual_is_skip_x_plus_branch_f_added_before_it_is_rounded():

@@ -17,9 +17,9 @@ from tinyformer.nn import (
     resolve_backend,
     select_backend,
 )
-from tinyformer.nn.kernels import support
-from tinyformer.nn.kernels.case import features_of
-from tinyformer.nn.kernels.observe import KernelObserver
+from tinyformer.nn.kernels import choose
+from tinyformer.nn.kernels.choose import features_of
+from tinyformer.nn.maps import KernelObserver
 
 
 def case(
@@ -106,15 +106,15 @@ def test_what_is_computed_and_what_is_refused_with_one_that_can(asked, able, aut
 @pytest.mark.parametrize(("name", "package"), [("fa3", "flash_attn_interface"), ("fa4", "flash_attn.cute")])
 def test_newer_flash_needs_cuda_and_its_package(name, package, monkeypatch):
     windowed, activated = case("cuda", BF16, 64, Feature.WINDOW), []
-    monkeypatch.setattr(support, "_is_installed", lambda package: False)
+    monkeypatch.setattr(choose, "_is_installed", lambda package: False)
     assert BACKENDS[name].refusal(case("cpu", BF16, 64)) == "runs on CUDA, not on CPU"
     assert BACKENDS[name].refusal(windowed) == f"needs the package {package}, which is not installed"
-    monkeypatch.setattr(support, "_is_installed", lambda found: found == package)
-    monkeypatch.setattr(support, "activate_flash_attention_impl", activated.append)
-    support._activate.cache_clear()
+    monkeypatch.setattr(choose, "_is_installed", lambda found: found == package)
+    monkeypatch.setattr(choose, "activate_flash_attention_impl", activated.append)
+    choose._activate.cache_clear()
     for _ in range(2):  # torch would register its kernels anew at each call
         assert select_backend(name, windowed) is BACKENDS[name]
-    support._activate.cache_clear()
+    choose._activate.cache_clear()
     assert activated == [name.upper()]
     assert BACKENDS[name].refusal(case("cuda", BF16, 64, Feature.BIAS)) is not None
 

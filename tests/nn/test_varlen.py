@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nn.variants import documents, error
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 from tinyformer.nn.kernels import flash
-from tinyformer.nn.kernels.observe import running_kernel
+from tinyformer.nn.maps import running_kernel
 from tinyformer.nn.score import ScoreMod
 
 

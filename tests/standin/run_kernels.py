@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
-from tinyformer.nn.kernels.observe import KernelObserver
+from tinyformer.nn.maps import KernelObserver
 from tinyformer.nn.score import ScoreMod, softcap
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tinyformer.costs.network import count_costs, num_bytes
 from tinyformer.errors import require_at_least
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
+from tinyformer.nn.kernels.choose import BACKENDS, Backend, select_backend
 from tinyformer.nn.kernels.sdpa import widened
-from tinyformer.nn.kernels.support import BACKENDS, Backend, select_backend
 from tinyformer.nn.score import Scoring
 
 

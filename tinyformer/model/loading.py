@@ -18,7 +18,7 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.nn.heads import plain_address
-from tinyformer.nn.init import NoInitialisation
+from tinyformer.nn.transformer import NoInitialisation
 from tinyformer.run.match import register_score
 from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of

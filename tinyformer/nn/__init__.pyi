@@ -3,17 +3,15 @@ from .block import Context, PostNormBlock, PreNormBlock
 from .cache import Cache, LayerCache
 from .differential import DifferentialAttention
 from .encoder import Decoder, Encoder
-from .feed_forward import FeedForward, GatedFeedForward
 from .heads import HeadGate, OutputGate, prune_heads
-from .kernels.case import Feature, KernelRequirements
+from .kernels.choose import BACKENDS, LACKS, Feature, KernelRequirements, select_backend
 from .kernels.eager import AttentionMaps, attention_weights
-from .kernels.support import BACKENDS, LACKS, select_backend
 from .latent import LatentAttention
+from .layers import FeedForward, GatedFeedForward, LayerNorm, Residual, RMSNorm
 from .maps import QKV, AttentionInputs
 from .mask import AttentionMask
 from .mixers import LSTM, BaseConv, TokenMixer
 from .network import Network, kernel_of_layer, resolve_backend
-from .norm import LayerNorm, RMSNorm
 from .position import (
     ALiBi,
     LearnedPosition,
@@ -24,12 +22,10 @@ from .position import (
     SinusoidalPosition,
     T5Position,
 )
-from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout
-from .residual import Residual
+from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout, vocabulary_cross_entropy
 from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
 from .softmax import AttentionOptions
 from .transformer import EncoderDecoder, Transformer
-from .vocabulary import vocabulary_cross_entropy
 
 __all__ = [
     "BACKENDS",

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.kernels.support import require_possible
+from tinyformer.nn.kernels.choose import require_possible
+from tinyformer.nn.layers import Residual, Stream, make_dropout
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.residual import Residual, Stream, make_dropout
 from tinyformer.nn.softmax import SoftmaxAttention
 from tinyformer.nn.textbook import make_attention
 

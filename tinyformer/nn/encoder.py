@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
+from tinyformer.nn.layers import make_dropout
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.residual import make_dropout
 from tinyformer.nn.sizes import require_sizes
 
 

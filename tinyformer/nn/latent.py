@@ -11,9 +11,9 @@ from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
+from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, HeadOutputs, Source, Tokens, Weights
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.norm import RMSNorm
 from tinyformer.nn.score import Queries
 from tinyformer.nn.sizes import head_dim_of
 from tinyformer.nn.softmax import AttentionOptions

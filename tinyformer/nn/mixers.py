@@ -8,8 +8,8 @@ from torch import nn
 
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.cache import LayerCache
+from tinyformer.nn.layers import Stream
 from tinyformer.nn.mask import AttentionMask, window_of_layer
-from tinyformer.nn.residual import Stream
 
 
 class TokenMixer(nn.Module):

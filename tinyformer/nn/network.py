@@ -14,9 +14,8 @@ from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.encoder import Encoder
 from tinyformer.nn.heads import KINDS, Address, layer_title, not_a_head, plain_address, prune_heads
-from tinyformer.nn.kernels.observe import running_kernel
-from tinyformer.nn.kernels.support import Backend, select_backend
-from tinyformer.nn.maps import QKV, NoMapsError
+from tinyformer.nn.kernels.choose import Backend, select_backend
+from tinyformer.nn.maps import QKV, NoMapsError, running_kernel
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.mixers import TokenMixer
 

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.nn.layers import Stream
 from tinyformer.nn.mask import Grid
-from tinyformer.nn.residual import Stream
 from tinyformer.nn.score import Queries, ScoreMod
 
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn.heads import HeadGate, HeadMap, OutputGate, ablated_in_layer
-from tinyformer.nn.kernels.case import KernelRequirements
-from tinyformer.nn.kernels.support import BACKENDS, Backend
+from tinyformer.nn.kernels.choose import BACKENDS, Backend, KernelRequirements
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, make_score

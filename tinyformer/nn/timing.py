@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.nn.attention import BaseAttention
-from tinyformer.nn.kernels.support import Backend
+from tinyformer.nn.kernels.choose import Backend
 from tinyformer.nn.maps import QKV, AttentionInputs
 
 WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15

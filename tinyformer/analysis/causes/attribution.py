@@ -21,7 +21,7 @@ from tinyformer.measures.inputs import rows_of
 from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
-from tinyformer.nn.residual import Stream
+from tinyformer.nn.layers import Stream
 from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
 

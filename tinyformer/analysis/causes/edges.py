@@ -18,7 +18,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.measures.intervals import Losses
 from tinyformer.nn import PreNormBlock, Residual
 from tinyformer.nn.heads import layer_title
-from tinyformer.nn.residual import Stream
+from tinyformer.nn.layers import Stream
 from tinyformer.report.charts import head_graph, lines
 from tinyformer.report.result import AnalysisResult
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.nn import AttentionInputs, AttentionMask, BaseAttention, KernelRequirements, Scoring
+from tinyformer.nn.kernels.choose import Backend
 from tinyformer.nn.kernels.eager import eager
-from tinyformer.nn.kernels.observe import kernel_among
-from tinyformer.nn.kernels.support import Backend
+from tinyformer.nn.maps import kernel_among
 from tinyformer.nn.timing import Pass, heads_pass, profiled_events
 from tinyformer.programs.doctor.cases import MakeMask, Shape
 

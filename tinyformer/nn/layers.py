@@ -1,0 +1,152 @@
+"""The layers of a block next to attention: normalisation, feed-forward network, residual connection."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tinyformer.errors import ArgumentError, require_at_least, require_choice
+
+Stream: TypeAlias = Float[Tensor, "batch seq d_model"]
+"""The residual stream: one vector for each token."""
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / standard deviation, scaled and shifted (Ba et al. 2016, arXiv 1607.06450)."""
+
+    def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(d_model, eps=eps, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise in fp32 also where the weights were gathered in bf16, which torch refuses to mix on a CPU."""
+        if x.dtype != torch.float32 or self.weight.dtype == x.dtype:
+            return super().forward(x)
+        bias = None if self.bias is None else self.bias.float()
+        return F.layer_norm(x, self.normalized_shape, self.weight.float(), bias, self.eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / root mean square, scaled; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, d_model: int, eps: float = 1e-6) -> None:
+        super().__init__(d_model, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise in the higher dtype of input and weight; under autocast torch would warn about mixed ones."""
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """ReLU(x)² (So et al. 2021, arXiv 2109.08668)."""
+    return F.relu(x).square()
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU with the tanh approximation, as in GPT-2 (Hendrycks & Gimpel 2016, arXiv 1606.08415)."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": F.relu,
+    "relu2": relu2,
+    "silu": F.silu,
+}
+
+
+def find_activation(activation: str) -> Callable[[Tensor], Tensor]:
+    """The activation function of a name in `ACTIVATIONS`."""
+    require_choice("activation", activation, ACTIVATIONS)
+    return ACTIVATIONS[activation]
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))) (Vaswani et al. 2017, arXiv 1706.03762, §3.3).
+
+    Args:
+        d_ff: width of the hidden layer; 4 d_model by default.
+        activation: a name in `ACTIVATIONS`.
+    """
+
+    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "gelu", bias: bool = False) -> None:
+        super().__init__()
+        require_at_least(1, {"d_model": 128, "d_ff": 4 * d_model}, d_model=d_model, d_ff=d_ff)
+        d_ff = d_ff or 4 * d_model
+        self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
+        self.activation = find_activation(activation)
+
+    def forward(self, x: Stream) -> Stream:
+        return self.down_proj(self.activation(self.up_proj(x)))
+
+
+class GatedFeedForward(nn.Module):
+    """down(activation(gate(x)) * up(x)); with SiLU it is SwiGLU (Shazeer 2020, arXiv 2002.05202).
+
+    Args:
+        d_ff: width of the hidden layer; by default 8/3 d_model, rounded up to a multiple of 8, so that the three
+            matrices have as many parameters as the two of `FeedForward`.
+        activation: a name in `ACTIVATIONS`.
+    """
+
+    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "silu", bias: bool = False) -> None:
+        super().__init__()
+        default = -(-8 * d_model // 24) * 8
+        require_at_least(1, {"d_model": 128, "d_ff": default}, d_model=d_model, d_ff=d_ff)
+        d_ff = d_ff or default
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=bias)
+        self.up_proj = nn.Linear(d_model, d_ff, bias=bias)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=bias)
+        self.activation = find_activation(activation)
+
+    def forward(self, x: Stream) -> Stream:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Residual(nn.Module):
+    """skip * x + branch * f(x) (He et al. 2015, arXiv 1512.03385), in the dtype of x.
+
+    `skip=0` removes the connection, `branch=0` the sublayer. Each is one number, or a list with one for each layer.
+    """
+
+    def __init__(
+        self,
+        skip: int | float | Sequence[int | float] = 1.0,
+        branch: int | float | Sequence[int | float] = 1.0,
+        layer_index: int = 0,
+        num_layers: int = 1,
+    ) -> None:
+        super().__init__()
+        self.skip = _scale_of_layer("skip", skip, layer_index, num_layers)
+        self.branch = _scale_of_layer("branch", branch, layer_index, num_layers)
+
+    def forward(self, x: Stream, update: Stream) -> Stream:
+        x = x if self.skip == 1 else self.skip * x
+        update = update if self.branch == 1 else self.branch * update
+        return (x + update).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"skip={self.skip}, branch={self.branch}"
+
+
+def _scale_of_layer(
+    argument: str, scale: int | float | Sequence[int | float], layer_index: int, num_layers: int
+) -> float:
+    if isinstance(scale, int | float):
+        return float(scale)
+    if len(scale) != num_layers:
+        reason = f"must be one number, or one for each of the {num_layers} layers, not {len(scale)}"
+        raise ArgumentError(argument, list(scale), reason, {argument: [1] * num_layers})
+    return float(scale[layer_index])
+
+
+def make_dropout(dropout: float) -> nn.Module:
+    """Dropout of a probability; for 0 the identity, which costs nothing."""
+    if not 0 <= dropout <= 1:
+        raise ArgumentError("dropout", dropout, "must be between 0 and 1", {"dropout": 0.1})
+    return nn.Dropout(dropout) if dropout else nn.Identity()
