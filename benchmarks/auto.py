@@ -13,10 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tinyformer.programs.doctor.cases import DTYPES
-from tinyformer.programs.doctor.machine import one_thread, quiet
+from tinyformer.programs.doctor.exactness import DTYPES
 from tinyformer.programs.doctor.variants import VARIANTS
-from tinyformer.programs.doctor.verdict import Cell, examine
+from tinyformer.programs.doctor.verdict import Cell, examine, one_thread, quiet
 
 BACKENDS = ("eager", "sdpa", "flash", "flex")
 MAX_SLOWDOWN, ATTEMPTS = 1.1, 5

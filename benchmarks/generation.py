@@ -12,7 +12,7 @@ from here import our_network
 from measure import alternate
 from peers import Peer, Shape
 
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.generation import Sampling, generate
 
 PROMPT_TOKENS, VOCAB_SIZE = 16, 65
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from tinyformer.errors import ArgumentError
 from tinyformer.hardware import describe_device, free_memory
-from tinyformer.programs.findings.measurements import measure_encoder
+from tinyformer.programs.findings.running import measure_encoder
 
 ROOT = Path(__file__).parent.parent
 BACKENDS = ("eager", "sdpa", "flash", "flex")

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from omegaconf import DictConfig
 
-from tinyformer.config.compose import CommandLine, compose_run
 from tinyformer.config.errors import config_keys, exit_code_of
+from tinyformer.config.launch import CommandLine, compose_run
 from tinyformer.hardware import describe_device
 from tinyformer.nn import Transformer
 from tinyformer.run.network import make_network

@@ -25,16 +25,15 @@ from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 
 from tinyformer.batch import Batch
-from tinyformer.config.compose import CommandLine
+from tinyformer.config.launch import CommandLine
 from tinyformer.costs.network import count_costs
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.nn.maps import running_kernel
-from tinyformer.run.fitting import fit
 from tinyformer.run.pipeline import set_up
-from tinyformer.run.run import Run
+from tinyformer.run.run import Run, fit
 from tinyformer.run.trainer import closing
-from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"
 CLOSE_LOSSES = 0.02

@@ -32,12 +32,12 @@ from omegaconf import DictConfig
 from peers import GPT, SHAPES
 from rich.console import Console
 
-from tinyformer.config.compose import CommandLine
+from tinyformer.config.launch import CommandLine
 from tinyformer.hardware import has_native_bf16
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run
 from tinyformer.training import TrainingModule
-from tinyformer.training.callbacks.progress import StepProgress
+from tinyformer.training.callbacks.report import StepProgress
 
 SMALLEST = [
     "model.num_layers=1",

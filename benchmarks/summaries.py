@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from hydra.utils import instantiate
 
-from tinyformer.config.compose import compose_run
+from tinyformer.config.launch import compose_run
 from tinyformer.data import DataModule, PairSplit
 from tinyformer.data.sources.pydoc import Library
 from tinyformer.tasks.text_metrics import text_metrics

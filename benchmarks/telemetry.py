@@ -26,9 +26,9 @@ import torch
 from here import ROOT, commit, with_config
 from omegaconf import DictConfig
 
-from tinyformer.config.compose import CommandLine
-from tinyformer.run.fitting import fit
+from tinyformer.config.launch import CommandLine
 from tinyformer.run.pipeline import set_up
+from tinyformer.run.run import fit
 from tinyformer.run.trainer import closing
 from tinyformer.training import AttentionTelemetry
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import tinyformer
 from tinyformer.data import PairTokens, TextFiles
-from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.generation.generation import Beam, beam_search
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, Cache, Context, Transformer
 from tinyformer.tasks.text_metrics import text_metrics

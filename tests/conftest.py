@@ -120,7 +120,7 @@ def book(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Trained:
     """A run of 30 steps on `BOOK`, which Python starts; tests read its folder and change nothing in it."""
-    from tinyformer.config.compose import compose_run
+    from tinyformer.config.launch import compose_run
     from tinyformer.run.pipeline import train
 
     folder, out = tmp_path_factory.mktemp("trained"), io.StringIO()

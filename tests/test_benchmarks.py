@@ -20,7 +20,7 @@ from measure import PLAIN, Effort, Trained, settings, train_in_turn
 from peers import GPT, GPU_PEERS, PEERS, QUICK, SHAPES, Peer, Shape, num_parameters
 
 import tinyformer
-from tinyformer.generation.beam_search import Beam
+from tinyformer.generation.generation import Beam
 from tinyformer.nn import AttentionMask
 
 pytestmark = pytest.mark.slow  # peers take seconds to import

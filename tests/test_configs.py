@@ -10,9 +10,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.checks import check_types
-from tinyformer.config.compose import compose_run
+from tinyformer.config.launch import compose_run
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer
-from tinyformer.programs.doctor.cases import TIMED_SHAPE, make_module
+from tinyformer.programs.doctor.exactness import TIMED_SHAPE, make_module
 from tinyformer.programs.doctor.variants import VARIANTS
 
 OTHERS = ("finding", "analysis")  # which are chosen by other programs, and run in their tests

@@ -16,7 +16,7 @@ from wandb_file import read_history
 import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint, load_raw
 from tinyformer.checkpoint.format import write_raw
-from tinyformer.config.compose import compose_run
+from tinyformer.config.launch import compose_run
 from tinyformer.nn import AttentionMask
 
 QUICK = "callbacks.attention=null generate.num_tokens=2"

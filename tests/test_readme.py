@@ -20,8 +20,7 @@ from commands import ROOT, Ended, Program, ran, results_of
 
 from tinyformer.nn import LACKS, Feature
 from tinyformer.programs.findings.files import finding_names, read_finding
-from tinyformer.programs.findings.outcomes import read_outcomes
-from tinyformer.programs.findings.pages import headlines, page
+from tinyformer.programs.findings.outcomes import headlines, page, read_outcomes
 
 DOCS = ROOT / "docs" / "pages"
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}

@@ -1,5 +1,4 @@
-from .model.loading import load
+from .model.loading import TrainedRun, load, train
 from .model.model import Model
-from .model.trained_run import TrainedRun, train
 
 __all__ = ["Model", "TrainedRun", "load", "train"]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tinyformer.config.compose import compose_sweep
+from tinyformer.config.launch import compose_sweep
 from tinyformer.costs.memory import count_batch, count_gpus
 from tinyformer.costs.network import Costs, TrainingFlops, batch_sizes, count_costs, pair_multiply_adds, visible_pairs
 from tinyformer.nn import AttentionMask, Cache, Transformer

@@ -13,12 +13,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.checkpoint.format import FORMAT, KEY, write_raw
+from tinyformer.config import admission as stored_config
 from tinyformer.config import conf
-from tinyformer.config import stored as stored_config
-from tinyformer.config.admission import NotAdmittedError, admit_override
-from tinyformer.config.compose import compose_run, inherit_architecture, offer_stored_run
+from tinyformer.config.admission import (
+    NotAdmittedError,
+    admit_config,
+    admit_override,
+    describe_config,
+    recorded_sources,
+)
 from tinyformer.config.conf import AXES, STORED, choices_of, config_dir
-from tinyformer.config.stored import admit_config, describe_config, recorded_sources
+from tinyformer.config.launch import compose_run, inherit_architecture, offer_stored_run
 from tinyformer.errors import ArgumentError
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 

@@ -14,13 +14,19 @@ from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.checkpoint.paths import find_checkpoint
-from tinyformer.checkpoint.snapshots import at_step
-from tinyformer.config.compose import compose_run, with_last
-from tinyformer.config.conf import axes_of, config_dir, default_num_kv_heads, describe_axes
+from tinyformer.checkpoint.file import at_step, find_checkpoint, load_checkpoint
+from tinyformer.config.conf import (
+    axes_of,
+    config_dir,
+    default_num_kv_heads,
+    describe_axes,
+    format_value,
+    hydra_value,
+    readable,
+    text_of,
+)
 from tinyformer.config.folder import is_first_process
-from tinyformer.config.keys import format_value, hydra_value, readable, text_of
+from tinyformer.config.launch import compose_run, with_last
 from tinyformer.config.resume import expand_resume
 from tinyformer.errors import ArgumentError
 from tinyformer.run.pipeline import keep_overrides
@@ -164,7 +170,7 @@ CHANGED = {
 EXPANDED = """
 import json, sys
 from omegaconf import OmegaConf
-from tinyformer.config.compose import compose_run
+from tinyformer.config.launch import compose_run
 from tinyformer.config.resume import expand_resume
 config, _ = compose_run("train", [word for word in expand_resume(sys.argv[1:]) if not word.startswith("hydra")])
 print(json.dumps(OmegaConf.to_container(config)))

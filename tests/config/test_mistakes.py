@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import compose_run
 from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import BUG, USER_MISTAKE, config_keys, describe, report
+from tinyformer.config.launch import compose_run
 from tinyformer.data import ByteTokenizer
 from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask

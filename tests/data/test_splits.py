@@ -21,7 +21,7 @@ from tinyformer.data import (
     hold_out,
     near_copy_groups,
 )
-from tinyformer.data.trained_on import LENGTH, cut_out, fingerprints, fingerprints_of_all, num_blocks
+from tinyformer.data.splits import LENGTH, cut_out, fingerprints, fingerprints_of_all, num_blocks
 
 WORDS = np.array("the of and to in is that it was for on are as with his they at be this have from or".split())  # noqa: SIM905
 

@@ -23,13 +23,11 @@ from tinyformer.data import (
     TextFiles,
     WindowFormat,
     default_cache_dir,
-    store,
     stream,
 )
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
 from tinyformer.data.sources.hub_dataset import take_characters
-from tinyformer.data.store import map_texts
-from tinyformer.data.stream import encode, encode_rows, num_shards, write_split
+from tinyformer.data.stream import encode, encode_rows, map_texts, num_shards, write_split
 from tinyformer.errors import ArgumentError
 
 WINDOWS = WindowFormat(8)
@@ -148,7 +146,7 @@ def test_the_cache_folder_is_the_environments_or_the_users(monkeypatch, tmp_path
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache_dir() == Path(__file__).parents[2] / "data" / "cache"
-    monkeypatch.setattr(store, "_ROOT", tmp_path)  # an installed package
+    monkeypatch.setattr(stream, "_ROOT", tmp_path)  # an installed package
     assert default_cache_dir() == tmp_path / ".cache" / "tinyformer"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_cache_dir() == tmp_path / "xdg" / "tinyformer"
@@ -236,7 +234,7 @@ def test_texts_in_a_memory_map_take_no_memory_and_a_full_disk_is_named(tmp_path)
     assert rows[49]["text"] == "é" * 10**6
     assert list(tmp_path.iterdir()) == []
     assert len(map_texts([], tmp_path)) == 0
-    with open("/dev/full", "wb", buffering=0) as full, mock.patch.object(store.tempfile, "TemporaryFile") as made:
+    with open("/dev/full", "wb", buffering=0) as full, mock.patch.object(stream.tempfile, "TemporaryFile") as made:
         made.return_value = full
         with pytest.raises(ArgumentError, match=f"^cache_dir='{tmp_path}': cannot be written .No space left"):
             map_texts(["a" * 10**6], tmp_path)

@@ -18,12 +18,12 @@ from commands import PYTHON, ROOT, SMALL, TEXT, Program, ran, results_of, weight
 from torch.distributed import TCPStore
 
 import tinyformer
-from tinyformer.config import run_name
-from tinyformer.config.compose import CommandLine
+from tinyformer.config import process
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import SET_WITH
-from tinyformer.config.run_name import name_of_run
-from tinyformer.run.fitting import requeue_on_exit
+from tinyformer.config.launch import CommandLine
+from tinyformer.config.process import name_of_run
+from tinyformer.run.run import requeue_on_exit
 
 TWO = f"{SMALL} {TEXT} trainer=ddp trainer.accelerator=cpu model.dropout=0.2 callbacks.attention=null"
 SCRIPT = re.search(r"```text\n(#!/bin/bash\n.*?)```", (ROOT / "docs/pages/scale.md").read_text(), re.DOTALL)
@@ -118,7 +118,7 @@ def test_a_run_is_named_by_its_job_where_processes_have_to_agree(variables, resu
 
 def test_processes_of_torchrun_agree_on_the_time_of_the_first(in_environment, monkeypatch):
     store, days = TCPStore("localhost", 0, is_master=True), itertools.count(1)
-    monkeypatch.setattr(run_name, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, next(days))))
+    monkeypatch.setattr(process, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, next(days))))
     variables = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     in_environment(variables)
     assert [name_of_run(), name_of_run("auto"), name_of_run()] == ["2026-01-01/00-00-00"] * 3

@@ -13,7 +13,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.training import MuonWithAdamW, optimizers
 from tinyformer.training.callbacks import checkpoints
 from tinyformer.training.callbacks.checkpoints import Checkpoints
-from tinyformer.training.processes import max_over_processes, sum_over_processes
+from tinyformer.training.step import max_over_processes, sum_over_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation")]
 

@@ -23,11 +23,10 @@ from omegaconf import OmegaConf
 
 import tinyformer
 from tinyformer import files
-from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.checkpoint.snapshots import snapshots_of
+from tinyformer.checkpoint.file import load_checkpoint, snapshots_of
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import Claim, claim_folder
-from tinyformer.model import trained_run
+from tinyformer.model import loading
 
 CHECKPOINTS = Path("run/checkpoints")
 CONSTANT = "schedule=wsd schedule.decay_fraction=0 schedule.warmup_steps=2"
@@ -224,7 +223,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(
 ) -> None:
     clock = mock.Mock(now=lambda: datetime(2026, 1, 31, 12))
     monkeypatch.setattr("hydra.core.utils.datetime", clock)
-    monkeypatch.setattr("tinyformer.config.run_name.datetime", clock)
+    monkeypatch.setattr("tinyformer.config.process.datetime", clock)
     words, checkpoint = f"{SMALL} {TEXT} callbacks.attention=null", "outputs/2026-01-31/12-00-00/checkpoints/last.ckpt"
     for _ in range(2):
         ran(program, "train.py", words)
@@ -239,7 +238,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(
 
 def test_a_second_thread_does_not_train(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(book.parent)
-    with trained_run._alone(), ThreadPoolExecutor(1) as thread:
+    with loading._alone(), ThreadPoolExecutor(1) as thread:
         refused = thread.submit(tinyformer.train, ["data=text", "data.files=book.txt"]).exception()
     assert isinstance(refused, ConfigError)
     assert "another thread of this process is training" in str(refused)

@@ -11,8 +11,7 @@ from nn.variants import network as variant
 
 from tinyformer.data import BPETokenizer, PairTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.beam_search import Beam, beam_search
-from tinyformer.generation.sampling import Sampling, ends, generate, stream
+from tinyformer.generation.generation import Beam, Sampling, beam_search, ends, generate, stream
 from tinyformer.nn import AttentionMask
 
 SHARES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, load_weights, save_network
-from tinyformer.config.compose import compose_sweep
-from tinyformer.config.stored import admit_config, describe_config
+from tinyformer.config.admission import admit_config, describe_config
+from tinyformer.config.launch import compose_sweep
 from tinyformer.data import TextTokenizer
 from tinyformer.nn import AttentionMask
 from tinyformer.programs.convert.exporting import export_model

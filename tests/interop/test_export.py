@@ -22,7 +22,7 @@ from interop.models import (
 )
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.data import BPETokenizer
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.generation import Sampling, generate
 from tinyformer.programs.convert.exporting import export_model
 
 slow = pytest.mark.slow

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.models import LABELS, TEXTS, answerer, causal, classifier, masked, translator
 from tinyformer.analysis.removal.ablation import MODES
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.generation import Sampling, generate
 
 OTHERS = ["dog", "he reads a book"]
 OUTPUT = "layers.1.attention.output_by_head"

@@ -17,7 +17,7 @@ from tinyformer.checkpoint.file import load_raw
 from tinyformer.checkpoint.format import KEY, write_raw
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.sampling import Sampling
+from tinyformer.generation.generation import Sampling
 from tinyformer.model.model import Model
 from tinyformer.nn import Attention, AttentionMask
 from tinyformer.tasks import CausalLM

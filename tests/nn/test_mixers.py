@@ -11,8 +11,7 @@ from nn.variants import CAUSAL, D_MODEL, documents, error, mha, network, tokens
 from tinyformer.costs.network import TrainingFlops, batch_sizes, count_costs
 from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.beam_search import beam_search
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.generation import Sampling, beam_search, generate
 from tinyformer.nn import (
     LSTM,
     AttentionMask,

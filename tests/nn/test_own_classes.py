@@ -12,7 +12,7 @@ from torch import nn
 from nn.variants import CAUSAL, D_MODEL, error, projected, tokens
 from tinyformer.costs.network import TrainingFlops, count_costs
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.generation import Sampling, generate
 from tinyformer.measures import capture_attention
 from tinyformer.model.model import Model
 from tinyformer.nn import QKV, Attention, AttentionMask, Encoder, FeedForward, LayerNorm, PreNormBlock, Transformer

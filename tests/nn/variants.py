@@ -25,7 +25,7 @@ from tinyformer.nn import (
     TokenReadout,
     Transformer,
 )
-from tinyformer.programs.doctor.cases import factory_of
+from tinyformer.programs.doctor.exactness import factory_of
 from tinyformer.programs.doctor.variants import VARIANTS, Variant
 
 D_MODEL, NUM_HEADS = 32, 4

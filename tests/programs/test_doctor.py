@@ -10,8 +10,7 @@ import torch
 from tinyformer.nn import BACKENDS, timing
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.programs.doctor import verdict
-from tinyformer.programs.doctor.cases import EXACT_SHAPE
-from tinyformer.programs.doctor.exactness import Errors
+from tinyformer.programs.doctor.exactness import EXACT_SHAPE, Errors
 
 
 @pytest.fixture(autouse=True)

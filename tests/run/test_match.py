@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from tinyformer.config.compose import CommandLine, compose_run
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.launch import CommandLine, compose_run
 from tinyformer.run.match import match_size
 
 NANO = ("model=nano", "model.vocab_size=100", "model.max_seq_len=128")

@@ -14,10 +14,8 @@ from training.runs import make_data, make_module
 import tinyformer
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
 from tinyformer.nn import BACKENDS, AttentionMask, timing
-from tinyformer.run import backends
 from tinyformer.run import network as of_run
-from tinyformer.run.backends import training_kernels
-from tinyformer.run.network import planned_seconds
+from tinyformer.run.network import planned_seconds, training_kernels
 from tinyformer.run.settings import Settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 
@@ -108,9 +106,9 @@ def test_the_usual_backend_or_that_of_the_resumed_run_is_taken_else(kernels, mea
 
 
 def test_a_layer_with_too_many_weights_for_eager_is_not_measured(kernels_with, monkeypatch):
-    monkeypatch.setattr(backends, "MAX_WEIGHTS", 4 * 4 * 16 * 16)
+    monkeypatch.setattr(of_run, "MAX_WEIGHTS", 4 * 4 * 16 * 16)
     assert kernels_with(slow="sdpa", key="init_from")[1] == "eager-eager"
-    monkeypatch.setattr(backends, "MAX_WEIGHTS", 4 * 4 * 16 * 16 - 1)
+    monkeypatch.setattr(of_run, "MAX_WEIGHTS", 4 * 4 * 16 * 16 - 1)
     assert kernels_with(slow="sdpa", key="init_from")[1] == "sdpa-sdpa"
 
 
@@ -121,12 +119,12 @@ def test_a_resumed_run_keeps_its_backend_and_is_compiled_if_it_was(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.nn.Module, "compile", compile)
     monkeypatch.setattr(of_run, "can_compile", lambda: True)
-    monkeypatch.setattr(backends, "faster", lambda usual, passes, device: min(passes))
+    monkeypatch.setattr(of_run, "faster", lambda usual, passes, device: min(passes))
     (tmp_path / "book.txt").write_text(BOOK)
     words, runs = [*SMALL.split(), *TEXT.split(), "trainer.precision=bf16-mixed"], []
     for least in (0.0, 1e9):
-        for module in (backends, of_run):
-            monkeypatch.setattr(module, "MIN_SECONDS", least)
+        for name in ("MIN_SECONDS_TO_COMPILE", "MIN_SECONDS_TO_MEASURE"):
+            monkeypatch.setattr(of_run, name, least)
         runs.append(tinyformer.train(words))
         words = [f"resume={runs[0].folder}", "trainer.max_steps=6"]
     for each in runs:

@@ -19,7 +19,7 @@ from tinyformer import report
 from tinyformer.analysis import HeadMaps, HeadRelations
 from tinyformer.config.errors import printable, say
 from tinyformer.data import ByteTokenizer
-from tinyformer.generation.sampling import Sampling, generate
+from tinyformer.generation.generation import Sampling, generate
 from tinyformer.report import head_maps, save_png
 from tinyformer.report.picture import CAPTION_HEIGHT
 from tinyformer.run import evaluation

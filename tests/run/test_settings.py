@@ -11,8 +11,8 @@ from training.runs import make_data, make_module, snapshots
 
 import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.config.compose import compose_run
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.launch import compose_run
 from tinyformer.run.data import evaluation_mask
 from tinyformer.run.trainer import make_callbacks
 

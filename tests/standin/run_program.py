@@ -22,8 +22,8 @@ from torch._dynamo.utils import counters
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend "fake"
 
 from tinyformer.data import QuestionSplit
-from tinyformer.generation import beam_search
-from tinyformer.generation.sampling import Sampling
+from tinyformer.generation import generation
+from tinyformer.generation.generation import Sampling
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction, classification
 from tinyformer.training import AttentionTelemetry, FiniteCheck
 from tinyformer.training.callbacks import finite
@@ -100,8 +100,8 @@ def replace_numbers() -> None:
     FiniteCheck._read = read_alone  # type: ignore[method-assign]
     finite._origin = lambda *args: None
     FiniteCheck.on_save_checkpoint = lambda self, *_: None  # type: ignore[method-assign]
-    beam_search._unfinished = lambda ended, going_on: torch.arange(len(ended)).to(ended.device)  # type: ignore
-    beam_search.PairTokens.without_bos = lambda self, text: []  # type: ignore[method-assign]
+    generation._unfinished = lambda ended, going_on: torch.arange(len(ended)).to(ended.device)  # type: ignore
+    generation.PairTokens.without_bos = lambda self, text: []  # type: ignore[method-assign]
     QuestionSplit.texts_of = lambda self, spans: [""] * len(spans)  # type: ignore[method-assign]
     for task in (CausalLM, MaskedLM, Classification, Seq2Seq, SpanExtraction):
 

@@ -10,9 +10,8 @@ from lightning.pytorch.plugins import DoublePrecision
 from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher, _WorkerOutput
 from nn.model_cases import make_transformer
 
-from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.checkpoint.file import load_checkpoint, snapshots_of
 from tinyformer.checkpoint.format import FORMAT
-from tinyformer.checkpoint.snapshots import snapshots_of
 from tinyformer.data import ByteTokenizer, SourceDataModule, TextFiles, WindowFormat
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, TrainingModule, WarmupCosine

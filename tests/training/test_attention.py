@@ -9,10 +9,10 @@ from commands import table
 from matplotlib.image import imread
 from nn.model_cases import make_transformer, token_ids
 
+from tinyformer.costs.network import find_memory_shortage, stored_bytes
 from tinyformer.measures import MEASURES, PATTERNS
 from tinyformer.nn import AttentionMask
 from tinyformer.training import AttentionTelemetry
-from tinyformer.training.attention_memory import find_memory_shortage, stored_bytes
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
 from training.runs import CONTENTS, QUIET, fit, interrupt

@@ -6,14 +6,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.checkpoint.snapshots import at_step
+from tinyformer.checkpoint.file import at_step, load_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.run.trainer import make_callbacks
 from tinyformer.training import RunCSVLogger, Snapshots
-from tinyformer.training.callbacks.checkpoints import Checkpoints
+from tinyformer.training.callbacks.checkpoints import Checkpoints, is_scheduled, num_scheduled
 from tinyformer.training.callbacks.report import Report
-from tinyformer.training.callbacks.snapshots import is_scheduled, num_scheduled
 from training.runs import CONTENTS, QUIET, Do, fit, snapshots
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

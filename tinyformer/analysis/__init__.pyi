@@ -6,7 +6,7 @@ from .causes.lens import LogitLens
 from .causes.patching import ActivationPatching
 from .causes.weights import HeadWeights
 from .context import Analysis, AnalysisContext, Snapshot, Trained
-from .depth.distance import AccuracyByDistance
+from .depth.by_depth import AccuracyByDistance
 from .depth.gradients import GradientFlow
 from .depth.residual import ResidualSurgery
 from .over_training.dynamics import TrainingDynamics

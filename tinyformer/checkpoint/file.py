@@ -1,9 +1,10 @@
-"""Checkpoints: self-contained files of weights, config, tokenizer and training state, none of which is trusted.
+"""Loading of checkpoints and snapshots.
 
 A checkpoint is Lightning's in a safetensors file, see `format`, and also holds the overrides of the run's config, its
 tokenizer and the state of the random number generators. `config.admission` checks what it says of the config.
 """
 
+import bisect
 import copy
 import os
 import random
@@ -18,8 +19,25 @@ import torch
 from torch import Tensor
 
 from tinyformer.checkpoint.format import FORMAT, KEY, is_archive, read_raw, write_raw
-from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError
+from tinyformer.files import relative_path
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The file of a path: the last checkpoint of a run's folder; of "last", where nothing is called so, the newest."""
+    path = Path(path)
+    if path == Path("last") and not path.exists() and (newest := newest_checkpoint()):
+        print(f"The last checkpoint is {newest}.")
+        return newest
+    last = path / "checkpoints" / "last.ckpt"
+    return last if os.path.isfile(last) else path  # `Path` raises an error where a name is too long
+
+
+def newest_checkpoint() -> Path | None:
+    """The `outputs/*/*/checkpoints/last.ckpt` that was written last; None if there is none."""
+    found = Path("outputs").glob("*/*/checkpoints/last.ckpt")
+    return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
+
 
 PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
@@ -265,3 +283,47 @@ def restore_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, gauss))
     python_version, python_keys, python_gauss = state["python"]
     random.setstate((python_version, tuple(python_keys), python_gauss))
+
+
+def snapshot_path(run: Path, step: int) -> Path:
+    """The file of a snapshot in the folder of a run."""
+    return run / SNAPSHOTS / f"step_{step:06d}.ckpt"
+
+
+def snapshots_of(path: Path) -> dict[int, Path]:
+    """The snapshots of a run by step, in ascending order; `path` is the run's folder or one of its checkpoints."""
+    path = path.resolve()
+    run = path if path.is_dir() else path.parent.parent
+    names = {file: re.fullmatch(r"step_(\d+)\.ckpt", file.name) for file in (run / SNAPSHOTS).glob("step_*.ckpt")}
+    return dict(sorted((int(name[1]), file) for file, name in names.items() if name))
+
+
+def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
+    """The checkpoint at a path, or a snapshot of its run, see `at_step`; the one that is known is not read again."""
+    found = at_step(path, step)
+    return known if known is not None and known.path == found else load_checkpoint(found)
+
+
+def at_step(path: str | Path, step: Any) -> Path:
+    """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; the last one for "all".
+
+    Without a step it is that of `find_checkpoint`, as it is where nothing is there, which is an error when it is read.
+    """
+    path = find_checkpoint(path)
+    if step is None or not path.exists():
+        return path
+    snapshots = snapshots_of(path)
+    if not snapshots:
+        reason = "has no snapshots, which its training writes with callbacks.snapshots.every_n_steps=100"
+        raise ArgumentError("step", step, f"the run of {relative_path(path)} {reason}")
+    steps = list(snapshots)
+    if step == "all":
+        return snapshots[steps[-1]]
+    if not isinstance(step, int):
+        raise ArgumentError("step", step, "must be a number of optimizer steps, or all", {"step": steps[-1]})
+    if step not in snapshots:
+        place = bisect.bisect(steps, step)
+        near = steps[max(place - 1, 0) : place + 1]
+        reason = f"is none of the {len(steps)} steps with a snapshot; the nearest: {', '.join(map(str, near))}"
+        raise ArgumentError("step", step, reason, {"step": min(near, key=lambda other: abs(other - step))})
+    return snapshots[step]

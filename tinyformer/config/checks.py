@@ -13,9 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from tinyformer.config.conf import axes_of, read, values_of_keys
+from tinyformer.config.conf import axes_of, format_value, key_of, read, values_of_keys
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.keys import format_value, key_of
 from tinyformer.data.sources.text_paths import find_files
 from tinyformer.errors import argument_path
 from tinyformer.nn.sizes import head_dim_of, require_sizes

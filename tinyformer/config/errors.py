@@ -21,8 +21,20 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from tinyformer.config.conf import STORED, axes_of, choices_of, files, programs, read, values_of_keys
-from tinyformer.config.keys import TEXTS, NoOverrideError, format_value, key_of_argument, text_of
+from tinyformer.config.conf import (
+    STORED,
+    TEXTS,
+    NoOverrideError,
+    axes_of,
+    choices_of,
+    files,
+    format_value,
+    key_of_argument,
+    programs,
+    read,
+    text_of,
+    values_of_keys,
+)
 from tinyformer.config.process import close_output, escape_output
 from tinyformer.errors import ArgumentError, printable
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from tinyformer.config.conf import format_value, quoted
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.keys import format_value, quoted
-from tinyformer.config.run_name import is_named_by_job
+from tinyformer.config.process import is_named_by_job
 from tinyformer.files import relative_path
 
 

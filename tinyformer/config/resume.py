@@ -8,14 +8,25 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.paths import newest_checkpoint
+from tinyformer.checkpoint.file import newest_checkpoint
 from tinyformer.config.admission import NotAdmittedError, admit_override, is_swept, leaves
-from tinyformer.config.compose import compose_whole, inherit_architecture
-from tinyformer.config.conf import NEVER_SET, choices_of, files, values_of_keys
+from tinyformer.config.conf import (
+    NEVER_SET,
+    choices_of,
+    files,
+    format_value,
+    hydra_value,
+    is_multirun,
+    key_of_word,
+    quoted,
+    readable,
+    text_of,
+    values_of_keys,
+)
 from tinyformer.config.errors import ConfigError, printable
 from tinyformer.config.folder import has_checkpoint, is_first_process, refuse_foreign_files
-from tinyformer.config.keys import format_value, hydra_value, is_multirun, key_of_word, quoted, readable, text_of
-from tinyformer.config.run_name import is_in_slurm, is_in_torchrun
+from tinyformer.config.launch import compose_whole, inherit_architecture
+from tinyformer.config.process import is_in_slurm, is_in_torchrun
 from tinyformer.files import load_plain_yaml
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")

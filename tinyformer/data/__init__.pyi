@@ -6,21 +6,18 @@ from .generated.agreement import SETS, AgreementDataModule, Line, make_lines
 from .generated.module import GeneratedDataModule
 from .generated.sequences import CopyDataModule, InductionDataModule, ModularAdditionDataModule, RecallDataModule
 from .module import DataModule, SourceDataModule
-from .near_copies import near_copy_groups
 from .pairs import PairFormat, Pairs, PairSplit, PairTokens, SpecialTokens
 from .questions import QuestionFormat, Questions, QuestionSplit, QuestionTexts, tokenise_questions
 from .recipe import Recipe
 from .row_format import RowFormat, WindowFormat
 from .sources.dates import Dates
-from .sources.docstring_questions import DocstringQuestions
+from .sources.documents import LocalOrHub, Source
 from .sources.hub_dataset import HubDataset
 from .sources.pydoc import Docstrings, Pydoc, Summaries
-from .sources.source import LocalOrHub, Source
-from .sources.squad import Question, SquadFiles
+from .sources.squad import DocstringQuestions, Question, SquadFiles
 from .sources.text_files import TextFiles
-from .splits import hold_out
-from .store import default_cache_dir
-from .stream import Prepared, TokenSplit
+from .splits import hold_out, near_copy_groups
+from .stream import Prepared, TokenSplit, default_cache_dir
 from .tokenizer.recipes import (
     BPETokenizer,
     ByteTokenizer,

@@ -15,10 +15,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import Rows
-from tinyformer.data.near_copies import splitmix64
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.documents import class_name, natural_order
-from tinyformer.data.sources.source import SPLITS, Source, in_use
+from tinyformer.data.sources.documents import SPLITS, Source, class_name, in_use, natural_order
+from tinyformer.data.splits import splitmix64
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError

@@ -17,7 +17,7 @@ from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.recipe import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.source import SPLITS, Source, in_use, rows_of
+from tinyformer.data.sources.documents import SPLITS, Source, in_use, rows_of
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe

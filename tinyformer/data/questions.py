@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, UInt
 from tinyformer.batch import Batch
 from tinyformer.data.batches.windows import Rows
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.source import Source
+from tinyformer.data.sources.documents import Source
 from tinyformer.data.sources.squad import Question, from_questions
 from tinyformer.data.stream import Encoded, Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer

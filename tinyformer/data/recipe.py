@@ -18,14 +18,28 @@ import numpy as np
 from jaxtyping import UInt64
 
 from tinyformer.data.row_format import RowFormat
-from tinyformer.data.sources.documents import batches_of, from_columns, iterate_texts, text_columns, text_lengths
-from tinyformer.data.sources.source import SPLITS, Source
-from tinyformer.data.splits import hold_out
-from tinyformer.data.store import default_cache_dir, with_progress, writing_into
-from tinyformer.data.stream import Prepared, encode_rows, num_shards, open_split, write_split
+from tinyformer.data.sources.documents import (
+    SPLITS,
+    Source,
+    batches_of,
+    from_columns,
+    iterate_texts,
+    text_columns,
+    text_lengths,
+)
+from tinyformer.data.splits import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, hold_out, num_blocks
+from tinyformer.data.stream import (
+    Prepared,
+    default_cache_dir,
+    encode_rows,
+    num_shards,
+    open_split,
+    with_progress,
+    write_split,
+    writing_into,
+)
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import MASK, TextTokenizer
-from tinyformer.data.trained_on import MAX_FINGERPRINTS, cut_out, fingerprints, fingerprints_of_all, num_blocks
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import atomic_write, write_whole
 

@@ -16,8 +16,7 @@ from tinyformer.batch import Batch
 from tinyformer.data.batches.loader import EpochLoader, EvaluationBatches, ResumableLoader, SimilarLengthLoader, share
 from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
 from tinyformer.data.batches.windows import PACKS, Pack, Rows, Windows
-from tinyformer.data.sources.documents import batches_of, iterate_rows, iterate_texts
-from tinyformer.data.sources.source import Source
+from tinyformer.data.sources.documents import Source, batches_of, iterate_rows, iterate_texts
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice

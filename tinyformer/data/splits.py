@@ -1,17 +1,91 @@
-"""Holding out validation and test text."""
+"""The splits of a text, without near copies across splits, and without what a checkpoint has trained on."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TypeAlias
 
 import datasets
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64, UInt64
 
-from tinyformer.data.near_copies import near_copy_groups
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
+
+_FEWEST, _MOST = 5, 20  # words of a shared run
+# Thai to Tibetan and Myanmar to Khmer, kana, and Chinese characters, which no spaces separate: each counts as a word.
+_UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
+
+
+def splitmix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
+    """One step of the SplitMix64 generator, a hash: each input bit changes half of the output's bits on average."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def near_copy_groups(*columns: Sequence[str], most_common: int | None = None) -> Int[np.ndarray, " documents"]:
+    """A group number for each document; near-copies, and near-copies of near-copies, share one.
+
+    Two texts are near-copies if they have a run of words in common that is half as long as the shorter text, but at
+    least 5 and at most 20 words, ignoring case and white space; shorter texts if they are the same. So they also are
+    if one contains a part of the other. In a script without spaces, a word is a character. An index of the hashes of
+    all runs makes this linear in the number of words (compare Brown et al. 2020, arXiv:2005.14165, appendix C).
+
+    A document has a text in each of the columns, which are compared each for itself. A run that more than `most_common`
+    documents have in common is boilerplate, such as a licence, and no sign of a copy.
+    """
+    group = list(range(len(columns[0])))
+    for texts in columns:
+        number: dict[str, int] = {}
+        words = [[number.setdefault(word, len(number)) for word in _WORD.findall(text.lower())] for text in texts]
+        for a, b in _sharing(words, most_common or len(texts)):
+            group[_root(group, a)] = _root(group, b)
+    return np.unique([_root(group, i) for i in range(len(group))], return_inverse=True)[1].astype(np.int64)
+
+
+def _root(parent: list[int], i: int) -> int:
+    """The document that represents the group of document `i` (union-find)."""
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]  # halves the path for the next search
+        i = parent[i]
+    return i
+
+
+def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[list[int]]:
+    """Pairs of documents that link all those with a run in common."""
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    ids = np.fromiter(chain.from_iterable(words), np.uint64, lengths.sum())
+    document = np.repeat(np.arange(len(words)), lengths)
+    shortest = np.clip(-(-lengths // 2), _FEWEST, _MOST)  # size of the shortest run that counts
+    shortest, length = np.minimum(shortest, lengths)[document], lengths[document]
+    left = np.cumsum(lengths)[document] - np.arange(len(ids))
+    hashes, pairs = np.zeros(len(ids), np.uint64), []
+    for size in range(1, _MOST + 1):
+        end = max(len(ids) - size + 1, 0)
+        hashes[:end] = splitmix64(hashes[:end] ^ ids[size - 1 :])
+        is_run = (left >= size) & (shortest >= size) & ((size >= _FEWEST) | (length == size))
+        if size < _MOST:  # one of the two texts must be so short that a run of this size counts
+            is_run[is_run] = np.isin(hashes[is_run], hashes[is_run & (shortest == size)])
+        pairs += _linked(hashes[is_run], document[is_run], most_common)
+    return pairs
+
+
+def _linked(
+    runs: UInt64[np.ndarray, " runs"], documents: Int[np.ndarray, " runs"], most_common: int
+) -> list[list[int]]:
+    """For each run, the pairs of successive documents that have it, unless it is in too many."""
+    order = np.lexsort((documents, runs))
+    runs, documents = runs[order], documents[order]
+    is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(documents) != 0))[: len(runs)]
+    runs, documents = runs[is_first], documents[is_first]
+    counts = np.unique(runs, return_counts=True)[1]
+    is_link = (np.diff(runs) == 0) & np.repeat(counts <= most_common, counts)[1:]
+    return np.unique(np.stack([documents[:-1][is_link], documents[1:][is_link]], 1), axis=0).tolist()
+
 
 _LARGEST = 0.05
 """Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""
@@ -146,3 +220,62 @@ def _cut(train: datasets.Dataset, fractions: Mapping[str, Fraction]) -> dict[str
         name: from_columns(text=[text[int(len(text) * begin) : int(len(text) * end)] for text in texts])
         for name, (begin, end) in zip(("train", *fractions), bounds, strict=True)
     }
+
+
+LENGTH = 128
+"""Characters of a block, of which a fingerprint is taken: about 22 words."""
+
+MAX_FINGERPRINTS = 2**22
+"""Maximum number of blocks whose fingerprints are kept (32 MB): those of some 500 MB of text."""
+
+_FACTOR = 0x9E3779B97F4A7C15
+
+
+def fingerprints(text: str) -> set[int]:
+    """The fingerprints of a text's blocks.
+
+    It is divided into blocks of `LENGTH` characters, the last of which ends with it and overlaps the one before; a
+    shorter text is one block.
+    """
+    hashes = _hashes(text)
+    return {*hashes[::LENGTH].tolist(), int(hashes[-1])}
+
+
+def fingerprints_of_all(texts: Iterable[str]) -> UInt64[np.ndarray, " fingerprints"]:
+    """The fingerprints of all blocks of some texts, in ascending order."""
+    found: set[int] = set()
+    for text in texts:
+        found |= fingerprints(text)
+    return np.array(sorted(found), np.uint64)
+
+
+def num_blocks(lengths: Int64[np.ndarray, " texts"]) -> int:
+    """The number of blocks of texts, given their lengths in characters."""
+    return int(np.maximum(1, -(-lengths // LENGTH)).sum())
+
+
+def cut_out(text: str, known: UInt64[np.ndarray, " fingerprints"]) -> list[str]:
+    """The rest of a text without the blocks, at any place, that are among some fingerprints.
+
+    The `LENGTH - 1` characters on either side of such a block are cut out, too: they may be the rest of a text whose
+    other blocks begin elsewhere. So nothing remains of `2 * LENGTH - 1` or more consecutive characters of a known text.
+    """
+    is_out = np.zeros(len(text), bool)
+    for place in np.flatnonzero(np.isin(_hashes(text), known)):
+        is_out[max(place - LENGTH + 1, 0) : place + 2 * LENGTH - 1] = True
+    bounds = [0, *(np.flatnonzero(np.diff(is_out)) + 1), len(text)]
+    return [text[begin:end] for begin, end in pairwise(bounds) if not is_out[begin]]
+
+
+def _hashes(text: str) -> UInt64[np.ndarray, " places"]:
+    """The hash of `LENGTH` characters from each place in a text on; of the whole text where it is shorter.
+
+    That of c_0 … c_n is the sum of (c_i + 1) f^i modulo 2^64: a polynomial, whose values for all places follow from
+    prefix sums (Karp and Rabin 1987, "Efficient randomized pattern-matching algorithms").
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64) + np.uint64(1)
+    size = min(len(codes), LENGTH)
+    powers = np.cumprod(np.full(len(codes), _FACTOR, np.uint64))
+    inverses = np.cumprod(np.full(len(codes) + 1 - size, pow(_FACTOR, -1, 2**64), np.uint64))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(codes * powers)])
+    return (sums[size:] - sums[: len(sums) - size]) * inverses

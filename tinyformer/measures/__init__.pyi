@@ -1,9 +1,20 @@
-from .capture import CapturedMaps, capture_attention, capture_pair, capture_weights, head_label, map_names
+from .capture import (
+    Axes,
+    CapturedMaps,
+    TokenPair,
+    axes_of,
+    capture_attention,
+    capture_pair,
+    capture_weights,
+    decoded_pair,
+    head_label,
+    map_names,
+    of_one_length,
+    pairs_of,
+)
 from .events import TRAITS, Event, EventDetector, Trait, head_labels, head_roles, head_traits
 from .formulas import repeated_tokens
-from .inputs import Axes, TokenPair, axes_of, decoded_pair, of_one_length, pairs_of
 from .intervals import Change, Losses
-from .non_finite import first_non_finite
 from .probe import HeadMeasures, Probe, Probes, ablated_maps, make_probes, measure_heads, measure_pairs
 from .table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .words import Words, merge_words, words_of

@@ -17,10 +17,9 @@ from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import document_starts
 from tinyformer.files import finite
-from tinyformer.measures.capture import CapturedMaps, LayerCall, attention_calls, capture_pair, map_names
+from tinyformer.measures.capture import CapturedMaps, LayerCall, TokenPair, attention_calls, capture_pair, map_names
 from tinyformer.measures.events import TRAITS, Trait, head_labels
 from tinyformer.measures.formulas import repeated_tokens
-from tinyformer.measures.inputs import TokenPair
 from tinyformer.measures.table import (
     CROSS_MEASURES,
     MEASURES,

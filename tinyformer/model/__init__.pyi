@@ -1,6 +1,5 @@
-from .layer_maps import LayerMaps
 from .model import Origin, describe
 from .notebook import Table, heat_map
-from .text_maps import MapsDifference, TextMaps, maps_of_batch
+from .text_maps import LayerMaps, MapsDifference, TextMaps, maps_of_batch
 
 __all__ = ["LayerMaps", "MapsDifference", "Origin", "Table", "TextMaps", "describe", "heat_map", "maps_of_batch"]

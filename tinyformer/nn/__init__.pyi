@@ -2,7 +2,6 @@ from .attention import Attention, BaseAttention
 from .block import Context, PostNormBlock, PreNormBlock
 from .cache import Cache, LayerCache
 from .differential import DifferentialAttention
-from .encoder import Decoder, Encoder
 from .heads import HeadGate, OutputGate, prune_heads
 from .kernels.choose import BACKENDS, LACKS, Feature, KernelRequirements, select_backend
 from .kernels.eager import AttentionMaps, attention_weights
@@ -11,7 +10,7 @@ from .layers import FeedForward, GatedFeedForward, LayerNorm, Residual, RMSNorm
 from .maps import QKV, AttentionInputs
 from .mask import AttentionMask
 from .mixers import LSTM, BaseConv, TokenMixer
-from .network import Network, kernel_of_layer, resolve_backend
+from .network import Decoder, Encoder, Network, kernel_of_layer, resolve_backend
 from .position import (
     ALiBi,
     LearnedPosition,

@@ -15,10 +15,9 @@ from tinyformer.errors import ArgumentError, argument_path, require_at_least, re
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
-from tinyformer.nn.encoder import Decoder, Encoder
 from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.network import Network
+from tinyformer.nn.network import Decoder, Encoder, Network
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.readout import TokenReadout
 

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.checks import check_types, check_value
-from tinyformer.config.compose import CommandLine, compose_sweep
 from tinyformer.config.conf import describe_axes
 from tinyformer.config.errors import config_keys, exit_code_of
+from tinyformer.config.launch import CommandLine, compose_sweep
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.programs.console import print_table
 

@@ -12,11 +12,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
-from tinyformer.config.compose import CommandLine, offer_stored_run, with_last
+from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
-from tinyformer.config.keys import is_multirun, readable
-from tinyformer.config.launch import launch
+from tinyformer.config.launch import CommandLine, launch, offer_stored_run, with_last
 from tinyformer.config.process import argv, ending_at_ctrl_c, guard_imports
 from tinyformer.config.resume import training_words
 from tinyformer.files import import_matplotlib, relative_path

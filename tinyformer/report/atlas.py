@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
-from tinyformer.measures.inputs import Axes
+from tinyformer.measures.capture import Axes
 from tinyformer.measures.table import EXPLANATIONS, WHOLE
 from tinyformer.nn.heads import Address
 

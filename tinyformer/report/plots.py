@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.measures.capture import CapturedMaps
-from tinyformer.measures.inputs import Axes
+from tinyformer.measures.capture import Axes, CapturedMaps
 from tinyformer.measures.table import ALL_MEASURES, WHOLE
 from tinyformer.report.picture import POINTS, Picture, readable, text_width
 

@@ -11,11 +11,11 @@ from jaxtyping import UInt64
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint
-from tinyformer.config.compose import CommandLine
+from tinyformer.config.conf import format_value
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.keys import format_value
+from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule, GeneratedDataModule, QuestionFormat, SourceDataModule, TextTokenizer
-from tinyformer.data.sources.source import in_use
+from tinyformer.data.sources.documents import in_use
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.files import relative_path

@@ -18,9 +18,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.admission import SCORE_KEYS, leaves
-from tinyformer.config.compose import CommandLine, compose_run
+from tinyformer.config.conf import format_value
 from tinyformer.config.errors import ConfigError, cause_of
-from tinyformer.config.keys import format_value
+from tinyformer.config.launch import CommandLine, compose_run
 from tinyformer.costs.network import count_costs
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.nn import SCORES, ScaledDotScore

@@ -18,28 +18,25 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.analysis import Analysis
 from tinyformer.checkpoint.file import Checkpoint, copy_with
 from tinyformer.checkpoint.format import FORMAT
-from tinyformer.config.admission import Plain
-from tinyformer.config.compose import CommandLine, compose_run, offer_stored_run
-from tinyformer.config.conf import AXES
+from tinyformer.config.admission import Plain, describe_config, require_readable
+from tinyformer.config.conf import AXES, format_value, hydra_value, key_of_argument
 from tinyformer.config.errors import config_keys, in_sentences, say
 from tinyformer.config.folder import has_checkpoint, is_first_process
-from tinyformer.config.keys import format_value, hydra_value, key_of_argument
+from tinyformer.config.launch import CommandLine, compose_run, offer_stored_run
 from tinyformer.config.process import isolated_hydra, isolated_process
-from tinyformer.config.stored import describe_config, require_readable
+from tinyformer.costs.network import find_memory_shortage
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError
 from tinyformer.files import import_matplotlib, write_whole
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import Network
 from tinyformer.report import caption
-from tinyformer.run.backends import choose_kernels, training_kernels
 from tinyformer.run.data import make_data_and_task
 from tinyformer.run.evaluation import analyse, describe_context, score_evaluation, score_training, write_predictions
-from tinyformer.run.fitting import destroy_process_group_on_exit, fit, requeue_on_exit
 from tinyformer.run.match import match_size, set_size
-from tinyformer.run.network import compile_network, decide_compiling, starting_network
+from tinyformer.run.network import choose_kernels, compile_network, decide_compiling, starting_network, training_kernels
 from tinyformer.run.results import summarise_evaluation, summarise_training
-from tinyformer.run.run import Run
+from tinyformer.run.run import Run, destroy_process_group_on_exit, fit, requeue_on_exit
 from tinyformer.run.settings import Settings, read_settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 from tinyformer.run.trainer import (
@@ -54,11 +51,9 @@ from tinyformer.run.trainer import (
     training_trainer,
 )
 from tinyformer.training import TrainingModule
-from tinyformer.training.attention_memory import find_memory_shortage
 from tinyformer.training.callbacks.checkpoints import Checkpoints
-from tinyformer.training.callbacks.progress import StepProgress
-from tinyformer.training.callbacks.report import Report
-from tinyformer.training.processes import has_processes
+from tinyformer.training.callbacks.report import Report, StepProgress
+from tinyformer.training.step import has_processes
 
 
 def train(config: DictConfig, folder: Path, invocation: CommandLine | None = None) -> dict[str, Any]:

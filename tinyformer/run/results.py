@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import SNAPSHOTS
-from tinyformer.checkpoint.snapshots import snapshots_of
+from tinyformer.checkpoint.file import SNAPSHOTS, snapshots_of
+from tinyformer.config.admission import own_classes, recorded_sources
+from tinyformer.config.conf import hydra_value
 from tinyformer.config.errors import say
-from tinyformer.config.keys import hydra_value
-from tinyformer.config.stored import own_classes, recorded_sources
 from tinyformer.data import DataModule, LabelledSplit, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
 from tinyformer.files import atomic_write, finite, relative_path

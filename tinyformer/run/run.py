@@ -1,25 +1,42 @@
-"""`Run`: all objects of a training run or an evaluation, which `pipeline` makes and `results` scores and summarises."""
+"""`Run`: all objects of a training run or an evaluation, its training loop, and the ways in which that ends."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig
 
 from tinyformer.analysis import Analysis
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.admission import Plain
-from tinyformer.config.compose import CommandLine
+from tinyformer.config.conf import format_value
+from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
+from tinyformer.config.folder import is_first_process
+from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule
+from tinyformer.data.batches.loader import LostWorker
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.files import relative_path
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.match import Matched
 from tinyformer.run.settings import Settings
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
-from tinyformer.training.callbacks.checkpoints import Checkpoints
+from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
+from tinyformer.training.callbacks.finite import NonFiniteStep
 from tinyformer.training.callbacks.report import Report
+from tinyformer.training.step import has_processes
 
 C = TypeVar("C", bound=L.Callback)
 
@@ -70,3 +87,102 @@ class Run:
     @property
     def checkpoints(self) -> Checkpoints:
         return self.callbacks(Checkpoints)[0]
+
+
+@contextlib.contextmanager
+def requeue_on_exit(run: Run) -> Iterator[None]:
+    """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
+    try:
+        yield
+    except SystemExit as end:
+        if is_first_process() and isinstance(end.code, int) and is_requeued(end.code - 128, run.invocation):
+            requeue()
+        raise
+
+
+@contextlib.contextmanager
+def destroy_process_group_on_exit() -> Iterator[None]:
+    """End the process group of a run that failed in the only process, in which other runs may follow."""
+    try:
+        yield
+    finally:
+        if has_processes() and torch.distributed.get_world_size() == 1:
+            torch.distributed.destroy_process_group()
+
+
+def fit(run: Run) -> None:
+    """Run the training loop."""
+    if is_first_process() and run.warning:
+        print(run.warning, file=sys.stderr)
+    resumed = str(run.checkpoint.path) if run.settings.is_resumed else None
+    try:
+        passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
+        with argument_path(passed=passed):
+            run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed)
+    except (NonFiniteStep, Interrupted, LostWorker) as stop:
+        if not is_first_process():  # the first one reports how the run ended
+            raise SystemExit(0) from stop
+        resume = partial(run.invocation.call, f"resume={relative_path(run.folder)}")
+        if not isinstance(stop, Interrupted):
+            raise ConfigError(_problem(run, stop, resume)) from stop
+        how = f"To continue: {resume()}"
+        if is_requeued(stop.signal_number, run.invocation):
+            how = "Slurm is asked to start the job again."
+        print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
+        raise SystemExit(128 + stop.signal_number) from stop
+    except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
+        raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
+        if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
+            print(f"\nStopped {_amid_a_step(run)}")
+            raise SystemExit(128 + number) from error
+        if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
+            rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
+            for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
+                process.kill()
+            others.clear()  # where Lightning finds one that has ended, it kills this process, too, amid its own end
+            raise SystemExit(1) from error
+        is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
+        if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
+            raise
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError(
+            f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
+            f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
+        ) from error
+    if not run.trainer.global_step:
+        limit = format_value(run.settings.arguments.get("max_time"))
+        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
+
+
+def _problem(run: Run, stop: NonFiniteStep | LostWorker, resume: Callable[..., str]) -> str:
+    """The reason why a run stopped, and the command with which it may continue."""
+    if isinstance(stop, LostWorker):
+        problem = "a data worker was killed, as happens where memory runs out"
+        return f"data.num_workers={run.data.num_workers}: {problem}; {resume('data.num_workers=0')} continues."
+    cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
+    if not run.checkpoints.last.exists():
+        return f"{stop}\nNothing was saved; {cures}."
+    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {resume('…')}"
+
+
+def _amid_a_step(run: Run) -> str:
+    """The place where a run has ended that could not save, and a remedy."""
+    how = "Nothing was saved."
+    if run.checkpoints.last.exists():
+        command = run.invocation.call(f"resume={relative_path(run.folder)}")
+        how = f"What it has not saved is lost. To continue: {command}"
+    return f"during step {run.trainer.global_step + 1}. {how}"
+
+
+def is_requeued(signal_number: int, invocation: CommandLine) -> bool:
+    """Return True if Slurm is to requeue the job: SIGUSR1 has stopped it, and its command has `resume=auto`."""
+    return "SLURM_JOB_ID" in os.environ and signal_number == signal.SIGUSR1 and "resume=auto" in invocation.overrides
+
+
+def requeue() -> None:
+    """Ask Slurm to start this job again, or this task of an array of jobs; it ends the processes that still run."""
+    names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    task = "_".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else None
+    with contextlib.suppress(FileNotFoundError):  # a container without Slurm's programs
+        subprocess.run(["scontrol", "requeue", task or os.environ["SLURM_JOB_ID"]], check=False)

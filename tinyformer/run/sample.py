@@ -12,8 +12,7 @@ from rich.console import Console
 from tinyformer.config.errors import indent
 from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.generation.beam_search import Beam
-from tinyformer.generation.sampling import Sampling, ends, generate, require_amount, stream
+from tinyformer.generation.generation import Beam, Sampling, ends, generate, require_amount, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
@@ -133,7 +132,7 @@ def print_outputs(
 def print_samples(generation: Generation, network: Transformer, tokenizer: TextTokenizer) -> str | list[str]:
     """Print each prompt and its continuation while it is sampled; without a prompt, sample a text from its beginning.
 
-    Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.sampling.generate`.
+    Prompt `i` is sampled with `generate.seed + i`, as in `tinyformer.generation.generation.generate`.
     """
     prompts, texts = [text for text in generation.prompts for _ in range(generation.num_return_sequences)], list[str]()
     sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))

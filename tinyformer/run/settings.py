@@ -22,11 +22,10 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint.file import Checkpoint
-from tinyformer.checkpoint.snapshots import load_step
+from tinyformer.checkpoint.file import Checkpoint, load_step
 from tinyformer.config.checks import check_types, check_value
-from tinyformer.config.compose import CommandLine
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
 from tinyformer.errors import ArgumentError, argument_path, require_choice

@@ -16,11 +16,10 @@ from tinyformer.checkpoint.file import (
     load_checkpoint,
     load_newest,
 )
-from tinyformer.config.admission import Plain, never_instantiated
+from tinyformer.config.admission import Plain, admit_config, never_instantiated
+from tinyformer.config.conf import format_value
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import has_checkpoint, is_first_process, require_unused
-from tinyformer.config.keys import format_value
-from tinyformer.config.stored import admit_config
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import relative_path

@@ -26,10 +26,9 @@ from lightning.pytorch.plugins.environments import (
 from lightning.pytorch.strategies import Strategy
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.conf import values_of_keys
+from tinyformer.config.conf import format_value, values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import is_first_process, process_number
-from tinyformer.config.keys import format_value
 from tinyformer.costs.network import count_costs
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError

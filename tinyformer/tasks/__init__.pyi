@@ -1,6 +1,5 @@
-from .causal_lm import CausalLM
 from .classification import Classification
-from .masked_lm import MaskedLM
+from .language_model import CausalLM, MaskedLM
 from .seq2seq import Output, Seq2Seq
 from .span import Prediction, SpanExtraction
 from .task import Batch, Task

@@ -12,7 +12,7 @@ from tinyformer.batch import IGNORED, Batch
 from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
 from tinyformer.data.batches.loader import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.generation.beam_search import Beam, beam_search
+from tinyformer.generation.generation import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
 from tinyformer.tasks.task import Table, TokenTask, describe_accuracy, perplexity, require_smoothing
 from tinyformer.tasks.text_metrics import text_metrics

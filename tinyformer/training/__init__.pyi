@@ -1,11 +1,10 @@
+from .callbacks.checkpoints import Snapshots
 from .callbacks.finite import FiniteCheck
 from .callbacks.report import TrainingScores
-from .callbacks.snapshots import Snapshots
 from .callbacks.telemetry import AttentionTelemetry
 from .loggers import RunCSVLogger, RunWandbLogger
 from .module import TrainingModule
-from .optimizers import AdamW, MuonWithAdamW
-from .schedules import InverseSquareRoot, WarmupCosine, WarmupStableDecay
+from .optimizers import AdamW, InverseSquareRoot, MuonWithAdamW, WarmupCosine, WarmupStableDecay
 
 __all__ = [
     "AdamW",

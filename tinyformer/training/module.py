@@ -15,15 +15,16 @@ from torch import Tensor
 from tinyformer.data import DataModule
 from tinyformer.nn import Network
 from tinyformer.tasks import Batch, Task
-from tinyformer.training.processes import max_over_processes, sum_over_processes
-from tinyformer.training.schedules import Schedule
+from tinyformer.training.optimizers import Schedule
 from tinyformer.training.sharding import FullyShardedStrategy, shard, whole_copy, without_weights
 from tinyformer.training.step import (
     clip_gradients,
     gradient_norm,
+    max_over_processes,
     mean_factor,
     scale_gradients,
     sum_dtype,
+    sum_over_processes,
     target_unit,
     weighted_loss,
 )

@@ -8,7 +8,7 @@ from nn.model_cases import make_transformer
 
 from analysis.contexts import loud_encoder_decoder, make_context, pair_context
 from tinyformer.analysis.context import Snapshot
-from tinyformer.analysis.over_training.events import events_of_snapshots
+from tinyformer.analysis.over_training.over_steps import events_of_snapshots
 from tinyformer.measures import measure_pairs, pairs_of
 
 

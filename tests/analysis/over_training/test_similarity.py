@@ -5,8 +5,7 @@ from math import cos, isnan, sin, sqrt
 import pytest
 import torch
 
-from tinyformer.analysis.over_training.dynamics import MEASURES
-from tinyformer.analysis.over_training.similarity import gini, hoyer, linear_cka, pwcca, rank, reduced
+from tinyformer.analysis.over_training.dynamics import MEASURES, gini, hoyer, linear_cka, pwcca, rank, reduced
 
 A, B, C = torch.tensor([[1, 1, -1, -1], [1, -1, 1, -1], [1, -1, -1, 1]]) / 2  # orthonormal, with mean 0
 

@@ -21,13 +21,11 @@ from tinyformer.analysis import ResidualSurgery
 from tinyformer.config.folder import held
 from tinyformer.files import relative_path
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding, trust
-from tinyformer.programs.findings.outcomes import kept_records, read_outcomes
-from tinyformer.programs.findings.pages import page
+from tinyformer.programs.findings.outcomes import kept_records, page, read_outcomes
 from tinyformer.programs.findings.quantities import VERSIONS
 from tinyformer.programs.findings.records import PlannedRun, records_of
 from tinyformer.programs.findings.running import plan, run_all
-from tinyformer.programs.findings.statements import statement_of
-from tinyformer.programs.findings.verdicts import FAILS, HOLDS, INCONCLUSIVE, measure
+from tinyformer.programs.findings.verdicts import FAILS, HOLDS, INCONCLUSIVE, measure, statement_of
 
 MINE = """\
 title: Two layers have more parameters than one

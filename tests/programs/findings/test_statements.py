@@ -10,10 +10,10 @@ from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import held
 from tinyformer.programs.findings import statements
 from tinyformer.programs.findings.files import Finding, read_finding
-from tinyformer.programs.findings.pages import page
+from tinyformer.programs.findings.outcomes import page
 from tinyformer.programs.findings.records import PlannedRun, digest_of
 from tinyformer.programs.findings.running import _recorded_start, plan
-from tinyformer.programs.findings.statements import in_force, keep_statements, read_statements, statement_of
+from tinyformer.programs.findings.verdicts import in_force, keep_statements, read_statements, statement_of
 
 RANK = read_finding("rank")
 SEEDS = " ".join(map(str, RANK.seeds))

@@ -6,8 +6,7 @@ import pytest
 from commands import ROOT
 
 from tinyformer.programs.findings.files import Check, finding_names, read_finding
-from tinyformer.programs.findings.outcomes import kept_records, read_outcomes
-from tinyformer.programs.findings.pages import is_current, page
+from tinyformer.programs.findings.outcomes import is_current, kept_records, page, read_outcomes
 from tinyformer.programs.findings.verdicts import FAILS, HOLDS, INCONCLUSIVE, Measured, measure, summary, verdicts
 
 RESULTS = ROOT / "docs/pages/findings"

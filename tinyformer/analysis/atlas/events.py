@@ -12,20 +12,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.atlas.places import Entries, Places, Vocabulary, places_by_kind
 from tinyformer.analysis.atlas.tally import (
     CLASSES,
+    Entries,
+    Places,
     Smallest,
     Tally,
+    Vocabulary,
     limits_of_measures,
     of_queries,
+    places_by_kind,
     priorities,
     visible_keys,
 )
 from tinyformer.analysis.context import AnalysisContext
 from tinyformer.batch import Batch, tensors
-from tinyformer.measures.capture import PassIsComplete, running_hooks
-from tinyformer.measures.inputs import queries_by_kind
+from tinyformer.measures.capture import PassIsComplete, queries_by_kind, running_hooks
 from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention
 from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, is_own
 from tinyformer.report.atlas import as_bytes

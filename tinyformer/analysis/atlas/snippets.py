@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.analysis.atlas.events import NUM_OF_DECILE, VECTORS, LayerEvents, SplitEvents
-from tinyformer.analysis.atlas.places import Entries
-from tinyformer.analysis.atlas.tally import CLASSES, Smallest
+from tinyformer.analysis.atlas.tally import CLASSES, Entries, Smallest
 from tinyformer.analysis.context import AnalysisContext
 from tinyformer.files import finite
 from tinyformer.measures.capture import map_names

@@ -17,7 +17,7 @@ from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, la
 from tinyformer.analysis.texts.relation_lines import compare
 from tinyformer.batch import IGNORED, Batch
 from tinyformer.errors import ArgumentError
-from tinyformer.measures.inputs import rows_of
+from tinyformer.measures.capture import rows_of
 from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title

@@ -1,5 +1,6 @@
 """The dynamics of training: when each part of a network settles, and how its weights and their gradients change."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,22 +11,94 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
-from tinyformer.analysis.over_training import similarity
-from tinyformer.analysis.over_training.events import events_of_snapshots, require_snapshots
+from tinyformer.analysis.over_training.over_steps import events_of_snapshots, require_snapshots
 from tinyformer.analysis.removal.redundancy import weights_by_head
 from tinyformer.errors import require_choice
 from tinyformer.files import finite
-from tinyformer.measures.capture import running_hooks
+from tinyformer.measures.capture import queries_by_kind, running_hooks
 from tinyformer.measures.events import Event
-from tinyformer.measures.inputs import queries_by_kind
+from tinyformer.measures.formulas import effective_rank
 from tinyformer.measures.points import forward_pass, matching, points_of
 from tinyformer.nn import Attention, BaseAttention, Network
 from tinyformer.nn.heads import KINDS, Address, layer_title
 from tinyformer.report.charts import curves_by_step, first_told
 from tinyformer.report.result import AnalysisResult
+
+Activations: TypeAlias = Float[Tensor, "tokens features"]
+Matrices: TypeAlias = Float[Tensor, "heads rows columns"]
+PRECISION = torch.finfo(torch.float32).eps  # of activations, relative to the largest
+
+
+def linear_cka(x: Activations, y: Activations) -> float:
+    """H(x, y) / √(H(x, x) H(y, y)): 1 if y is x up to rotation, scale and offset, about 0 for independent activations.
+
+    Centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) with the unbiased estimate H of HSIC (Song et al.
+    2012, JMLR 13), by products of features: the biased one, ‖xᵀ y‖² of centred x and y, is above 0 for independent ones
+    (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations and for fewer than four tokens.
+    """
+    n, (x, y) = len(x), map(centred, (x, y))
+    if n < 4:
+        return math.nan
+
+    def hsic(x: Activations, y: Activations) -> Tensor:  # times n (n - 3)
+        of_x, of_y = (of.square().sum(dim=1) for of in (x, y))
+        diagonal = of_x.sum() * of_y.sum() / ((n - 1) * (n - 2)) - n / (n - 2) * of_x @ of_y
+        return (x.mT @ y).square().sum() + diagonal
+
+    return float(hsic(x, y) / (hsic(x, x) * hsic(y, y)).sqrt())
+
+
+def pwcca(x: Activations, y: Activations) -> float:
+    """Σ α ρ / Σ α over the canonical correlations ρ of x and y: 1 if x is a linear map of y; nan if one is constant.
+
+    Projection-weighted CCA (Morcos et al. 2018, arXiv 1806.05759, §3.2): α = Σ_j |⟨h, x_j⟩|, where h is the canonical
+    variate in x, of norm 1, and x_j the features of x. With no more tokens than features, it is 1 for any x and y.
+    """
+    x, y, bases = centred(x), centred(y), []
+    for of in (x, y):
+        u, sizes, _ = torch.linalg.svd(of, full_matrices=False)
+        bases.append(u[:, sizes > sizes.amax() * max(of.shape) * PRECISION])
+    rotation, correlations, _ = torch.linalg.svd(bases[0].mT @ bases[1], full_matrices=False)
+    weights = (rotation.mT @ bases[0].mT @ x).abs().sum(dim=1)
+    return float((weights * correlations).sum() / weights.sum())
+
+
+def centred(x: Activations) -> Activations:
+    """The activations with mean 0, in double precision; zeros if they differ by less than `PRECISION`."""
+    rest = x.double() - x.double().mean(dim=0)
+    return rest if rest.norm() > PRECISION * x.double().norm() else torch.zeros_like(rest)
+
+
+def reduced(left: Matrices, right: Matrices | None = None) -> Matrices:
+    """Small matrices with the singular values of `left @ right` but those that must be 0, by QR; or `left` alone."""
+    return left if right is None else torch.linalg.qr(left).R @ torch.linalg.qr(right.mT).R.mT
+
+
+def rank(matrices: Matrices) -> Float[Tensor, " heads"]:
+    """The effective rank (Σ σ²)² / Σ σ⁴, by the same definition as that of attention maps."""
+    rows, columns = matrices.shape[1:]
+    return effective_rank((matrices.mT if rows > columns else matrices).unsqueeze(0))
+
+
+def gini(matrices: Matrices) -> Float[Tensor, " heads"]:
+    """The Gini index 1 - 2 Σ_k |w|_k (N - k + ½) / (N Σ |w|) of the N entries in ascending order.
+
+    0 if all have the same size, 1 - 1/N if a single one is not 0 (Hurley & Rickard 2009, arXiv 0811.4706).
+    """
+    entries = matrices.flatten(1).abs().sort(dim=1).values
+    n = entries.shape[1]
+    return 1 - 2 * (entries @ (torch.arange(n, 0, -1).to(entries) - 0.5)) / (n * entries.sum(dim=1))
+
+
+def hoyer(matrices: Matrices) -> Float[Tensor, " heads"]:
+    """(√N - ‖w‖₁ / ‖w‖₂) / (√N - 1) of the N entries (Hoyer 2004, JMLR 5), with the extremes 0 and 1 as in `gini`."""
+    entries, root = matrices.flatten(1), math.sqrt(matrices[0].numel())
+    return (root - entries.norm(p=1, dim=1) / entries.norm(dim=1)) / (root - 1)
+
 
 SETTLED = 0.9  # the linear CKA with the last snapshot from which an activation has settled
 
@@ -33,13 +106,13 @@ POINTS = ("*attention.output_by_head", "*feed_forward.output", "*residual_post")
 WEIGHTS = ("*attention.OV", "*attention.QK", "*feed_forward.*")
 
 MEASURES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "cka": ("linear CKA", similarity.linear_cka),
-    "pwcca": ("projection-weighted CCA", similarity.pwcca),
-    "rank": ("effective rank", similarity.rank),
+    "cka": ("linear CKA", linear_cka),
+    "pwcca": ("projection-weighted CCA", pwcca),
+    "rank": ("effective rank", rank),
     "norm": ("Frobenius norm", torch.linalg.matrix_norm),
     "condition": ("condition number", torch.linalg.cond),
-    "gini": ("Gini index", similarity.gini),
-    "hoyer": ("Hoyer sparsity", similarity.hoyer),
+    "gini": ("Gini index", gini),
+    "hoyer": ("Hoyer sparsity", hoyer),
 }
 OF_ACTIVATIONS, OF_ENTRIES = ("cka", "pwcca"), ("gini", "hoyer")
 DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries, as in `Point.shape`
@@ -67,7 +140,7 @@ class TrainingDynamics:
         points: names of `Model.points`, with `*` for any characters; by default `POINTS`, heads before `o_proj`.
         weights: names of modules, and `layers.0.attention.OV` or `QK` for the circuits of heads; by default `WEIGHTS`.
         measures: of activations "cka" and "pwcca"; of matrices "rank", "norm", "condition" (of a circuit, without the
-            singular values that must be 0), "gini" and "hoyer"; see `similarity`.
+            singular values that must be 0), "gini" and "hoyer".
         gradients: whether to measure gradients, too.
     """
 
@@ -156,7 +229,7 @@ class TrainingDynamics:
         for name, (heads, factors) in ((name, known[name]) for name in names):
             for prefix, of in (("", factors(None)), *([("gradient_", factors(gradients))] if gradients else [])):
                 for measure in measures:
-                    matrices = reduce(torch.matmul, of) if measure in OF_ENTRIES else similarity.reduced(*of)
+                    matrices = reduce(torch.matmul, of) if measure in OF_ENTRIES else reduced(*of)
                     for head, value in zip(heads, MEASURES[measure][1](matrices).tolist(), strict=True):
                         yield prefix + measure, (name, head), value
 

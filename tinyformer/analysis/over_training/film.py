@@ -12,13 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.context import Trained
-from tinyformer.analysis.over_training.events import SnapshotMeasures, events_of_snapshots, require_snapshots
+from tinyformer.analysis.over_training.over_steps import SnapshotMeasures, events_of_snapshots, require_snapshots
 from tinyformer.analysis.texts.maps import HeadMaps, layers_of, of_sample, with_controls
 from tinyformer.files import finite
 from tinyformer.measures.capture import map_title
 from tinyformer.measures.events import TRAITS, Event
 from tinyformer.report.atlas import as_bytes, packed
-from tinyformer.report.filmstrip import Filmstrip, Map
+from tinyformer.report.charts import Filmstrip, Map
 from tinyformer.report.result import AnalysisResult, Table
 
 LARGEST_PAGE = 15e6  # bytes

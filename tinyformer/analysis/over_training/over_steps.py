@@ -1,18 +1,55 @@
-"""Any analysis over the snapshots of a run: its tables and numbers by step, and a curve for each head."""
+"""Any analysis over the snapshots of a run: its tables and numbers by step, a curve for each head, and events."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from tinyformer.analysis.context import Analysis, Trained
+from tinyformer.analysis.context import Analysis, AnalysisContext, Trained
+from tinyformer.analysis.texts.maps import of_sample
+from tinyformer.errors import ArgumentError
+from tinyformer.measures.events import TRAITS, Event, EventDetector, control_of
+from tinyformer.measures.probe import HeadMeasures
 from tinyformer.nn.heads import layer_title
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult, Table
+
+
+class SnapshotMeasures(NamedTuple):
+    """The measures of every head by step, and the events between these steps."""
+
+    steps: Sequence[int]
+    measures: Sequence[HeadMeasures]  # of each step
+    events: Sequence[Event]  # in the order of their steps
+
+
+def require_snapshots(context: AnalysisContext, analysis: str) -> None:
+    """Refuse an analysis, given its name, of a run with fewer than two snapshots."""
+    if len(context.snapshots) < 2:
+        reason = f"compares snapshots, of which this run has {len(context.snapshots)}; one that is trained with "
+        reason += "callbacks.snapshots.every_n_steps=100 has them"
+        raise ArgumentError("analysis", analysis, reason, {"analysis": "maps"})
+
+
+def events_of_snapshots(context: AnalysisContext, rows: int = 256) -> SnapshotMeasures:
+    """Measure the heads of each snapshot on the context's sample, see `maps.of_sample`, one network at a time.
+
+    An event has the step of the first snapshot after it. Traits that random maps of the sample have are left out.
+    """
+    measure = of_sample(context, rows)
+    random = measure(context.network, 0).values
+    traits = {name: trait for name, trait in TRAITS.items() if not trait.is_met(control_of(trait, random))}
+    measures, detector = list[HeadMeasures](), EventDetector(traits, hysteresis=0.2)
+    for step, network in context.snapshots:
+        measures.append(of_step := measure(network(), None))
+        detector.observe(step, of_step.names, of_step.values, of_step.addresses)
+    return SnapshotMeasures([step for step, _ in context.snapshots], measures, detector.events)
+
 
 MOST_NAMED = 8
 """Number of heads whose curves are in colour and named: those that change most."""

@@ -16,9 +16,19 @@ from tinyformer.analysis.context import AnalysisContext, Trained, refuse_target,
 from tinyformer.analysis.removal.ablation import head_importance
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.files import finite
-from tinyformer.measures.capture import CapturedMaps, capture_pair, capture_weights, head_label
+from tinyformer.measures.capture import (
+    Axes,
+    CapturedMaps,
+    TokenPair,
+    axes_of,
+    capture_pair,
+    capture_weights,
+    head_label,
+    pairs_of,
+    queries_by_kind,
+    without_padding,
+)
 from tinyformer.measures.events import TRAITS, Trait, control_of, head_labels
-from tinyformer.measures.inputs import Axes, TokenPair, axes_of, pairs_of, queries_by_kind, without_padding
 from tinyformer.measures.probe import HeadMeasures, Probe, Probes, make_probes, measure_heads, measure_pairs
 from tinyformer.measures.table import MEASURES, PATTERNS
 from tinyformer.nn import EncoderDecoder

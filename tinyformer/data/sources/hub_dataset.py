@@ -15,6 +15,8 @@ import filelock
 from tinyformer.data.sources import hub
 from tinyformer.data.sources.documents import (
     PAIR_ARGUMENTS,
+    SPLIT_OF,
+    SPLITS,
     TEXTS,
     class_name,
     from_columns,
@@ -26,9 +28,8 @@ from tinyformer.data.sources.documents import (
     two_columns,
 )
 from tinyformer.data.sources.files import flatten
-from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.squad import Question, from_questions, make_question
-from tinyformer.data.store import default_cache_dir, map_texts, with_progress, writing_into
+from tinyformer.data.stream import default_cache_dir, map_texts, with_progress, writing_into
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 

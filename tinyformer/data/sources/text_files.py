@@ -13,6 +13,8 @@ import datasets
 
 from tinyformer.data.sources.documents import (
     PAIR_ARGUMENTS,
+    SPLIT_OF,
+    SPLITS,
     TEXTS,
     class_name,
     from_columns,
@@ -23,9 +25,8 @@ from tinyformer.data.sources.documents import (
     two_columns,
 )
 from tinyformer.data.sources.files import Layout, read_rows, read_whole_rows
-from tinyformer.data.sources.source import SPLIT_OF, SPLITS
 from tinyformer.data.sources.text_paths import find_files, folder_of, stem_and_format
-from tinyformer.data.store import default_cache_dir, map_texts, with_progress
+from tinyformer.data.stream import default_cache_dir, map_texts, with_progress
 from tinyformer.errors import ArgumentError
 
 _FORMAT = 4  # increase it when the same files would give other texts

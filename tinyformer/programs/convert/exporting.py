@@ -10,17 +10,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting
-from tinyformer.config.admission import Plain, never_instantiated
+from tinyformer.config.admission import Plain, admit_config, composed, never_instantiated
 from tinyformer.config.checks import check_types
+from tinyformer.config.conf import key_of
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.keys import key_of
-from tinyformer.config.stored import admit_config, composed
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES
-from tinyformer.interop.difference import Difference, find_differences
 from tinyformer.interop.encoder_decoders import special_ids
 from tinyformer.interop.family import Family, Fields
-from tinyformer.interop.folder import write_folder
+from tinyformer.interop.folder import Difference, find_differences, write_folder
 from tinyformer.interop.vocabulary import tokenizer_files
 from tinyformer.programs.convert.importing import (
     EMBEDDING,

@@ -8,10 +8,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, first_not_finite, save_network
-from tinyformer.config.admission import Plain
+from tinyformer.config.admission import Plain, composed, describe_config
+from tinyformer.config.conf import format_value
 from tinyformer.config.errors import config_keys
-from tinyformer.config.keys import format_value
-from tinyformer.config.stored import composed, describe_config
 from tinyformer.data import SpecialTokens
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.interop import FAMILIES

@@ -32,9 +32,9 @@ def _demonstrate(overrides: Sequence[str]) -> None:
     waiting = Console(stderr=True)
     with ending_at_ctrl_c():
         from tinyformer.analysis import TrainingFilm
-        from tinyformer.analysis.over_training.events import events_of_snapshots
+        from tinyformer.analysis.over_training.over_steps import events_of_snapshots
         from tinyformer.files import relative_path
-        from tinyformer.model.trained_run import train
+        from tinyformer.model.loading import train
         from tinyformer.programs.demo.sentences import describe
 
     message = "Training two layers of attention on letters that repeat: … A B … A"

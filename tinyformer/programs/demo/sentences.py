@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tinyformer.analysis.causes.weights import scores_of
 from tinyformer.analysis.context import AnalysisContext, Head
-from tinyformer.analysis.over_training.events import SnapshotMeasures
+from tinyformer.analysis.over_training.over_steps import SnapshotMeasures
 from tinyformer.analysis.removal.ablation import losses_without
 from tinyformer.measures.events import TRAITS, head_roles
 

@@ -57,8 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     # These import torch, which takes seconds; --help does not wait for it.
     import torch
 
-    from tinyformer.programs.doctor.machine import describe_machine, one_thread, quiet
-    from tinyformer.programs.doctor.verdict import examine
+    from tinyformer.programs.doctor.verdict import describe_machine, examine, one_thread, quiet
 
     started = time.perf_counter()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))

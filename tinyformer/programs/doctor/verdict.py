@@ -1,26 +1,77 @@
-"""Verdicts on backends against the documented table, for each attention variant, mask and dtype.
+"""The machine that the doctor examines: its description, and a quiet, single-threaded state."""
 
-A cell fails if its backend
-
-- crashes or is wrong on a case that it accepts: its error against float64 exceeds `CEILING`, or both `FLOOR`, which
-  rounding the result once may cost, and `FACTOR` times the error of eager in the same dtype;
-- gives nonzero values for a row without keys, or any value that is not finite;
-- accepts what `support.LACKS` says it lacks, or refuses what it computes correctly when called nevertheless.
-
-Its time is that of the heads alone, without their projections, and does not count; `benchmarks/auto.py` judges it.
-"""
-
+import contextlib
+import os
+import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from tinyformer.hardware import cpu_name, keep_freed_memory
 from tinyformer.nn import BACKENDS, LACKS, KernelRequirements, select_backend
 from tinyformer.nn.timing import median_seconds
-from tinyformer.programs.doctor.cases import DTYPES, EXACT_SHAPE, FULL_SHAPE, MASKS, TIMED_SHAPE, Shape, make_module
-from tinyformer.programs.doctor.exactness import Errors, Problem, watched_kernel
+from tinyformer.programs.doctor.exactness import (
+    DTYPES,
+    EXACT_SHAPE,
+    FULL_SHAPE,
+    MASKS,
+    TIMED_SHAPE,
+    Errors,
+    Problem,
+    Shape,
+    make_module,
+    watched_kernel,
+)
 from tinyformer.programs.doctor.variants import VARIANTS, Variant
+
+
+def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:
+    """Hardware, versions and settings that the results depend on."""
+    cpu = cpu_name()
+    name, capability = cpu, torch.backends.cpu.get_cpu_capability()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return {
+        "device": device.type,
+        "name": name,
+        "capability": capability,
+        "cpu": cpu,
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "full": full,
+    }
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings that a user can do nothing about, and no others."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr whenever it starts and stops
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        # Since torch 2.11. Keeping the events, as it advises, would cost 13 ms for each of a thousand profiles.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+        yield
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: the processor time of several threads says little, and small matrices gain nothing."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
 
 FACTOR = 4.0
 FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2**-8}

@@ -56,9 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 def _show(options: argparse.Namespace) -> int:
     from tinyformer.config.folder import refuse_foreign_files
     from tinyformer.programs.findings.files import finding_names, read_finding, trust
-    from tinyformer.programs.findings.outcomes import read_outcomes, refuse_links
-    from tinyformer.programs.findings.pages import PAGE, page
-    from tinyformer.programs.findings.statements import keep_statements
+    from tinyformer.programs.findings.outcomes import PAGE, page, read_outcomes, refuse_links
+    from tinyformer.programs.findings.verdicts import keep_statements
 
     names = finding_names(options.files)
     path = options.results.parent / PAGE
@@ -86,7 +85,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
     """Print the verdict on a finding here, with its clauses if it was measured, and the one that was published."""
-    from tinyformer.programs.findings.pages import lines_of
+    from tinyformer.programs.findings.outcomes import lines_of
     from tinyformer.programs.findings.verdicts import summary
 
     here = f"{summary(last['verdicts']) if last else 'unmeasured'} here"

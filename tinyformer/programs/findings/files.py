@@ -12,9 +12,8 @@ import pydantic
 import yaml
 
 from tinyformer.config.admission import NotAdmittedError, admit_override
-from tinyformer.config.conf import config_dir
+from tinyformer.config.conf import config_dir, readable
 from tinyformer.config.errors import ConfigError, nearest
-from tinyformer.config.keys import readable
 from tinyformer.files import load_plain_yaml
 from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, function_of
 from tinyformer.programs.findings.records import Records

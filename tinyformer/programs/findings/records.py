@@ -14,9 +14,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tinyformer.config.conf import AXES
+from tinyformer.config.conf import AXES, parsed
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.keys import parsed
 
 Source: TypeAlias = Mapping[str, Any]
 

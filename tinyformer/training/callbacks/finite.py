@@ -15,8 +15,7 @@ from tinyformer.measures import first_non_finite
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
 from tinyformer.training.optimizers import StackedMuon
-from tinyformer.training.processes import max_over_processes, sum_over_processes
-from tinyformer.training.step import is_nan_or_inf
+from tinyformer.training.step import is_nan_or_inf, max_over_processes, sum_over_processes
 
 MAX_UNREAD = 50
 """Largest number of steps whose batches are kept on the device, so that they can be run again."""
