@@ -305,14 +305,14 @@ BREAKS = (
     # tasks
     Break(
         "bits_per_character",
-        "tasks/language_model.py",
+        "tasks/task.py",
         "bits / split.num_bytes",
         "bits / split.num_characters",
         ("tests/tasks/test_losses_and_metrics.py",),
     ),
     Break(
         "all_positions_hidden_at_once",
-        "tasks/language_model.py",
+        "tasks/task.py",
         "tokens[rows, masked] = mask_id",
         "tokens[:, masked] = mask_id",
         ("tests/tasks/test_losses_and_metrics.py",),
@@ -513,7 +513,7 @@ BREAKS = (
     ),
     Break(
         "text_that_predicts_its_padding",
-        "tasks/language_model.py",
+        "tasks/task.py",
         'batch["lengths"].unsqueeze(1) - 1',
         'batch["lengths"].unsqueeze(1)',
         ("tests/model/test_loss.py", "-k", "by_hand"),

@@ -24,12 +24,12 @@ from omegaconf import DictConfig
 from peers import Peer, Shape, num_parameters
 from torch import Tensor, nn
 
-from tinyformer.batch import Batch
 from tinyformer.config.launch import CommandLine
 from tinyformer.costs.network import count_costs
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.nn.maps import running_kernel
+from tinyformer.nn.readout import Batch
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run, fit
 from tinyformer.run.trainer import closing

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+IN_MODULES = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")  # functions that a module may run as it is imported
 
 
 class FirstLoss(BaseException):
@@ -28,7 +29,8 @@ def main() -> None:
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if code.co_filename.startswith(package) and code.co_flags & inspect.CO_OPTIMIZED:  # a function, not a module
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name not in IN_MODULES
+        if is_function and code.co_filename.startswith(package):
             files.add(code.co_filename)
             if event == "return" and code.co_qualname == "TrainingModule.training_step":
                 sys.setprofile(None)

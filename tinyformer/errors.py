@@ -1,9 +1,10 @@
-"""The error that every package raises for an invalid value of an argument."""
+"""The error that every package raises for an invalid argument, checks that raise it, and paths as messages name them."""
 
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 from unicodedata import category
 
@@ -118,3 +119,33 @@ def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
     known = list(choices)
     if value not in known:
         raise ArgumentError(argument, value, f"must be one of {', '.join(map(str, known))}")
+
+
+def relative_path(path: Path) -> str:
+    """A path relative to the working directory if it lies below, else the absolute path."""
+    path, here = path.resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: int | None = None) -> None:
+    """Refuse sizes below 1, and more than 10,000 layers."""
+    sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
+    require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
+    require_at_most(10_000, {"num_layers": 4}, num_layers=num_layers)
+
+
+def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
+    """The size of each head: `head_dim`, or d_model / num_heads if that is None.
+
+    The error suggests the largest valid number of heads below an invalid one.
+    """
+    require_at_least(1, {"head_dim": 32, "d_model": 128}, head_dim=head_dim, d_model=d_model)
+    if num_heads < 1 or (head_dim is None and d_model % num_heads):
+        # An even head_dim, which rotary positions need.
+        works = max((n for n in range(1, min(num_heads, d_model) + 1) if d_model % (2 * n) == 0), default=1)
+        raise ArgumentError("num_heads", num_heads, f"must divide `d_model`={d_model}", {"num_heads": works})
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        works = max((n for n in range(1, min(num_kv_heads, num_heads) + 1) if num_heads % n == 0), default=1)
+        reason = f"must divide `num_heads`={num_heads}"
+        raise ArgumentError("num_kv_heads", num_kv_heads, reason, {"num_kv_heads": works})
+    return head_dim or d_model // num_heads

@@ -1,9 +1,7 @@
-"""Files that are written whole or not at all, numbers for JSON, untrusted YAML, and libraries' settings."""
+"""Files that are written whole or not at all, numbers for JSON, and untrusted YAML."""
 
 import contextlib
 import csv
-import importlib
-import logging
 import math
 import os
 import shutil
@@ -65,12 +63,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def relative_path(path: Path) -> str:
-    """A path relative to the working directory if it lies below, else the absolute path."""
-    path, here = path.resolve(), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
 def finite(value: Any) -> Any:
     """A value for JSON and tables, which have no nan or infinity: None in place of these."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -87,17 +79,3 @@ def load_plain_yaml(text: str) -> Any:
         yaml.YAMLError: it is not YAML.
     """
     return yaml.load(text, Loader=FAST_LOADER)
-
-
-@contextlib.contextmanager
-def outside_of_the_current_folder() -> Iterator[None]:
-    """Run the block in the root folder: libraries read settings from the current one, which may be untrusted."""
-    with contextlib.chdir(os.path.abspath(os.sep)):
-        yield
-
-
-def import_matplotlib() -> None:
-    """Import matplotlib without the current folder's `matplotlibrc`, which it executed until 3.10.8 and still reads."""
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # of the list of fonts that it builds once
-    with outside_of_the_current_folder():
-        importlib.import_module("matplotlib")

@@ -1,17 +1,24 @@
-"""The machine: devices, precisions, memory, and the peak speed of matrix products."""
+"""The machine: devices, precisions, memory, the peak speed of matrix products, and the time and memory of a pass.
+
+The passes of one comparison run in turns, so that a slow phase of the machine affects all.
+"""
 
 import contextlib
 import ctypes
 import functools
+import itertools
 import platform
 import re
 import resource
+import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tinyformer.errors import ArgumentError, require_choice
 
@@ -49,6 +56,11 @@ MEASURED_SECONDS = 0.2
 """Time after which no further product is measured."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
+
+WARM_UPS, MIN_ROUNDS, MAX_ROUNDS = 1, 3, 15
+BUDGET_SECONDS = 0.15  # a comparison stops after this time, but not before `MIN_ROUNDS` rounds
+
+Pass: TypeAlias = Callable[[], object]
 
 
 def has_native_bf16(device: str) -> bool:
@@ -222,3 +234,52 @@ def _seconds_of_product(factor: torch.Tensor) -> float:
     torch.mm(factor, factor)
     synchronize(factor.device)
     return time.perf_counter() - start
+
+
+def seconds_on(device: str) -> float:
+    """A clock: on CUDA the time when all work is done; on CPU, if it is one thread, the processor time.
+
+    Other processes hardly affect that, but several threads spend it waiting for one another.
+    """
+    if device == "cpu" and torch.get_num_threads() == 1:
+        return time.process_time()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def median_seconds(passes: Mapping[str, Pass], device: str, patience: int = 1) -> dict[str, float]:
+    """The median times of passes after a warm-up; a single one is timed once.
+
+    `patience` multiplies the time and the rounds of a comparison.
+    """
+    started = time.perf_counter()
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    for index in range(WARM_UPS + (patience * MAX_ROUNDS if len(passes) > 1 else 1)):
+        if index >= WARM_UPS + MIN_ROUNDS and time.perf_counter() - started > patience * BUDGET_SECONDS:
+            break
+        for name in sorted(passes, reverse=bool(index % 2)):
+            start = seconds_on(device)
+            passes[name]()
+            times[name].append(seconds_on(device) - start)
+    return {name: statistics.median(measured[WARM_UPS:]) for name, measured in times.items()}
+
+
+def peak_bytes(run: Pass, device: str) -> int:
+    """The most bytes that the tensors of a pass hold at once, beyond what is allocated before it."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        run()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in profiled_events(watched) if e.name() == "[memory]")
+    return max(itertools.accumulate((change for _, change in changes), initial=0))
+
+
+def profiled_events(watched: profile) -> list[Any]:
+    """The profiler's raw events; building the tree of `watched.events()` takes longer than the pass itself."""
+    assert watched.profiler is not None
+    assert watched.profiler.kineto_results is not None
+    return watched.profiler.kineto_results.events()

@@ -10,7 +10,6 @@ from nn.model_cases import block_factory, make_encoder, make_transformer, token_
 from torch.nn.utils.rnn import pad_sequence
 
 from tinyformer.analysis import AnalysisContext
-from tinyformer.batch import IGNORED
 from tinyformer.data import CharTokenizer, PairTokens
 from tinyformer.measures import TokenPair
 from tinyformer.nn import (
@@ -24,6 +23,7 @@ from tinyformer.nn import (
     TokenReadout,
     Transformer,
 )
+from tinyformer.nn.readout import IGNORED
 from tinyformer.tasks import CausalLM, Seq2Seq
 
 CAUSAL = AttentionMask(causal=True)

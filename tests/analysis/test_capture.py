@@ -9,12 +9,12 @@ from nn.variants import NAMES, documents, factory, network
 
 from analysis.contexts import CAUSAL, loud_transformer
 from tinyformer.errors import ArgumentError
+from tinyformer.hardware import peak_bytes
 from tinyformer.measures import MEASURES, PATTERNS, capture_attention, capture_weights
 from tinyformer.measures.capture import attention_calls
 from tinyformer.measures.probe import Probe, Probes, measure_heads
 from tinyformer.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
-from tinyformer.nn.timing import peak_bytes
 
 
 def test_only_passes_inside_the_block_are_captured():

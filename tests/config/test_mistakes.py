@@ -21,8 +21,7 @@ from tinyformer.errors import argument_path
 from tinyformer.nn import AttentionMask
 from tinyformer.run.data import make_task
 from tinyformer.run.network import make_network
-from tinyformer.run.sample import make_generation
-from tinyformer.run.settings import Options, check_config, make_settings
+from tinyformer.run.settings import Options, check_config, make_generation, make_settings
 from tinyformer.run.trainer import make_callbacks, training_trainer
 
 SMALL = ("model.num_layers=2", "model.num_heads=2", "model.d_model=16", "model.max_seq_len=16", "model.vocab_size=10")

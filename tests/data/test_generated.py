@@ -8,7 +8,6 @@ import torch
 from commands import SMALL, column, ran, results_of
 
 import tinyformer
-from tinyformer.batch import IGNORED
 from tinyformer.data import (
     ByteTokenizer,
     CopyDataModule,
@@ -19,6 +18,7 @@ from tinyformer.data import (
 )
 from tinyformer.data.generated.sequences import NUMBERS
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.readout import IGNORED
 
 NUMBER = {"num_sequences": 50, "num_validation_sequences": 20}
 INDUCTION = {"seq_len": 40, "num_symbols": 16, "min_period": 6, "max_period": 12} | NUMBER

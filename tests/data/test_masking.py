@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from data.streams import EOS, split_of
-from tinyformer.batch import IGNORED
 from tinyformer.data import (
     BPETokenizer,
     ByteTokenizer,
@@ -23,6 +22,7 @@ from tinyformer.data import (
     WindowFormat,
     Windows,
 )
+from tinyformer.nn.readout import IGNORED
 
 TEXT = "Unbelievable interoperability: 12 naïve café-goers' tokenizations, isn't it?\n"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tinyformer.batch import IGNORED
 from tinyformer.data import ByteTokenizer, PairFormat, Pairs, SourceDataModule, SpecialTokens, TextFiles
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.readout import IGNORED
 
 EOS = ByteTokenizer().build([]).eos_id
 ROWS = [("ab", "x"), ("c", "yzw"), ("defg", "v"), ("h", "u")]

@@ -13,6 +13,7 @@ from tinyformer.data import (
     ByteTokenizer,
     ExampleFormat,
     PairFormat,
+    Pydoc,
     QuestionFormat,
     Recipe,
     SquadFiles,

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyformer.batch import IGNORED
 from tinyformer.data import (
     CharTokenizer,
     Examples,
@@ -22,6 +21,7 @@ from tinyformer.data import (
 )
 from tinyformer.data.batches.windows import TensorWindows
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.readout import IGNORED
 
 from .streams import EOS, split_of
 from .test_examples import labelled

@@ -18,11 +18,11 @@ from commands import ROOT, SMALL, TEXT, Program, Trained
 import tinyformer
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.checkpoint.format import write_raw
+from tinyformer.config.admission import register_score
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
 from tinyformer.programs.convert.exporting import export_model
 from tinyformer.run import network
-from tinyformer.run.match import register_score
 
 
 def require_refusal(program: Program, said: str, script: str, *words: str) -> str:

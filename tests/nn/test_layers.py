@@ -13,7 +13,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nn.model_cases import randomised
-from tinyformer.batch import IGNORED
 from tinyformer.nn import (
     AttentionMask,
     ClassReadout,
@@ -23,7 +22,7 @@ from tinyformer.nn import (
     vocabulary,
     vocabulary_cross_entropy,
 )
-from tinyformer.nn.readout import TargetNats, padded_scores
+from tinyformer.nn.readout import IGNORED, TargetNats, padded_scores
 
 
 def test_residual_is_skip_x_plus_branch_f_added_before_it_is_rounded():

@@ -16,8 +16,8 @@ from tinyformer.generation.generation import Sampling, generate
 from tinyformer.measures import capture_attention
 from tinyformer.model.model import Model
 from tinyformer.nn import QKV, Attention, AttentionMask, Encoder, FeedForward, LayerNorm, PreNormBlock, Transformer
+from tinyformer.nn.block import make_attention
 from tinyformer.nn.maps import NoMapsError
-from tinyformer.nn.textbook import make_attention
 from tinyformer.tasks import CausalLM
 
 

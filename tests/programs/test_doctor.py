@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinyformer.nn import BACKENDS, timing
+from tinyformer import hardware
+from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.programs.doctor import verdict
 from tinyformer.programs.doctor.exactness import EXACT_SHAPE, Errors
@@ -16,7 +17,7 @@ from tinyformer.programs.doctor.exactness import EXACT_SHAPE, Errors
 @pytest.fixture(autouse=True)
 def times_are_measured_briefly(monkeypatch):
     monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
-    monkeypatch.setattr(timing, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(hardware, "BUDGET_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from commands import BOOK, SMALL, TEXT
 from training.runs import make_data, make_module
 
 import tinyformer
+from tinyformer import hardware
 from tinyformer.checkpoint.file import Checkpoint, load_checkpoint
-from tinyformer.nn import BACKENDS, AttentionMask, timing
+from tinyformer.nn import BACKENDS, AttentionMask
 from tinyformer.run import network as of_run
 from tinyformer.run.network import planned_seconds, training_kernels
 from tinyformer.run.settings import Settings
@@ -39,7 +40,7 @@ def slowed(name):
 def kernels_with(tmp_path, monkeypatch):
     """The kernels of two layers in a run with one slow backend, and what its checkpoint says of them."""
     monkeypatch.setenv("TINYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(timing, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(hardware, "BUDGET_SECONDS", 0.0)
 
     def kernels(changes=(), slow=None, device="cpu", earlier=None, key="resume", **network):
         module = make_module(data := make_data(tmp_path / "data"), **network)
@@ -81,8 +82,8 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(kernels_wi
     [("sdpa", (1.0, 1.09), "sdpa"), ("sdpa", (1.0, 1.11), "eager"), ("eager", (1.09, 1.0), "eager")],
 )
 def test_another_backend_has_to_be_a_tenth_faster(usual, seconds, chosen, monkeypatch):
-    monkeypatch.setattr(timing, "median_seconds", lambda *arguments: dict(zip(("eager", "sdpa"), seconds, strict=True)))
-    assert timing.faster(usual, {}, "cpu") == chosen
+    monkeypatch.setattr(of_run, "median_seconds", lambda *arguments: dict(zip(("eager", "sdpa"), seconds, strict=True)))
+    assert of_run.faster(usual, {}, "cpu") == chosen
 
 
 @pytest.mark.parametrize(

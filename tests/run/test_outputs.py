@@ -24,7 +24,8 @@ from tinyformer.report import head_maps, save_png
 from tinyformer.report.picture import CAPTION_HEIGHT
 from tinyformer.run import evaluation
 from tinyformer.run.evaluation import keep_findings
-from tinyformer.run.sample import Generation, print_samples
+from tinyformer.run.sample import print_samples
+from tinyformer.run.settings import Generation
 from tinyformer.training.callbacks.telemetry import HeadLog
 
 TOKENIZER = ByteTokenizer().build([])

@@ -7,9 +7,9 @@ import torch
 from analysis.contexts import loud_encoder_decoder
 from nn.model_cases import make_encoder, make_transformer
 
-from tinyformer.batch import IGNORED
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
+from tinyformer.nn.readout import IGNORED
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report

@@ -9,8 +9,8 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from tinyformer.batch import IGNORED
 from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.nn.readout import IGNORED
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from tinyformer.checkpoint.format import FORMAT, KEY, is_archive, read_raw, write_raw
-from tinyformer.errors import ArgumentError
-from tinyformer.files import relative_path
+from tinyformer.errors import ArgumentError, relative_path
 
 
 def find_checkpoint(path: str | Path) -> Path:

@@ -13,6 +13,7 @@ import copy
 import functools
 import importlib
 import math
+import pydoc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -346,3 +347,23 @@ def _compose(*overrides: str) -> tuple[Plain, dict[str, str | None]]:
         plain: Any = OmegaConf.to_container(config, resolve=False)
         choices = {axis: config.hydra.runtime.choices[axis] for axis in AXES}
         return {name: plain[name] for name in STORED if name in plain}, choices
+
+
+def register_score(config: Mapping[str, Any]) -> None:
+    """Import the user's classes that `attention.score` names, if any, and add them to `SCORES`.
+
+    The config is unresolved, since the target of an interpolation was not admitted as the name of a class.
+    """
+    values = dict(leaves(config))
+    for key in SCORE_KEYS:
+        name = values.get(key)
+        if not isinstance(name, str) or "." not in name or "${" in name:
+            continue
+        from tinyformer.nn import SCORES, ScaledDotScore  # which imports torch
+
+        score: Any = pydoc.locate(name)
+        if not (isinstance(score, type) and issubclass(score, ScaledDotScore)):
+            known = ", ".join(SCORES)
+            reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
+            raise ArgumentError(key, name, reason)
+        SCORES[name] = score

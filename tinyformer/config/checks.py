@@ -16,8 +16,7 @@ from omegaconf.errors import InterpolationKeyError
 from tinyformer.config.conf import axes_of, format_value, key_of, read, values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.data.sources.text_paths import find_files
-from tinyformer.errors import argument_path
-from tinyformer.nn.sizes import head_dim_of, require_sizes
+from tinyformer.errors import argument_path, head_dim_of, require_sizes
 
 RUNTIME_KEYS = frozenset({"model.vocab_size"})  # keys that are null until the run sets them
 PASSED_ON = {"lightning.pytorch.strategies.ddp.DDPStrategy": "torch.nn.parallel.DistributedDataParallel"}

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from tinyformer.config.conf import format_value, quoted
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.process import is_named_by_job
-from tinyformer.files import relative_path
+from tinyformer.errors import relative_path
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from tinyformer.config.conf import (
     config_dir,
     format_value,
     hydra_value,
+    is_multirun,
     parsed,
     readable,
     register_resolvers,
@@ -166,6 +167,16 @@ def offer_stored_run(
         config = {key: value for key, value in config.items() if key not in given or not isinstance(value, dict)}
     ConfigStore.instance().store(name="stored_run", node=config, package="_global_")
     return checkpoint
+
+
+def training_words(words: Sequence[str]) -> list[str]:
+    """A command line of `train` in Hydra's grammar, with the words of the run or checkpoint that it names."""
+    words = readable(words, is_multirun(words))
+    if any(word.startswith("resume=") for word in words):
+        from tinyformer.config.resume import expand_resume
+
+        words = expand_resume(words)
+    return inherit_architecture(words)
 
 
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import io
 import logging
 import os
@@ -186,3 +187,17 @@ def named_lines(name: str) -> Iterator[None]:
     finally:
         out.end()
         err.end()
+
+
+@contextlib.contextmanager
+def outside_of_the_current_folder() -> Iterator[None]:
+    """Run the block in the root folder: libraries read settings from the current one, which may be untrusted."""
+    with contextlib.chdir(os.path.abspath(os.sep)):
+        yield
+
+
+def import_matplotlib() -> None:
+    """Import matplotlib without the current folder's `matplotlibrc`, which it executed until 3.10.8 and still reads."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # of the list of fonts that it builds once
+    with outside_of_the_current_folder():
+        importlib.import_module("matplotlib")

@@ -19,23 +19,17 @@ from tinyformer.config.conf import (
     is_multirun,
     key_of_word,
     quoted,
-    readable,
     text_of,
     values_of_keys,
 )
 from tinyformer.config.errors import ConfigError, printable
 from tinyformer.config.folder import has_checkpoint, is_first_process, refuse_foreign_files
-from tinyformer.config.launch import compose_whole, inherit_architecture
+from tinyformer.config.launch import compose_whole
 from tinyformer.config.process import is_in_slurm, is_in_torchrun
 from tinyformer.files import load_plain_yaml
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""
-
-
-def training_words(words: Sequence[str]) -> list[str]:
-    """A command line of `train` in Hydra's grammar, with the words of the run or checkpoint that it names."""
-    return inherit_architecture(expand_resume(readable(words, is_multirun(words))))
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:

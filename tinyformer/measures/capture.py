@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from tinyformer.batch import IGNORED, Batch, tensors
 from tinyformer.data import PairTokens, TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.generation import Beam, beam_search
@@ -30,6 +29,7 @@ from tinyformer.nn import (
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.nn.kernels.eager import attention_maps
 from tinyformer.nn.maps import NoMapsError, is_own
+from tinyformer.nn.readout import IGNORED, Batch, tensors
 
 
 def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:

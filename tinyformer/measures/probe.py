@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import document_starts
 from tinyformer.files import finite
@@ -31,6 +30,7 @@ from tinyformer.measures.table import (
 )
 from tinyformer.nn import QKV, AttentionInputs, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import Address
+from tinyformer.nn.readout import Batch
 from tinyformer.tasks import Task
 
 

@@ -17,20 +17,17 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import load_step, load_weights
-from tinyformer.config.admission import SCORE_KEYS, admit_config, is_swept, leaves
+from tinyformer.config.admission import SCORE_KEYS, admit_config, is_swept, leaves, register_score
 from tinyformer.config.checks import check_early, check_types
 from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import ConfigError, cause_of, in_sentences
-from tinyformer.config.launch import CommandLine, launch
-from tinyformer.config.process import isolated_process
-from tinyformer.config.resume import training_words
-from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.files import import_matplotlib, relative_path
+from tinyformer.config.launch import CommandLine, launch, training_words
+from tinyformer.config.process import import_matplotlib, isolated_process
+from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
 from tinyformer.nn.heads import plain_address
 from tinyformer.nn.transformer import NoInitialisation
-from tinyformer.run.match import register_score
 from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from tinyformer.analysis.texts.maps import PICTURE_TOKENS
-from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
@@ -39,6 +38,7 @@ from tinyformer.model.notebook import Panel, Table, chart_of_maps, framed
 from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention, EncoderDecoder, Network
 from tinyformer.nn.heads import Address, layer_title, plain_address
 from tinyformer.nn.network import attentions_in
+from tinyformer.nn.readout import Batch
 from tinyformer.report import atlas_html, head_maps, write_atlas
 from tinyformer.tasks import Task
 

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError, head_dim_of, require_at_least
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.choose import run_kernel
@@ -33,7 +33,6 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_
 from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Source, Tokens, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
-from tinyformer.nn.sizes import head_dim_of
 from tinyformer.nn.softmax import AttentionOptions, SoftmaxAttention
 
 

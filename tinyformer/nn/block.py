@@ -3,10 +3,12 @@
 In a decoder that attends to an encoder's output, cross-attention comes between the two.
 """
 
+import copy
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,7 +20,7 @@ from tinyformer.nn.kernels.choose import require_possible
 from tinyformer.nn.layers import Residual, Stream, make_dropout
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.softmax import SoftmaxAttention
-from tinyformer.nn.textbook import make_attention
+from tinyformer.nn.textbook import TextbookAttention
 
 
 class Context(NamedTuple):
@@ -30,6 +32,23 @@ class Context(NamedTuple):
     vectors: Float[Tensor, "batch k_seq d_model"]
     mask: AttentionMask
     cache: LayerCache | None = None
+
+
+def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> nn.Module:
+    """The attention that a factory makes from the arguments that it names, adapted if it is a textbook's."""
+    maker = factory if isinstance(factory, partial) else partial(factory)
+    named, given = inspect.signature(maker.func).parameters, maker.keywords | layer
+    if not any(each.kind is each.VAR_KEYWORD for each in named.values()):
+        for name in list(named)[len(maker.args) :]:
+            if name not in given and named[name].default is inspect.Parameter.empty:
+                reason = f"is needed by {maker.func.__name__}; on a command line, + before the key adds it"
+                raise ArgumentError(name, None, reason)
+        given = {name: value for name, value in given.items() if name in named}
+    bare: Any = copy.copy(maker)  # of Hydra's class of partials, which checks what it calls
+    bare.__setstate__((maker.func, maker.args, {}, vars(maker)))
+    made: nn.Module = bare(**given)
+    roles = [name[0] for name in inspect.signature(made.forward).parameters][:3]
+    return TextbookAttention(made, d_model) if sorted(roles) == ["k", "q", "v"] else made
 
 
 def _possible(attention: nn.Module) -> nn.Module:

@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, head_dim_of
 from tinyformer.nn.attention import Attention
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Queries
-from tinyformer.nn.sizes import head_dim_of
 from tinyformer.nn.softmax import AttentionOptions
 
 

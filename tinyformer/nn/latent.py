@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError, head_dim_of, require_at_least
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
@@ -15,7 +15,6 @@ from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, HeadOutputs, Source, Tokens, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Queries
-from tinyformer.nn.sizes import head_dim_of
 from tinyformer.nn.softmax import AttentionOptions
 
 

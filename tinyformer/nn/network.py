@@ -1,4 +1,4 @@
-"""The base of networks: stacks of blocks, from token ids to vectors; attention layers by address, and their backends."""
+"""The base of networks: stacks of blocks, from token ids to vectors, and attention layers with their backends."""
 
 import copy
 import inspect
@@ -14,17 +14,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import ArgumentError, argument_path, require_sizes
+from tinyformer.hardware import Pass
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
 from tinyformer.nn.cache import Cache
 from tinyformer.nn.heads import KINDS, Address, layer_title, not_a_head, plain_address, prune_heads
 from tinyformer.nn.kernels.choose import Backend, select_backend
 from tinyformer.nn.layers import make_dropout
-from tinyformer.nn.maps import QKV, NoMapsError, running_kernel
+from tinyformer.nn.maps import QKV, AttentionInputs, NoMapsError, running_kernel
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.mixers import TokenMixer
-from tinyformer.nn.sizes import require_sizes
 
 
 class Encoder(nn.Module):
@@ -354,3 +354,20 @@ def kernel_of_layer(
             lambda: BaseAttention.attend(probe, QKV(q, k, v), mask.within(layer.window), is_cross=False)
         )
     return "flash" if kernel == "varlen" else kernel  # the same kernel over packed sequences
+
+
+def heads_pass(layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True) -> Pass:
+    """One pass of a layer's heads by a backend, without their projections, and backward if there is a gradient."""
+    qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
+    leaves = [*qkv, *(weight for weight in layer.parameters() if weight.requires_grad)]
+    (batch, _, q_seq, _), v = call.qkv.q.shape, call.qkv.v
+    upstream = torch.randn(batch, layer.num_heads, q_seq, v.shape[-1], device=v.device, dtype=v.dtype)
+
+    def run() -> None:
+        layer.resolved = backend
+        with torch.set_grad_enabled(gradient):
+            output = layer.attend(QKV(*qkv), call.mask, call.is_cross)
+        if gradient:
+            torch.autograd.grad(output, leaves, upstream, allow_unused=True)
+
+    return run

@@ -1,9 +1,6 @@
 """Attention as textbooks write it, `forward(query, key, value, mask)` with a tensor as mask, in the place of ours."""
 
-import copy
 import inspect
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,23 +12,6 @@ from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.kernels.eager import AttentionMaps
 from tinyformer.nn.maps import QKV, HeadOutputs, NoMapsError, Weights
 from tinyformer.nn.mask import AttentionMask
-
-
-def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> nn.Module:
-    """The attention that a factory makes from the arguments that it names, adapted if it is a textbook's."""
-    maker = factory if isinstance(factory, partial) else partial(factory)
-    named, given = inspect.signature(maker.func).parameters, maker.keywords | layer
-    if not any(each.kind is each.VAR_KEYWORD for each in named.values()):
-        for name in list(named)[len(maker.args) :]:
-            if name not in given and named[name].default is inspect.Parameter.empty:
-                reason = f"is needed by {maker.func.__name__}; on a command line, + before the key adds it"
-                raise ArgumentError(name, None, reason)
-        given = {name: value for name, value in given.items() if name in named}
-    bare: Any = copy.copy(maker)  # of Hydra's class of partials, which checks what it calls
-    bare.__setstate__((maker.func, maker.args, {}, vars(maker)))
-    made: nn.Module = bare(**given)
-    roles = [name[0] for name in inspect.signature(made.forward).parameters][:3]
-    return TextbookAttention(made, d_model) if sorted(roles) == ["k", "q", "v"] else made
 
 
 class TextbookAttention(BaseAttention):

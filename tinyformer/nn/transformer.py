@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tinyformer.batch import IGNORED
 from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_choice
 from tinyformer.nn.attention import BaseAttention
 from tinyformer.nn.block import Context
@@ -19,7 +18,7 @@ from tinyformer.nn.maps import NoMapsError
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.network import Decoder, Encoder, Network
 from tinyformer.nn.position import RelativePosition
-from tinyformer.nn.readout import TokenReadout
+from tinyformer.nn.readout import IGNORED, TokenReadout
 
 RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
 """Linear layers whose output is added to the residual stream."""

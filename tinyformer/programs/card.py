@@ -127,15 +127,17 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     from hydra.utils import instantiate
     from torch import device
 
+    from tinyformer.config.admission import register_score
     from tinyformer.costs.memory import count_batch, count_gpus
     from tinyformer.costs.network import count_costs
-    from tinyformer.run.match import match_size, register_score
+    from tinyformer.run.match import match_size
 
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     with config_keys(config):
         check_types(config, "network", config.hydra.runtime.choices)
-        match_size(config, CommandLine(overrides), vocab_size, CONFIG_NAME)
+        if config.get("match") is not None:
+            match_size(config, CommandLine(overrides), vocab_size, CONFIG_NAME)
         with device("meta"):
             register_score(unresolved)
             sized: Any = OmegaConf.merge(config, {"model": {"vocab_size": vocab_size}})

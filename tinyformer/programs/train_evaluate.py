@@ -15,10 +15,9 @@ from tinyformer.config.checks import check_early
 from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
-from tinyformer.config.launch import CommandLine, launch, offer_stored_run, with_last
-from tinyformer.config.process import argv, ending_at_ctrl_c, guard_imports
-from tinyformer.config.resume import training_words
-from tinyformer.files import import_matplotlib, relative_path
+from tinyformer.config.launch import CommandLine, launch, offer_stored_run, training_words, with_last
+from tinyformer.config.process import argv, ending_at_ctrl_c, guard_imports, import_matplotlib
+from tinyformer.errors import relative_path
 
 # Torch and Lightning take seconds to import: the jobs import them once the config is composed.
 

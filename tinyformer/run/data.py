@@ -17,11 +17,9 @@ from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule, GeneratedDataModule, QuestionFormat, SourceDataModule, TextTokenizer
 from tinyformer.data.sources.documents import in_use
 from tinyformer.data.sources.text_files import LocalFiles
-from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.files import relative_path
+from tinyformer.errors import ArgumentError, argument_path, relative_path, require_choice
 from tinyformer.nn import AttentionMask, EncoderDecoder
-from tinyformer.run.sample import Generation
-from tinyformer.run.settings import Settings
+from tinyformer.run.settings import Generation, Settings
 from tinyformer.run.starting_checkpoint import InitialCheckpoint
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 from tinyformer.tasks.text_metrics import bleu_tokenizers

@@ -1,4 +1,4 @@
-"""The network that a config describes: user-defined scores, and a size solved for equal parameters or FLOPs.
+"""The network that a config describes: a size solved for equal parameters or FLOPs.
 
 The card needs this without a training library.
 """
@@ -6,24 +6,20 @@ The card needs this without a training library.
 import bisect
 import copy
 import functools
-import pydoc
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.admission import SCORE_KEYS, leaves
 from tinyformer.config.conf import format_value
 from tinyformer.config.errors import ConfigError, cause_of
 from tinyformer.config.launch import CommandLine, compose_run
 from tinyformer.costs.network import count_costs
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn import SCORES, ScaledDotScore
 
 AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "norm")
 """The axes whose defaults define the reference network."""
@@ -66,14 +62,12 @@ class Matched:
         )
 
 
-def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, program: str = "train") -> Matched | None:
+def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, program: str = "train") -> Matched:
     """Solve for the size that `match` names, and set it in a config; a `ConfigError` if no value reaches the target.
 
     The reference network has the overrides of the invocation without those of `AXES`. `vocab_size` counts where the
     config leaves it to the data.
     """
-    if config.get("match") is None:
-        return None
     match: Match = instantiate(config.match)
     held = OmegaConf.select(config, match.by, default=...)
     if held is ... or isinstance(held, bool) or not isinstance(held, int | None):
@@ -114,15 +108,6 @@ def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, pro
     return Matched(match.quantity, match.by, size, target, count(factor))
 
 
-def set_size(stored: dict[str, Any], matched: Matched | None) -> None:
-    """Set the size that was solved for in a config of plain containers."""
-    if matched is not None:
-        *path, last = matched.by.split(".")
-        for name in path:
-            stored = stored[name]
-        stored[last] = matched.size
-
-
 def _solve(count: Callable[[int], int], target: int) -> int | None:
     """The positive integer at which an increasing function is nearest to a target; None for a target out of range."""
     low = high = 1
@@ -152,21 +137,3 @@ def _reference(config: DictConfig, invocation: CommandLine, by: str, program: st
     reference, _ = compose_run(program, kept)
     reference.task.labels = config.task.labels
     return reference
-
-
-def register_score(config: Mapping[str, Any]) -> None:
-    """Import the user's classes that `attention.score` names, if any, and add them to `SCORES`.
-
-    The config is unresolved, since the target of an interpolation was not admitted as the name of a class.
-    """
-    values = dict(leaves(config))
-    for key in SCORE_KEYS:
-        name = values.get(key)
-        if not isinstance(name, str) or "." not in name or "${" in name:
-            continue
-        score: Any = pydoc.locate(name)
-        if not (isinstance(score, type) and issubclass(score, ScaledDotScore)):
-            known = ", ".join(SCORES)
-            reason = f"must be one of {known}, or PACKAGE.CLASS of a subclass of tinyformer.nn.ScaledDotScore"
-            raise ArgumentError(key, name, reason)
-        SCORES[name] = score

@@ -14,7 +14,6 @@ from hydra.utils import instantiate
 from lightning.pytorch.callbacks import Timer
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.batch import Batch
 from tinyformer.checkpoint.file import OWN_PREFIXES, Checkpoint, require_fitting, start_from
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, raising_module
 from tinyformer.costs.network import count_costs, uncounted
@@ -22,11 +21,12 @@ from tinyformer.data import DataModule, TextTokenizer
 from tinyformer.data.stream import default_cache_dir
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import write_whole
-from tinyformer.hardware import can_compile, cpu_name, free_memory
+from tinyformer.hardware import Pass, can_compile, cpu_name, free_memory, median_seconds
 from tinyformer.measures.capture import running_hooks
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, LearnedPosition, Network, Transformer, kernel_of_layer
 from tinyformer.nn.maps import AttentionInputs
-from tinyformer.nn.timing import CANDIDATES, faster, heads_pass
+from tinyformer.nn.network import heads_pass
+from tinyformer.nn.readout import Batch
 from tinyformer.run.settings import Settings
 from tinyformer.tasks import Seq2Seq, Task
 
@@ -35,6 +35,13 @@ MIN_SECONDS_TO_COMPILE = 600.0
 
 FLOPS_OF_A_THREAD = 5e10
 """FLOP/s that training in bf16 on a CPU is planned with: a constant, so that a command is decided alike each time."""
+
+CANDIDATES = ("eager", "sdpa")
+"""The backends among which `auto` chooses on a CPU."""
+
+MIN_SPEEDUP, REPEATS = 1.1, 4
+"""The noise margin, how many times as fast as the usual choice another backend has to be, and how many times as long as
+usual they are compared."""
 
 
 def starting_network(
@@ -334,3 +341,10 @@ def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, name)
     return name
+
+
+def faster(usual: str, passes: Mapping[str, Pass], device: str) -> str:
+    """The name of the fastest pass, or the usual one unless that takes `MIN_SPEEDUP` times as long."""
+    seconds = median_seconds(passes, device, REPEATS)
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest if seconds[usual] > MIN_SPEEDUP * seconds[fastest] else usual

@@ -23,17 +23,17 @@ from tinyformer.config.conf import AXES, format_value, hydra_value, key_of_argum
 from tinyformer.config.errors import config_keys, in_sentences, say
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.launch import CommandLine, compose_run, offer_stored_run
-from tinyformer.config.process import isolated_hydra, isolated_process
+from tinyformer.config.process import import_matplotlib, isolated_hydra, isolated_process
 from tinyformer.costs.network import find_memory_shortage
 from tinyformer.data import DataModule, QuestionSplit
 from tinyformer.errors import ArgumentError
-from tinyformer.files import import_matplotlib, write_whole
+from tinyformer.files import write_whole
 from tinyformer.hardware import describe_device, free_memory
 from tinyformer.nn import Network
 from tinyformer.report import caption
 from tinyformer.run.data import make_data_and_task
 from tinyformer.run.evaluation import analyse, describe_context, score_evaluation, score_training, write_predictions
-from tinyformer.run.match import match_size, set_size
+from tinyformer.run.match import match_size
 from tinyformer.run.network import choose_kernels, compile_network, decide_compiling, starting_network, training_kernels
 from tinyformer.run.results import summarise_evaluation, summarise_training
 from tinyformer.run.run import Run, destroy_process_group_on_exit, fit, requeue_on_exit
@@ -124,8 +124,11 @@ def set_up(
     data, split, task, mask = make_data_and_task(config, invocation, settings)
     if is_training:
         stored["task"] |= {"labels": data.labels, "num_texts": data.num_texts}
-    matched = match_size(config, invocation, data.tokenizer.vocab_size) if is_training else None
-    set_size(stored, matched)
+    matched = None
+    if is_training and config.get("match") is not None:
+        matched = match_size(config, invocation, data.tokenizer.vocab_size)
+        *path, last = matched.by.split(".")
+        functools.reduce(dict.__getitem__, path, stored)[last] = matched.size
     network = starting_network(config, data.tokenizer, settings, task, stored["task"])
     run = Run(config, folder, invocation, stored, settings, data, split, task, network, mask, matched)
     if is_training:

@@ -15,7 +15,8 @@ from tinyformer.config.conf import hydra_value
 from tinyformer.config.errors import say
 from tinyformer.data import DataModule, LabelledSplit, PairSplit, QuestionSplit
 from tinyformer.data.module import count, shortened
-from tinyformer.files import atomic_write, finite, relative_path
+from tinyformer.errors import relative_path
+from tinyformer.files import atomic_write, finite
 from tinyformer.hardware import describe_device
 from tinyformer.measures import head_label, head_roles
 from tinyformer.nn.heads import layer_title

@@ -26,8 +26,7 @@ from tinyformer.config.folder import is_first_process
 from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule
 from tinyformer.data.batches.loader import LostWorker
-from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.files import relative_path
+from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.match import Matched
 from tinyformer.run.settings import Settings

@@ -1,92 +1,20 @@
 """The texts that a model generates at the end of a run, from the `generate` group."""
 
-import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 
 from tinyformer.config.errors import indent
 from tinyformer.data import DataModule, TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.generation.generation import Beam, Sampling, ends, generate, require_amount, stream
+from tinyformer.generation.generation import ends, generate, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
+from tinyformer.run.settings import Generation
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
 
 NUM_OUTPUTS = 3  # outputs of a split that are printed
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The `generate` group, whose comments describe its values."""
-
-    prompt: str | list[str] | None = None
-    prompt_file: str | None = None
-    num_tokens: int = 200
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    num_return_sequences: int = 1
-    stop: str | list[str] | None = None
-    beams: int = 4
-    length_penalty: float = 1.0
-    length_offset: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_amount(self.num_tokens, self.seed, self.num_return_sequences, self.stops)
-        _ = self.prompts, self.sampling(), self.beam  # raise where their values cannot be
-
-    @functools.cached_property
-    def prompts(self) -> list[str]:
-        """The prompts; one that is empty where none is given."""
-        if self.prompt_file is None:
-            return self.prompt if isinstance(self.prompt, list) else [self.prompt or ""]
-        path = Path(self.prompt_file)
-        if self.prompt is not None:
-            raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")
-        try:
-            return [path.read_text(encoding="utf-8")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError("prompt_file", path, f"cannot be read as UTF-8 text ({error})") from error
-
-    @property
-    def stops(self) -> list[str]:
-        """The strings that end a text."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [text.replace(r"\n", "\n") for text in given]  # a shell passes on \n as it is typed
-
-    @property
-    def has_prompt(self) -> bool:
-        return self.prompt is not None or self.prompt_file is not None
-
-    def sampling(self, suppressed: Sequence[int] = ()) -> Sampling:
-        """The rule of sampling, without the tokens that are suppressed."""
-        return Sampling(self.temperature, self.top_k, self.top_p, suppressed, self.repetition_penalty)
-
-    @functools.cached_property
-    def beam(self) -> Beam:
-        return Beam(self.beams, self.length_penalty, self.length_offset)
-
-    def refuse_prompt(self, reason: str, can_be_left_out: bool = False) -> None:
-        for name in ("prompt", "prompt_file"):
-            if (value := getattr(self, name)) is not None:
-                raise ArgumentError(name, value, reason, {name: None} if can_be_left_out else None)
-
-    def of(self, texts: list[str]) -> str | list[str]:
-        """The texts of the prompts in the form of `prompt`: a list, or one text."""
-        return texts if isinstance(self.prompt, list) or len(texts) > 1 else texts[0]
-
-
-def make_generation(group: Mapping[str, Any]) -> Generation:
-    """The settings of the `generate` group."""
-    with argument_path("generate"):
-        return Generation(**group)
 
 
 def describe_prompts(

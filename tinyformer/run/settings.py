@@ -1,8 +1,9 @@
 """The settings of a run: what its config says, each value checked, its device, its precision and its checkpoint."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,15 +24,16 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint, load_step
+from tinyformer.config.admission import register_score
 from tinyformer.config.checks import check_types, check_value
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import require_unused
 from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule, PairSplit, QuestionSplit
 from tinyformer.data.stream import Split
-from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.errors import ArgumentError, argument_path, relative_path, require_choice
+from tinyformer.generation.generation import Beam, Sampling, require_amount
 from tinyformer.hardware import compute_dtype, resolve_device, resolve_precision
-from tinyformer.run.match import register_score
-from tinyformer.run.sample import Generation, make_generation
 from tinyformer.run.starting_checkpoint import InitialCheckpoint, load_start, refuse_finished
 from tinyformer.training.sharding import PRECISIONS
 from tinyformer.training.trainer_parts import PROFILERS
@@ -84,6 +86,75 @@ class Options:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The `generate` group, whose comments describe its values."""
+
+    prompt: str | list[str] | None = None
+    prompt_file: str | None = None
+    num_tokens: int = 200
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    num_return_sequences: int = 1
+    stop: str | list[str] | None = None
+    beams: int = 4
+    length_penalty: float = 1.0
+    length_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_amount(self.num_tokens, self.seed, self.num_return_sequences, self.stops)
+        _ = self.prompts, self.sampling(), self.beam  # raise where their values cannot be
+
+    @functools.cached_property
+    def prompts(self) -> list[str]:
+        """The prompts; one that is empty where none is given."""
+        if self.prompt_file is None:
+            return self.prompt if isinstance(self.prompt, list) else [self.prompt or ""]
+        path = Path(self.prompt_file)
+        if self.prompt is not None:
+            raise ArgumentError("prompt_file", path, "only one of `prompt` and `prompt_file` can be given")
+        try:
+            return [path.read_text(encoding="utf-8")]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError("prompt_file", path, f"cannot be read as UTF-8 text ({error})") from error
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end a text."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text.replace(r"\n", "\n") for text in given]  # a shell passes on \n as it is typed
+
+    @property
+    def has_prompt(self) -> bool:
+        return self.prompt is not None or self.prompt_file is not None
+
+    def sampling(self, suppressed: Sequence[int] = ()) -> Sampling:
+        """The rule of sampling, without the tokens that are suppressed."""
+        return Sampling(self.temperature, self.top_k, self.top_p, suppressed, self.repetition_penalty)
+
+    @functools.cached_property
+    def beam(self) -> Beam:
+        return Beam(self.beams, self.length_penalty, self.length_offset)
+
+    def refuse_prompt(self, reason: str, can_be_left_out: bool = False) -> None:
+        for name in ("prompt", "prompt_file"):
+            if (value := getattr(self, name)) is not None:
+                raise ArgumentError(name, value, reason, {name: None} if can_be_left_out else None)
+
+    def of(self, texts: list[str]) -> str | list[str]:
+        """The texts of the prompts in the form of `prompt`: a list, or one text."""
+        return texts if isinstance(self.prompt, list) or len(texts) > 1 else texts[0]
+
+
+def make_generation(group: Mapping[str, Any]) -> Generation:
+    """The settings of the `generate` group."""
+    with argument_path("generate"):
+        return Generation(**group)
 
 
 @dataclass(frozen=True)
@@ -162,7 +233,9 @@ def read_settings(
         return replace(settings, compile_mode=None)  # a few batches do not pay for compiling
     settings = make_settings(arguments, options)
     config.trainer.precision = settings.precision
-    start = load_start(options.resume, options.init_from, folder)
+    if options.resume is None:
+        require_unused(relative_path(folder))
+    start = load_start(options.resume, options.init_from) if options.resume or options.init_from else None
     if start is not None:
         if start.is_resumed:
             refuse_finished(start, folder, arguments["max_steps"])

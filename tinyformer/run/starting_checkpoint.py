@@ -19,10 +19,9 @@ from tinyformer.checkpoint.file import (
 from tinyformer.config.admission import Plain, admit_config, never_instantiated
 from tinyformer.config.conf import format_value
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.folder import has_checkpoint, is_first_process, require_unused
+from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError, argument_path
-from tinyformer.files import relative_path
+from tinyformer.errors import ArgumentError, argument_path, relative_path
 
 
 @dataclass(frozen=True)
@@ -77,15 +76,13 @@ class InitialCheckpoint:
             raise ArgumentError(self.key, self.checkpoint.path, reason)
 
 
-def load_start(resume: str | None, init_from: str | None, folder: Path) -> InitialCheckpoint | None:
-    """Load the checkpoint that a training run begins with, if any; without `resume`, its folder has to be unused."""
+def load_start(resume: str | None, init_from: str | None) -> InitialCheckpoint:
+    """Load the checkpoint that a training run begins with."""
     if resume is not None:
         # A resumed run has a checkpoint of its own, and the one that it began with may no longer exist.
         with argument_path(passed={"path": "resume"}):
             return InitialCheckpoint(load_newest(Path(resume) / "checkpoints"), "resume")
-    require_unused(relative_path(folder))
-    if init_from is None:
-        return None
+    assert init_from is not None
     with argument_path(passed={"path": "init_from"}):
         return InitialCheckpoint(load_checkpoint(init_from), "init_from")
 

@@ -31,8 +31,7 @@ from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import is_first_process, process_number
 from tinyformer.costs.network import count_costs
 from tinyformer.data import DataModule
-from tinyformer.errors import ArgumentError
-from tinyformer.files import relative_path
+from tinyformer.errors import ArgumentError, relative_path
 from tinyformer.hardware import keep_freed_memory
 from tinyformer.nn import Network
 from tinyformer.run.settings import Settings, trainer_errors

@@ -1,8 +1,7 @@
 from .classification import Classification
-from .language_model import CausalLM, MaskedLM
 from .seq2seq import Output, Seq2Seq
 from .span import Prediction, SpanExtraction
-from .task import Batch, Task
+from .task import Batch, CausalLM, MaskedLM, Task
 
 __all__ = [
     "Batch",

@@ -10,10 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from tinyformer.batch import Batch
 from tinyformer.data import TextTokenizer
 from tinyformer.data.sources.documents import class_name
 from tinyformer.errors import ArgumentError, require_choice
+from tinyformer.nn.readout import Batch
 from tinyformer.tasks.task import Table, Task, require_smoothing
 from tinyformer.tasks.user_texts import TextReader, Texts
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from tinyformer.batch import Batch, tensors
 from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
 from tinyformer.data.batches.loader import EvaluationBatches
 from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.nn.readout import Batch, tensors
 from tinyformer.tasks.task import Table, Task
 from tinyformer.tasks.text_metrics import answer_scores, character_f1, scores_without_question
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, texts_of

@@ -1,20 +1,22 @@
-"""The interface of a training objective, and what the prediction of tokens has in common."""
+"""The interface of a training objective, and the prediction of tokens: of the next one, and of masked ones."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tinyformer.batch import IGNORED, Batch
-from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError
+from tinyformer.data import TextTokenizer, TokenSplit
+from tinyformer.errors import ArgumentError, require_at_least, require_numbers
+from tinyformer.generation.generation import Sampling, ends, generate, require_amount
 from tinyformer.nn import AttentionMask, Network, Transformer
-from tinyformer.tasks.user_texts import TextReader, Texts
+from tinyformer.nn.readout import IGNORED, Batch
+from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
 
 Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows
 
@@ -172,3 +174,187 @@ def perplexity(loss: float | None) -> float:
     """exp(loss), for a mean negative log-likelihood in nats; finite however large the loss."""
     assert loss is not None
     return math.exp(min(loss, 700.0))
+
+
+MAX_LOST_BYTES = 0.001  # the largest share of the bytes that a tokenizer loses of a text with bits per byte
+
+
+class CausalLM(TokenTask):
+    """Causal language modelling: each token is predicted from the tokens before it (Radford et al. 2018)."""
+
+    generates = True
+
+    def mask(self, batch: Batch) -> AttentionMask:
+        """A causal mask, within documents if the batch has them; it also hides padding, which is on the right."""
+        documents, starts = batch.get("documents"), batch.get("document_starts")
+        return AttentionMask(causal=True, documents=documents, document_starts=starts)
+
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
+        """The texts, with the tokens after the first one as targets; the end of the text is not a target."""
+        batch = self.read(reader, texts)
+        inputs = batch["inputs"]
+        is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
+        return {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)}
+
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
+        """The last token of each text."""
+        return batch["lengths"] - 1
+
+    def generate(
+        self,
+        reader: TextReader,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        repetition_penalty: float = 1.0,
+        num_return_sequences: int = 1,
+        stop: str | Sequence[str] | None = None,
+    ) -> list[list[int]]:
+        """Each prompt with its continuation, up to the end of its document or `num_tokens` tokens; see `Sampling`.
+
+        Prompts have any length; the model sees the last `max_seq_len` tokens. Continuation `i` is sampled with the seed
+        `seed + i`, independently of the others. Settings are defined as in `transformers`: each prompt has
+        `num_return_sequences` continuations in succession, and a text ends with the token that completes one of the
+        strings in `stop`.
+        """
+        network, tokenizer = cast(Transformer, reader.network), reader.own_tokenizer
+        works = {"num_tokens": 200, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 0}
+        works |= {"repetition_penalty": 1.2, "num_return_sequences": 3}
+        require_numbers(int, works, num_tokens=num_tokens, seed=seed, num_return_sequences=num_return_sequences)
+        require_numbers(int, works, **({} if top_k is None else {"top_k": top_k}))
+        require_numbers(float, works, temperature=temperature, repetition_penalty=repetition_penalty)
+        require_numbers(float, works, **({} if top_p is None else {"top_p": top_p}))
+        stops = [] if stop is None else texts_of("stop", stop)
+        require_amount(num_tokens, seed, num_return_sequences, stops)
+        rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
+        missing = tokenizer.missing_ids(network.vocab_size) if tokenizer else []
+        sampling = Sampling(temperature, top_k, top_p, missing, repetition_penalty)
+        end = ends(reader.tokenizer, stops) if tokenizer or stops else {}
+        new = generate(network, rows, num_tokens, sampling, seed, **end)
+        return [[*row, *ids] for row, ids in zip(rows, new, strict=True)]
+
+    def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
+        """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.
+
+        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if tokens are unknown or
+        not scored, or more than 0.1 % of the bytes are lost (see `tinyformer.data.lost_bytes`): their cost is unknown.
+        """
+        metrics = super().metrics(sums, split)
+        # Scaled to the whole split, in case `limit_val_batches` scored only a part of it.
+        bits = float(sums["nats"]) / float(sums["tokens"]) * split.num_tokens / math.log(2)
+        cost_is_known = split.num_unknown == 0 and split.scored is None and split.lost_bytes <= MAX_LOST_BYTES
+        return metrics | {
+            "perplexity": perplexity(metrics["loss"]),
+            "bits_per_byte": bits / split.num_bytes if cost_is_known else None,
+        }
+
+    def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
+        bits = metrics["bits_per_byte"]
+        reason = f"decode(encode(text)) differs from the text in {split.lost_bytes:.2%} of the bytes"
+        reason = reason if split.scored is None else "not every token is scored"
+        reason = "the text has unknown tokens" if split.num_unknown else reason
+        return {
+            "perplexity": f"{metrics['perplexity']:.2f}",
+            "bits per byte": f"none: {reason}" if bits is None else f"{bits:.4f}",
+            "next token": describe_accuracy(metrics),
+        }
+
+
+class MaskedLM(TokenTask):
+    """Masked tokens are predicted from all other tokens (Devlin et al. 2018, arXiv 1810.04805).
+
+    The data choose which tokens are masked, see `tinyformer.data.Masking`.
+
+    Args:
+        pseudo_perplexity_tokens: number of validation tokens, from the beginning of the split, over which
+            pseudo-perplexity is computed at the end of a run. Each takes a forward pass of its window. 0 skips it.
+    """
+
+    needs_masking = True
+
+    def __init__(self, pseudo_perplexity_tokens: int = 512) -> None:
+        require_at_least(0, {"pseudo_perplexity_tokens": 512}, pseudo_perplexity_tokens=pseudo_perplexity_tokens)
+        self.pseudo_perplexity_tokens = pseudo_perplexity_tokens
+
+    def mask(self, batch: Batch) -> AttentionMask:
+        """A bidirectional mask that hides padding, within documents if the batch has them."""
+        if "documents" in batch:  # padding is a document of its own
+            return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
+        return super().mask(batch)
+
+    def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
+        """The metrics of `TokenTask`, `num_scored` and `majority_share`, the share of the most frequent token."""
+        counts = np.bincount(np.asarray(split.ids))
+        counts[split.ids[0]] = 0  # <eos>, which is never masked
+        majority_share = float(counts.max() / max(counts.sum(), 1))
+        return super().metrics(sums, split) | {"num_scored": int(sums["tokens"]), "majority_share": majority_share}
+
+    @torch.no_grad()
+    def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
+        """`pseudo_perplexity`: each token masked in turn (Salazar et al. 2020, arXiv 1910.14659).
+
+        exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length. A token attends to its
+        whole window, other documents included, whatever `data.document_mask` says.
+        """
+        ids = torch.from_numpy(np.asarray(split.ids[: self.pseudo_perplexity_tokens], dtype=np.int64))
+        assert tokenizer.mask_id is not None
+        device, was_training = next(network.parameters()).device, network.training
+        network.eval()
+        nats = []
+        for window in ids.split(network.max_seq_len):
+            masked = (window != tokenizer.start_id).nonzero()[:, 0]
+            nats.append(pseudo_nats(network, window.to(device), masked, tokenizer.mask_id))
+        network.train(was_training)
+        total = torch.cat(nats)
+        return {"pseudo_perplexity": perplexity(float(total.mean())) if len(total) else None}
+
+    def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
+        """The texts, with each of their tokens as a target, except the special ones."""
+        batch, tokenizer = self.read(reader, texts), reader.own_tokenizer
+        special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=reader.device)
+        return {**batch, "targets": batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)}
+
+    def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
+        """The mask token of each text."""
+        mask_ids = [tokenizer.mask_id] if tokenizer.mask_id is not None else []
+        is_masked = torch.isin(batch["inputs"], batch["inputs"].new_tensor(mask_ids))
+        if not bool((is_masked.sum(dim=1) == 1).all()):
+            reason = f"must have one {tokenizer.decode(mask_ids) or 'mask token'}, which the model predicts"
+            raise ArgumentError("text", tokenizer.decode(batch["inputs"][0]), reason)
+        return is_masked.int().argmax(dim=1)
+
+    def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
+        """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
+        if (mask_id := getattr(reader.own_tokenizer, "mask_id", None)) is None:
+            raise ArgumentError("tokenizer", None, "has no mask token")
+        nats, places = [], [(row != IGNORED).nonzero()[:, 0] for row in batch["targets"]]
+        for row, length, masked in zip(batch["inputs"], batch["lengths"].tolist(), places, strict=True):
+            nats.append(pseudo_nats(reader.network, row[:length], masked, mask_id).sum())
+        return torch.stack(nats), torch.tensor(list(map(len, places))).to(nats[0].device)
+
+    def describe(self, metrics: Mapping[str, float | None], split: TokenSplit) -> dict[str, str | None]:
+        pseudo = metrics.get("pseudo_perplexity")
+        return {
+            "masked token": f"{describe_accuracy(metrics)}; the most frequent token makes up "
+            f"{metrics['majority_share']:.1%}",
+            "pseudo-perplexity": None if pseudo is None else f"{pseudo:.2f}, over the first tokens of the split",
+        }
+
+
+@torch.no_grad()
+def pseudo_nats(
+    network: Network, window: Int[Tensor, " seq"], positions: Int[Tensor, " masked"], mask_id: int
+) -> Float[Tensor, " masked"]:
+    """-log p(w_i | all other tokens) of the tokens at some positions of a window, each masked in turn."""
+    nats = [torch.zeros(0, device=window.device)]
+    # 32 copies of the window at a time. `split` of an empty tensor would give one empty part.
+    for masked in positions.to(window.device).split(32) if len(positions) else ():
+        rows = torch.arange(len(masked), device=window.device)
+        tokens = window.repeat(len(masked), 1)
+        tokens[rows, masked] = mask_id
+        logits = network(tokens, AttentionMask())[rows, masked].float()
+        nats.append(F.cross_entropy(logits, window[masked], reduction="none"))
+    return torch.cat(nats)

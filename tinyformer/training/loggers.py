@@ -18,8 +18,9 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from tinyformer.errors import ArgumentError
-from tinyformer.files import outside_of_the_current_folder, relative_path, write_whole
+from tinyformer.config.process import outside_of_the_current_folder
+from tinyformer.errors import ArgumentError, relative_path
+from tinyformer.files import write_whole
 from tinyformer.report import AnalysisResult
 
 WAIT_SECONDS = 10

@@ -19,7 +19,7 @@ from commands import ROOT, Ended, Program
 
 from tinyformer.analysis import ResidualSurgery
 from tinyformer.config.folder import held
-from tinyformer.files import relative_path
+from tinyformer.errors import relative_path
 from tinyformer.programs.findings.files import Finding, finding_names, read_finding, trust
 from tinyformer.programs.findings.outcomes import kept_records, page, read_outcomes
 from tinyformer.programs.findings.quantities import VERSIONS

@@ -14,11 +14,11 @@ import torch
 
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
 from tinyformer.analysis.removal.ablation import gated, head_changes, head_importance, losses_along
-from tinyformer.batch import Batch, tensors
 from tinyformer.costs.network import num_bytes
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.hardware import median_seconds
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.nn.timing import median_seconds
+from tinyformer.nn.readout import Batch, tensors
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult
 

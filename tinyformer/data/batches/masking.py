@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
-from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.batches.windows import Rows, Windows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
+from tinyformer.nn.readout import IGNORED, Batch
 
 
 @dataclass(frozen=True)

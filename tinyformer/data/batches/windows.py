@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int, Int32, Int64
 from torch import Tensor
 
-from tinyformer.batch import IGNORED, Batch
 from tinyformer.data.stream import TokenSplit
+from tinyformer.nn.readout import IGNORED, Batch
 
 Pack = Literal["concat", "document"]
 PACKS: tuple[str, ...] = get_args(Pack)

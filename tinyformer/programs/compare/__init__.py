@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.config.errors import exit_code_of, option_names, say
+from tinyformer.config.process import import_matplotlib
 from tinyformer.errors import ArgumentError
-from tinyformer.files import import_matplotlib, write_table
+from tinyformer.files import write_table
 from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
 from tinyformer.programs.compare.folders import find_runs, read_run
 from tinyformer.programs.console import print_table

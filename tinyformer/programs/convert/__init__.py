@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinyformer.config.errors import exit_code_of, option_names, say
-from tinyformer.files import import_matplotlib
+from tinyformer.config.process import import_matplotlib
 
 
 def main(arguments: Sequence[str]) -> int:

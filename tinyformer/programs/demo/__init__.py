@@ -33,7 +33,7 @@ def _demonstrate(overrides: Sequence[str]) -> None:
     with ending_at_ctrl_c():
         from tinyformer.analysis import TrainingFilm
         from tinyformer.analysis.over_training.over_steps import events_of_snapshots
-        from tinyformer.files import relative_path
+        from tinyformer.errors import relative_path
         from tinyformer.model.loading import train
         from tinyformer.programs.demo.sentences import describe
 

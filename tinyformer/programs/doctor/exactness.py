@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tinyformer import nn
+from tinyformer.hardware import Pass, profiled_events
 from tinyformer.nn import AttentionInputs, AttentionMask, BaseAttention, KernelRequirements, Scoring
 from tinyformer.nn.kernels.choose import Backend
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.nn.maps import kernel_among
-from tinyformer.nn.timing import Pass, heads_pass, profiled_events
+from tinyformer.nn.network import heads_pass
 from tinyformer.programs.doctor.variants import DTYPE_NAMES, MASK_NAMES, MAX_SEQ, NUM_HEADS, Variant
 
 DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16), strict=True))

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from tinyformer.hardware import cpu_name, keep_freed_memory
+from tinyformer.hardware import cpu_name, keep_freed_memory, median_seconds
 from tinyformer.nn import BACKENDS, LACKS, KernelRequirements, select_backend
-from tinyformer.nn.timing import median_seconds
 from tinyformer.programs.doctor.exactness import (
     DTYPES,
     EXACT_SHAPE,

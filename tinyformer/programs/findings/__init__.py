@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyformer.config.errors import exit_code_of, say
-from tinyformer.config.process import ending_at_ctrl_c
-from tinyformer.files import import_matplotlib, write_whole
+from tinyformer.config.process import ending_at_ctrl_c, import_matplotlib
+from tinyformer.files import write_whole
 
 if TYPE_CHECKING:
     from tinyformer.programs.findings.files import Finding

@@ -30,11 +30,11 @@ from tinyformer.config.folder import held
 from tinyformer.config.launch import compose_run, compose_sweep, launch, offer_stored_run
 from tinyformer.config.process import guard_imports, isolated_hydra, isolated_process, named_lines
 from tinyformer.data import SourceDataModule
-from tinyformer.errors import argument_path
-from tinyformer.files import relative_path, write_table, write_whole
+from tinyformer.errors import argument_path, relative_path
+from tinyformer.files import write_table, write_whole
+from tinyformer.hardware import Pass, median_seconds, peak_bytes
 from tinyformer.model.loading import train
 from tinyformer.nn import Attention, AttentionMask, Cache, Encoder, FeedForward, LayerNorm, PreNormBlock
-from tinyformer.nn.timing import Pass, median_seconds, peak_bytes
 from tinyformer.programs.card import make_card
 from tinyformer.programs.doctor.verdict import describe_machine, examine, one_thread, quiet
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding

@@ -28,8 +28,7 @@ from tinyformer.checkpoint.file import (
 )
 from tinyformer.checkpoint.format import KEY, encode, write_raw
 from tinyformer.data.batches.loader import LostWorker
-from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.files import relative_path
+from tinyformer.errors import ArgumentError, relative_path, require_at_least, require_choice
 from tinyformer.hardware import synchronize
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule, num_steps

@@ -15,8 +15,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tinyformer import measures, report
 from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.data.module import count
-from tinyformer.errors import ArgumentError, require_at_least, require_at_most
-from tinyformer.files import relative_path, write_table
+from tinyformer.errors import ArgumentError, relative_path, require_at_least, require_at_most
+from tinyformer.files import write_table
 from tinyformer.generation.generation import Beam
 from tinyformer.hardware import synchronize
 from tinyformer.nn import EncoderDecoder, Transformer
