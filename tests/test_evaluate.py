@@ -38,7 +38,7 @@ def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **overrides
     raw = load_raw(trained.last)
     raw["state_dict"]["network.encoder.layers.0.attention.o_proj.weight"] *= scale
     raw["tinyformer"]["overrides"] |= overrides
-    write_raw(path, raw)
+    write_raw(Path(path), raw)
 
 
 @pytest.mark.smoke

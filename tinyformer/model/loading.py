@@ -222,9 +222,9 @@ def _checked(overrides: Sequence[str]) -> Sequence[str]:
 
 def _job(config: DictConfig, folder: Path, invocation: CommandLine) -> TrainedRun:
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
         importlib.invalidate_caches()  # a cell may just have written the file of a class
         check_early(config, invocation.choices)
-        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
         import_matplotlib()
         from tinyformer.run.pipeline import train
 

@@ -14,7 +14,7 @@ from tinyformer.analysis.texts.relation_lines import NUM_UNTRAINED, HeadRoles, R
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import head_label, map_names, map_title
 from tinyformer.measures.words import WordError, Words, merge_words, words_of
-from tinyformer.nn import AttentionMaps
+from tinyformer.nn import AttentionMaps, EncoderDecoder
 from tinyformer.nn.heads import layer_title
 from tinyformer.report.plots import measure_maps
 from tinyformer.report.result import AnalysisResult
@@ -86,6 +86,8 @@ class HeadRelations:
             relation = RelationLines(context, self.file, self.lines, self.predicting)
             return analyse_lines(relation, HeadRoles(context, self.importance))
         assert context.untrained is not None
+        if isinstance(context.network, EncoderDecoder):
+            context.network.cross_attentions()  # which refuses layers without heads
         kind = context.kinds[-1]  # "cross" in an encoder–decoder
         shown, queries, keys = self._read(context, kind)
         untrained = (context.untrained(seed) for seed in range(NUM_UNTRAINED))
