@@ -1,4 +1,4 @@
-"""The error that every package raises for an invalid argument, checks that raise it, and paths as messages name them."""
+"""The error that every package raises for an invalid argument, checks that raise it, and paths in messages."""
 
 import contextlib
 import re

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.checkpoint.format import FORMAT, KEY, write_raw
-from tinyformer.config import admission as stored_config
 from tinyformer.config import conf
 from tinyformer.config.admission import (
     NotAdmittedError,
@@ -105,9 +104,8 @@ def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monke
         text = (later / file).read_text()
         assert before in text
         (later / file).write_text(text.replace(before, after))
-    caches = (stored_config._compose, conf.files, conf.programs, conf.read, conf.values_of_keys)
-    for module in (stored_config, conf):
-        monkeypatch.setattr(module, "config_dir", lambda: later)
+    caches = (conf.files, conf.programs, conf.read, conf.values_of_keys)
+    monkeypatch.setattr(conf, "config_dir", lambda: later)
     try:
         for cache in caches:
             cache.cache_clear()

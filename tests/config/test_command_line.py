@@ -14,7 +14,8 @@ from commands import ROOT
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import at_step, find_checkpoint, load_checkpoint
+from tinyformer.checkpoint.file import at_step, load_checkpoint
+from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.conf import (
     axes_of,
     config_dir,

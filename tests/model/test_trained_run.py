@@ -29,6 +29,7 @@ from hydra.core.hydra_config import HydraConfig
 import tinyformer
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.process import import_matplotlib
 from tinyformer.training import TrainingModule
 
 WORDS = [*SMALL.split(), *TEXT.split()]
@@ -82,7 +83,7 @@ def process_state(names: Iterable[str]) -> dict[str, Any]:
 def test_a_run_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["matmul_precision=high", "deterministic=true", "seed=3"]
     importlib.import_module("tinyformer.run.pipeline")  # which sets up loggers, as matplotlib's import does
-    importlib.import_module("tinyformer.files").import_matplotlib()
+    import_matplotlib()
     with initialize_config_dir(str(ROOT / "conf"), version_base=None), warnings.catch_warnings():
         warnings.resetwarnings()
         monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)

@@ -19,7 +19,7 @@ from tinyformer.nn import (
     HeadGate,
     OutputGate,
     Residual,
-    vocabulary,
+    readout,
     vocabulary_cross_entropy,
 )
 from tinyformer.nn.readout import IGNORED, TargetNats, padded_scores
@@ -130,7 +130,7 @@ def test_a_gpu_holds_the_logits_of_a_quarter_of_its_memory(compiled, half, most,
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=64_000))
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: half)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
-    assert vocabulary._most_logits(torch.device("cuda"), compiled) == most
+    assert readout._most_logits(torch.device("cuda"), compiled) == most
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])

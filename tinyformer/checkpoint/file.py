@@ -19,24 +19,8 @@ import torch
 from torch import Tensor
 
 from tinyformer.checkpoint.format import FORMAT, KEY, is_archive, read_raw, write_raw
+from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError, relative_path
-
-
-def find_checkpoint(path: str | Path) -> Path:
-    """The file of a path: the last checkpoint of a run's folder; of "last", where nothing is called so, the newest."""
-    path = Path(path)
-    if path == Path("last") and not path.exists() and (newest := newest_checkpoint()):
-        print(f"The last checkpoint is {newest}.")
-        return newest
-    last = path / "checkpoints" / "last.ckpt"
-    return last if os.path.isfile(last) else path  # `Path` raises an error where a name is too long
-
-
-def newest_checkpoint() -> Path | None:
-    """The `outputs/*/*/checkpoints/last.ckpt` that was written last; None if there is none."""
-    found = Path("outputs").glob("*/*/checkpoints/last.ckpt")
-    return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
-
 
 PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
 """The parts of a checkpoint, with their types."""
@@ -94,7 +78,7 @@ def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
 
 
 def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK_PREFIX, TRAINED_ON)) -> Checkpoint:
-    """Read a checkpoint onto the CPU, see `find_checkpoint`; one with weights that are not finite is refused, too.
+    """Read a checkpoint onto the CPU, see `find_checkpoint`.
 
     Tensors whose names begin with none of the prefixes, such as an optimizer's, are not read.
     """
@@ -180,18 +164,7 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         if kind not in DTYPES:
             return f"is malformed: its weight {name[:200]} is not a tensor of real numbers ({kind})"
-    return first_not_finite(weights)
-
-
-def first_not_finite(weights: Mapping[str, Tensor]) -> str | None:
-    """A sentence about the first weight that contains NaN or infinity, if any."""
-    name = next((name for name, weight in weights.items() if not _is_finite(weight)), None)
-    return None if name is None else f"has weights that are not finite (NaN or infinity), {name[:200]} first"
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """Return True if no element is NaN or infinity, as its extremes show, without a tensor of its size."""
-    return weight.numel() == 0 or bool(torch.stack(weight.aminmax()).isfinite().all())
+    return None
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:

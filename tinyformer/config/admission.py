@@ -5,8 +5,8 @@ a class is one of ours, unless the command line names it.
 
 A checkpoint stores overrides by key: a choice for each axis, every value that our YAML states, and a value that it
 computes, such as `${model.d_model}`, only where it was overridden. So a later change of a default leaves an old
-checkpoint as it is, and an override of `model.d_model` acts on what follows from it. Hydra composes the config from
-what is admitted, and never reads the checkpoint's own text.
+checkpoint as it is, and an override of `model.d_model` acts on what follows from it. The config is composed from what
+is admitted, and Hydra never reads the checkpoint's own text.
 """
 
 import copy
@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -29,17 +28,17 @@ from tinyformer.config.conf import (
     AXES,
     STORED,
     choices_of,
-    config_dir,
+    default_choices,
     files,
     format_value,
     hydra_value,
     key_of,
     parsed,
+    read,
     register_resolvers,
     values_of_keys,
 )
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.process import isolated_hydra
 from tinyformer.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -328,25 +327,19 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
     """
     if not OmegaConf.has_resolver("default_num_kv_heads"):
         register_resolvers()
-    chosen = (f"{axis}={overrides[axis]}" for axis in AXES if overrides.get(axis) in choices_of(axis))
-    base, choices = copy.deepcopy(_compose(*chosen))
+    choices = default_choices({axis: name for axis in AXES if (name := overrides.get(axis)) in choices_of(axis)})
+    base: Plain = {axis: read(choice, axis) for axis in AXES if (choice := choices[axis]) is not None}
+    base = copy.deepcopy(base | {name: read("train")[name] for name in STORED if name not in AXES})
+    for node in base.values():
+        if isinstance(node, dict):
+            node.pop("defaults", None)
     for key in (key[1:] for key in overrides if key.startswith("~")):
-        # Hydra, which would resolve the value before it deletes it, cannot delete one that refers to a missing value.
         *owners, name = key.split(".")
         node = functools.reduce(lambda node, owner: node.get(owner) or {}, owners, base)
         if name not in node:
             raise NotAdmittedError(key, "cannot be deleted by a checkpoint")
         del node[name]
-    return base, choices
-
-
-@functools.cache
-def _compose(*overrides: str) -> tuple[Plain, dict[str, str | None]]:
-    with isolated_hydra(), initialize_config_dir(str(config_dir()), version_base=None):
-        config = compose("train", list(overrides), return_hydra_config=True)
-        plain: Any = OmegaConf.to_container(config, resolve=False)
-        choices = {axis: config.hydra.runtime.choices[axis] for axis in AXES}
-        return {name: plain[name] for name in STORED if name in plain}, choices
+    return base, {axis: choices[axis] for axis in AXES}
 
 
 def register_score(config: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 
 from tinyformer.config.process import name_of_run
+from tinyformer.files import load_plain_yaml
 
 MAX_LENGTH = 120  # maximum number of characters of a value that an error shows
 
@@ -221,14 +222,30 @@ def read(name: str, axis: str | None = None) -> dict[str, Any]:
     file = (programs() if axis is None else files().get(axis, {})).get(name)
     if file is None:
         return {}
-    contents: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    contents: dict[str, Any] = load_plain_yaml(file.read_text(encoding="utf-8")) or {}
     inherited: dict[str, Any] = {}
     for base in contents.get("defaults", []):
         if isinstance(base, str) and base != "_self_":
             # "_shared" is of the same axis, "/attention/gqa@_here_" of another.
             *other, stem = base.partition("@")[0].strip("/").split("/")
-            inherited |= read(stem, other[0] if other else axis)
-    return inherited | contents
+            inherited = _merged(inherited, read(stem, other[0] if other else axis))
+    return _merged(inherited, contents)
+
+
+def _merged(base: Any, own: Any) -> Any:
+    """The contents of a file on top of those of its base, as Hydra merges them."""
+    if not (isinstance(base, dict) and isinstance(own, dict)):
+        return own
+    return base | own | {key: _merged(base[key], own[key]) for key in base.keys() & own.keys()}
+
+
+def default_choices(chosen: Mapping[str, str]) -> dict[str, str | None]:
+    """The choices of the axes of a training run, given some of them; a task may choose others."""
+    choices = axes_of("train") | chosen
+    for node in read(choices["task"], "task")["defaults"]:
+        if isinstance(node, dict):  # such as "override /data@_global_.data: summaries"
+            choices |= {key.partition("/")[2].partition("@")[0]: choice for key, choice in node.items()}
+    return choices | chosen
 
 
 def axes_of(program: str) -> dict[str, str | None]:

@@ -25,7 +25,7 @@ from hydra.core.utils import run_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from tinyformer.checkpoint.file import find_checkpoint
+from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.admission import admit_config, alternatives, composed, is_swept, leaves, recorded_sources
 from tinyformer.config.conf import (
     AXES,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import newest_checkpoint
+from tinyformer.checkpoint.paths import newest_checkpoint
 from tinyformer.config.admission import NotAdmittedError, admit_override, is_swept, leaves
 from tinyformer.config.conf import (
     NEVER_SET,

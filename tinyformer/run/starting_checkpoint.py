@@ -9,13 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from tinyformer.checkpoint.file import (
-    EMBEDDING,
-    LAST,
-    Checkpoint,
-    load_checkpoint,
-    load_newest,
-)
+from tinyformer.checkpoint.file import EMBEDDING, LAST, Checkpoint, load_checkpoint, load_newest
 from tinyformer.config.admission import Plain, admit_config, never_instantiated
 from tinyformer.config.conf import format_value
 from tinyformer.config.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from tinyformer.analysis import ResidualSurgery
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import held
-from tinyformer.programs.findings import statements
+from tinyformer.programs.findings import verdicts
 from tinyformer.programs.findings.files import Finding, read_finding
 from tinyformer.programs.findings.outcomes import page
 from tinyformer.programs.findings.records import PlannedRun, digest_of
@@ -45,7 +45,7 @@ def test_a_run_keeps_what_was_stated_when_it_first_started(tmp_path: Path) -> No
 def test_statements_are_kept_once_and_the_last_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = [digest_of(statement_of(changed(at_most))) for at_most in (0.1, 0.2)]
     for second, at_most in enumerate((0.1, 0.2, 0.1)):
-        monkeypatch.setattr(statements, "now", lambda second=second: f"at {second}")
+        monkeypatch.setattr(verdicts, "now", lambda second=second: f"at {second}")
         keep_statements([changed(at_most)], tmp_path)
         assert in_force(tmp_path) == {"rank": digests[second % 2]}
     kept = read_statements(tmp_path)["rank"]

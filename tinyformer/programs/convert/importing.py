@@ -7,7 +7,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from tinyformer.checkpoint.file import Checkpoint, first_not_finite, save_network
+from tinyformer.checkpoint.file import Checkpoint, save_network
 from tinyformer.config.admission import Plain, composed, describe_config
 from tinyformer.config.conf import format_value
 from tinyformer.config.errors import config_keys
@@ -54,8 +54,6 @@ def import_model(source: str, path: Path) -> list[str]:
         )
         raise ArgumentError("source", source, reason)
     tensors, dtypes = read_tensors(folder)
-    if problem := first_not_finite(tensors):
-        raise ArgumentError("source", source, problem)
     depths = depths_of(config["model"])
     if (depth := max(depths.values())) > len(tensors):  # before a network of these layers is made
         reason = f"config.json asks for {depth:,} layers, and the files hold {len(tensors):,} tensors"
