@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from tinyformer.config.launch import CommandLine
 from tinyformer.costs.network import count_costs
+from tinyformer.data.batches.windows import Batch
 from tinyformer.hardware import compute_dtype
 from tinyformer.nn import AttentionMask
 from tinyformer.nn.maps import running_kernel
-from tinyformer.nn.readout import Batch
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run, fit
 from tinyformer.run.trainer import closing

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tinyformer.analysis import AnalysisContext
 from tinyformer.data import CharTokenizer, PairTokens
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.measures import TokenPair
 from tinyformer.nn import (
     Attention,
@@ -23,7 +24,6 @@ from tinyformer.nn import (
     TokenReadout,
     Transformer,
 )
-from tinyformer.nn.readout import IGNORED
 from tinyformer.tasks import CausalLM, Seq2Seq
 
 CAUSAL = AttentionMask(causal=True)

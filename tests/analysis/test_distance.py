@@ -5,8 +5,8 @@ import torch
 
 from analysis.contexts import TOKENIZER, loud_transformer, make_context
 from tinyformer.analysis import AccuracyByDistance, AnalysisContext
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import IGNORED
 from tinyformer.tasks import CausalLM, MaskedLM
 
 # Input 7 comes again after 2 and after 3 tokens, 9 after 4; a target that is not scored, and one without an occurrence.

@@ -25,10 +25,10 @@ from tinyformer.analysis import GradientFlow, ResidualSurgery
 from tinyformer.analysis.depth.by_depth import RESIDUALS, stacks_of, without_skips
 from tinyformer.analysis.depth.gradients import gradient_norms, sublayer_gradients
 from tinyformer.analysis.depth.residual import distance_to_rank_one, linear_probe, rank_by_depth, token_cosine
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.measures.capture import attention_calls
 from tinyformer.nn import PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
-from tinyformer.nn.readout import IGNORED
 from tinyformer.nn.score import Scoring
 
 SAME = torch.tensor([3.0, 4.0]).expand(1, 5, 2)

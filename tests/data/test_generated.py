@@ -16,9 +16,9 @@ from tinyformer.data import (
     ModularAdditionDataModule,
     RecallDataModule,
 )
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.data.generated.sequences import NUMBERS
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import IGNORED
 
 NUMBER = {"num_sequences": 50, "num_validation_sequences": 20}
 INDUCTION = {"seq_len": 40, "num_symbols": 16, "min_period": 6, "max_period": 12} | NUMBER

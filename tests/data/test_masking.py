@@ -22,7 +22,7 @@ from tinyformer.data import (
     WindowFormat,
     Windows,
 )
-from tinyformer.nn.readout import IGNORED
+from tinyformer.data.batches.windows import IGNORED
 
 TEXT = "Unbelievable interoperability: 12 naïve café-goers' tokenizations, isn't it?\n"
 

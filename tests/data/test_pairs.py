@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tinyformer.data import ByteTokenizer, PairFormat, Pairs, SourceDataModule, SpecialTokens, TextFiles
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import IGNORED
 
 EOS = ByteTokenizer().build([]).eos_id
 ROWS = [("ab", "x"), ("c", "yzw"), ("defg", "v"), ("h", "u")]

@@ -19,9 +19,8 @@ from tinyformer.data import (
     WindowFormat,
     Windows,
 )
-from tinyformer.data.batches.windows import TensorWindows
+from tinyformer.data.batches.windows import IGNORED, TensorWindows
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import IGNORED
 
 from .streams import EOS, split_of
 from .test_examples import labelled

@@ -15,8 +15,8 @@ from nn.model_cases import make_transformer, token_ids
 
 from tasks.fixed import Fixed
 from tinyformer.data import CharTokenizer, PairSplit, TokenSplit
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.nn import AttentionMask
-from tinyformer.nn.readout import IGNORED
 from tinyformer.run.results import describe_metrics
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Output, Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity

@@ -8,8 +8,8 @@ from analysis.contexts import loud_encoder_decoder
 from nn.model_cases import make_encoder, make_transformer
 
 from tinyformer.data.batches.loader import EpochLoader
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
-from tinyformer.nn.readout import IGNORED
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.report import Report

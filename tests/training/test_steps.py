@@ -10,7 +10,7 @@ import torch
 from nn.model_cases import make_transformer
 
 from tinyformer.checkpoint.file import load_checkpoint
-from tinyformer.nn.readout import IGNORED
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted

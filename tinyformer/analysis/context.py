@@ -14,12 +14,12 @@ import torch
 from matplotlib.figure import Figure
 
 from tinyformer.data import TextTokenizer
+from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path, require_at_least
 from tinyformer.measures.capture import TokenPair, attention_calls, decoded_pair, head_label, map_names
 from tinyformer.measures.intervals import Losses
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network
 from tinyformer.nn.heads import Address, layer_title
-from tinyformer.nn.readout import Batch, tensors
 from tinyformer.report.charts import head_grid
 from tinyformer.report.result import AnalysisResult, Table, naming_ablated
 from tinyformer.tasks import Seq2Seq, Task

@@ -189,15 +189,8 @@ def named_lines(name: str) -> Iterator[None]:
         err.end()
 
 
-@contextlib.contextmanager
-def outside_of_the_current_folder() -> Iterator[None]:
-    """Run the block in the root folder: libraries read settings from the current one, which may be untrusted."""
-    with contextlib.chdir(os.path.abspath(os.sep)):
-        yield
-
-
 def import_matplotlib() -> None:
     """Import matplotlib without the current folder's `matplotlibrc`, which it executed until 3.10.8 and still reads."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # of the list of fonts that it builds once
-    with outside_of_the_current_folder():
+    with contextlib.chdir("/"):
         importlib.import_module("matplotlib")

@@ -30,10 +30,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition, TokenMixer
 from tinyformer.nn.network import attentions_in, mixers_in
-from tinyformer.nn.readout import Batch
 from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}  # bytes of an element of the KV cache, by dtype

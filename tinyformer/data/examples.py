@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Int64, UInt
 from lightning.pytorch.utilities import rank_zero_only
 
-from tinyformer.data.batches.windows import Rows
+from tinyformer.data.batches.windows import Batch, Rows
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import SPLITS, Source, class_name, in_use, natural_order
 from tinyformer.data.splits import splitmix64
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import Batch
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxtyping import UInt64
 from torch.utils.data import DataLoader
 
 from tinyformer.data.batches.loader import EpochLoader
-from tinyformer.data.batches.windows import Rows
+from tinyformer.data.batches.windows import Batch, Rows
 from tinyformer.data.recipe import LeftOut, Recipe
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import SPLITS, Source, in_use, rows_of
@@ -22,7 +22,6 @@ from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import MAX_SEED, ArgumentError, argument_path, printable, require_at_least, require_at_most
-from tinyformer.nn.readout import Batch
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""

@@ -10,13 +10,12 @@ import pyarrow.compute as pc
 import torch
 from jaxtyping import Int64, UInt
 
-from tinyformer.data.batches.windows import Rows
+from tinyformer.data.batches.windows import IGNORED, Batch, Rows
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import TEXTS, Source
 from tinyformer.data.stream import Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn.readout import IGNORED, Batch
 
 TooLong = Literal["truncate", "skip", "error"]
 

@@ -11,14 +11,13 @@ import pyarrow.compute as pc
 import torch
 from jaxtyping import Bool, Int64, UInt
 
-from tinyformer.data.batches.windows import Rows
+from tinyformer.data.batches.windows import Batch, Rows
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import Source
 from tinyformer.data.sources.squad import Question, from_questions
 from tinyformer.data.stream import Encoded, Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn.readout import Batch
 
 EXTRA_TOKENS = 2
 """Tokens of a window that are not those of question and context: `eos` before each."""

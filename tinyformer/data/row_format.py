@@ -14,12 +14,11 @@ from torch.utils.data import DataLoader
 
 from tinyformer.data.batches.loader import EpochLoader, EvaluationBatches, ResumableLoader, SimilarLengthLoader, share
 from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
-from tinyformer.data.batches.windows import PACKS, Pack, Rows, Windows
+from tinyformer.data.batches.windows import PACKS, Batch, Pack, Rows, Windows
 from tinyformer.data.sources.documents import Source, batches_of, iterate_rows, iterate_texts
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-from tinyformer.nn.readout import Batch
 
 TokenDevice = Literal["auto", "cpu", "cuda"]
 SHORTEST_WINDOW = 16  # tokens; a text that is shorter yet is too short to train on

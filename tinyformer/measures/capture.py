@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from tinyformer.data import PairTokens, TextTokenizer
+from tinyformer.data.batches.windows import IGNORED, Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.generation import Beam, beam_search
 from tinyformer.nn import (
@@ -29,7 +30,6 @@ from tinyformer.nn import (
 from tinyformer.nn.heads import Address, layer_title
 from tinyformer.nn.kernels.eager import attention_maps
 from tinyformer.nn.maps import NoMapsError, is_own
-from tinyformer.nn.readout import IGNORED, Batch, tensors
 
 
 def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:

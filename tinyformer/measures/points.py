@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import running_hooks
 from tinyformer.nn import AttentionInputs, BaseAttention, ClassReadout, Encoder, Network
 from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
-from tinyformer.nn.readout import IGNORED, Batch
 from tinyformer.nn.textbook import TextbookAttention
 
 Shape: TypeAlias = tuple[int | str, ...]

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.batches.windows import document_starts
+from tinyformer.data.batches.windows import Batch, document_starts
 from tinyformer.files import finite
 from tinyformer.measures.capture import CapturedMaps, LayerCall, TokenPair, attention_calls, capture_pair, map_names
 from tinyformer.measures.events import TRAITS, Trait, head_labels
@@ -30,7 +30,6 @@ from tinyformer.measures.table import (
 )
 from tinyformer.nn import QKV, AttentionInputs, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import Address
-from tinyformer.nn.readout import Batch
 from tinyformer.tasks import Task
 
 

@@ -16,6 +16,7 @@ from tinyformer.analysis import Analysis, AnalysisContext
 from tinyformer.analysis.context import changed
 from tinyformer.checkpoint.file import SNAPSHOTS, Checkpoint
 from tinyformer.data import TextTokenizer
+from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.points import (
     ForwardPass,
@@ -30,7 +31,6 @@ from tinyformer.measures.points import (
 from tinyformer.model.ablation import Head, ablated_heads
 from tinyformer.model.text_maps import TextMaps, maps_of_batch
 from tinyformer.nn import BaseAttention, LatentAttention, Network, RelativePosition
-from tinyformer.nn.readout import Batch
 from tinyformer.report import AnalysisResult
 from tinyformer.run.evaluation import analyse, make_context
 from tinyformer.run.pipeline import evaluation_in_python

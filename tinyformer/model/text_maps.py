@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tinyformer.analysis.texts.maps import PICTURE_TOKENS
 from tinyformer.data import TextTokenizer
+from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
 from tinyformer.measures import (
@@ -38,7 +39,6 @@ from tinyformer.model.notebook import Panel, Table, chart_of_maps, framed
 from tinyformer.nn import AttentionMaps, BaseAttention, DifferentialAttention, EncoderDecoder, Network
 from tinyformer.nn.heads import Address, layer_title, plain_address
 from tinyformer.nn.network import attentions_in
-from tinyformer.nn.readout import Batch
 from tinyformer.report import atlas_html, head_maps, write_atlas
 from tinyformer.tasks import Task
 

@@ -18,12 +18,12 @@ from tinyformer.analysis.over_training.over_steps import OverSteps
 from tinyformer.checkpoint.file import copy_with, load_checkpoint, load_weights, save_network, snapshots_of
 from tinyformer.config.admission import describe_config, recorded_sources
 from tinyformer.data import DataModule, SourceDataModule
+from tinyformer.data.batches.windows import Batch
 from tinyformer.data.sources.documents import in_use
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.errors import argument_path, relative_path
 from tinyformer.files import write_table
 from tinyformer.nn import Network
-from tinyformer.nn.readout import Batch
 from tinyformer.report import AnalysisResult, caption, save_png
 from tinyformer.run.data import has_test
 from tinyformer.run.network import make_seeded_network

@@ -18,6 +18,7 @@ from tinyformer.checkpoint.file import OWN_PREFIXES, Checkpoint, require_fitting
 from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError, raising_module
 from tinyformer.costs.network import count_costs, uncounted
 from tinyformer.data import DataModule, TextTokenizer
+from tinyformer.data.batches.windows import Batch
 from tinyformer.data.stream import default_cache_dir
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.files import write_whole
@@ -26,7 +27,6 @@ from tinyformer.measures.capture import running_hooks
 from tinyformer.nn import BACKENDS, AttentionMask, BaseAttention, LearnedPosition, Network, Transformer, kernel_of_layer
 from tinyformer.nn.maps import AttentionInputs
 from tinyformer.nn.network import heads_pass
-from tinyformer.nn.readout import Batch
 from tinyformer.run.settings import Settings
 from tinyformer.tasks import Seq2Seq, Task
 

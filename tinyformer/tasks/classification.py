@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from tinyformer.data import TextTokenizer
+from tinyformer.data.batches.windows import Batch
 from tinyformer.data.sources.documents import class_name
 from tinyformer.errors import ArgumentError, require_choice
-from tinyformer.nn.readout import Batch
 from tinyformer.tasks.task import Table, Task, require_smoothing
 from tinyformer.tasks.user_texts import TextReader, Texts
 

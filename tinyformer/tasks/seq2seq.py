@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from tinyformer.data import Pairs, PairSplit, SpecialTokens, TextTokenizer
 from tinyformer.data.batches.loader import EvaluationBatches
+from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.generation import Beam, beam_search
 from tinyformer.nn import AttentionMask, EncoderDecoder, Network
-from tinyformer.nn.readout import IGNORED, Batch
 from tinyformer.tasks.task import Table, TokenTask, describe_accuracy, perplexity, require_smoothing
 from tinyformer.tasks.text_metrics import text_metrics
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids

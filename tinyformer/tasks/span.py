@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tinyformer.data import Question, Questions, QuestionSplit, TextTokenizer, tokenise_questions
 from tinyformer.data.batches.loader import EvaluationBatches
+from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least
-from tinyformer.nn.readout import Batch, tensors
 from tinyformer.tasks.task import Table, Task
 from tinyformer.tasks.text_metrics import answer_scores, character_f1, scores_without_question
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, texts_of

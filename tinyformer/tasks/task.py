@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.data import TextTokenizer, TokenSplit
+from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError, require_at_least, require_numbers
 from tinyformer.generation.generation import Sampling, ends, generate, require_amount
 from tinyformer.nn import AttentionMask, Network, Transformer
-from tinyformer.nn.readout import IGNORED, Batch
 from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
 
 Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows

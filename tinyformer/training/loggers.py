@@ -1,5 +1,6 @@
 """Loggers: a CSV file for every run, Weights & Biases on request, and what Lightning's loggers get of a run."""
 
+import contextlib
 import csv
 import http.client
 import io
@@ -18,7 +19,6 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from tinyformer.config.process import outside_of_the_current_folder
 from tinyformer.errors import ArgumentError, relative_path
 from tinyformer.files import write_whole
 from tinyformer.report import AnalysisResult
@@ -223,7 +223,7 @@ class RunWandbLogger(WandbLogger):
             settings.mode = "offline"
         if os.environ.get("WANDB_BASE_URL"):
             settings.base_url = wandb_url()
-        with outside_of_the_current_folder():
+        with contextlib.chdir("/"):  # not the current folder, whose settings may be untrusted
             wandb.setup(settings)
 
     @property
@@ -231,7 +231,7 @@ class RunWandbLogger(WandbLogger):
         """The run of wandb, which starts on first use, without the `config-defaults.yaml` of the current folder."""
         if self._experiment is not None:
             return super().experiment
-        with outside_of_the_current_folder():
+        with contextlib.chdir("/"):  # not the current folder, whose settings may be untrusted
             return super().experiment
 
     @rank_zero_only

@@ -26,10 +26,10 @@ from analysis.contexts import (
 from analysis.test_transformer_lens import assert_same, both
 from tinyformer.analysis import AnalysisContext, LogitLens
 from tinyformer.analysis.causes.lens import fit_translator, log_probs, streams_of, targets_of
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import rows_of
 from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, PreNormBlock, TokenReadout, Transformer
-from tinyformer.nn.readout import IGNORED
 from tinyformer.report.plots import PAGE_WIDTH, word_table
 from tinyformer.tasks import CausalLM, Classification, MaskedLM
 

@@ -26,10 +26,10 @@ from tinyformer.analysis.atlas.tally import (
     visible_keys,
 )
 from tinyformer.analysis.context import AnalysisContext
+from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.measures.capture import PassIsComplete, queries_by_kind, running_hooks
 from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention
 from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, is_own
-from tinyformer.nn.readout import Batch, tensors
 from tinyformer.report.atlas import as_bytes
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown

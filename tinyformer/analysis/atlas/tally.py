@@ -11,10 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.data import TextTokenizer
+from tinyformer.data.batches.windows import Batch
 from tinyformer.measures import formulas
 from tinyformer.measures.capture import queries_by_kind
 from tinyformer.nn import AttentionMask
-from tinyformer.nn.readout import Batch
 
 Entries: TypeAlias = dict[str, Tensor]
 """Fields of entries by name, each with a row for each entry: `group`, `score` and what else is to be kept."""

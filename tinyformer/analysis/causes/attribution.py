@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from tinyformer.analysis.causes.prompts import exact_pass, read_prompt
 from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, largest, require_positive
 from tinyformer.analysis.texts.relation_lines import compare
+from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import rows_of
 from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.layers import Stream
-from tinyformer.nn.readout import IGNORED, Batch
 from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from tinyformer.analysis.causes.prompts import exact_pass, read_text
 from tinyformer.analysis.context import AnalysisContext, Text, Trained, require_positive
+from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import queries_by_kind, rows_of
 from tinyformer.measures.intervals import Change, Losses
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.nn.readout import IGNORED, Batch
 from tinyformer.report.charts import lines
 from tinyformer.report.picture import Picture
 from tinyformer.report.plots import word_table

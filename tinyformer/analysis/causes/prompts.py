@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Text, changed, refuse_target
 from tinyformer.analysis.texts.relation_lines import compare, read_columns
+from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.measures.points import ForwardPass, forward_pass, lengths_of
 from tinyformer.nn import BACKENDS
-from tinyformer.nn.readout import Batch, tensors
 from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks import CausalLM, Classification, Seq2Seq
 from tinyformer.tasks.user_texts import TextReader

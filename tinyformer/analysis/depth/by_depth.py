@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
+from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import pairs_of, without_padding
 from tinyformer.measures.points import intervention
 from tinyformer.nn import Encoder, EncoderDecoder, Network, Residual
-from tinyformer.nn.readout import IGNORED
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult, Table
 from tinyformer.tasks import CausalLM

@@ -22,13 +22,13 @@ from tinyformer.analysis.depth.by_depth import (
     stacks_of,
     stream_points,
 )
+from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
 from tinyformer.measures.capture import attention_calls, running_hooks
 from tinyformer.measures.points import intervention
 from tinyformer.measures.probe import ablated_maps
 from tinyformer.nn import AttentionMaps, Network
-from tinyformer.nn.readout import IGNORED, Batch
 from tinyformer.report.result import AnalysisResult
 
 NORM_TITLE = "Gradient of the loss by depth, as a multiple of that at the last layer (depth 0: the embeddings)"

@@ -13,11 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, changed, require_positive
+from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.measures.capture import queries_by_kind, running_hooks
 from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
 from tinyformer.nn import BaseAttention, Network
-from tinyformer.nn.readout import Batch
 from tinyformer.report.result import AnalysisResult
 
 MAX_POINTS = 17  # of a curve of the loss by the number of removed heads, besides a chosen number

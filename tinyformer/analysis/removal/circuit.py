@@ -11,12 +11,12 @@ import torch
 
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
 from tinyformer.analysis.removal.ablation import MODES, ablations
+from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.measures.capture import capture_weights
 from tinyformer.measures.formulas import repeated_tokens
 from tinyformer.measures.table import MEASURES, PATTERNS, measure_layers
 from tinyformer.nn import Transformer
-from tinyformer.nn.readout import Batch
 from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks.task import TokenTask
 

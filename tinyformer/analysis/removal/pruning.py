@@ -15,10 +15,10 @@ import torch
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
 from tinyformer.analysis.removal.ablation import gated, head_changes, head_importance, losses_along
 from tinyformer.costs.network import num_bytes
+from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 from tinyformer.hardware import median_seconds
 from tinyformer.nn import AttentionMask, Network
-from tinyformer.nn.readout import Batch, tensors
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult
 

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tinyformer.data import LabelledSplit, PairSplit, QuestionSplit
+from tinyformer.data.batches.windows import Batch
 from tinyformer.nn import Network
-from tinyformer.nn.readout import Batch
 from tinyformer.report.charts import confusion_grid
 from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks import Classification, Seq2Seq, SpanExtraction, Task

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tinyformer.data.batches.masking import MaskedWindows, Masker
-from tinyformer.data.batches.windows import Pack, Rows, TensorWindows, Windows
+from tinyformer.data.batches.windows import Batch, Pack, Rows, TensorWindows, Windows
 from tinyformer.data.stream import TokenSplit
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import Batch
 
 _POOL = 50  # batches whose rows are sorted by length together
 

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
-from tinyformer.data.batches.windows import Rows, Windows
+from tinyformer.data.batches.windows import IGNORED, Batch, Rows, Windows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError
-from tinyformer.nn.readout import IGNORED, Batch
 
 
 @dataclass(frozen=True)
