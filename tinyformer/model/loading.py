@@ -16,9 +16,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.checkpoint.file import load_step, load_weights
+from tinyformer.checkpoint.file import load_step, require_fitting
 from tinyformer.config.admission import SCORE_KEYS, admit_config, is_swept, leaves, register_score
-from tinyformer.config.checks import check_early, check_types
+from tinyformer.config.checks import check_early
 from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import ConfigError, cause_of, in_sentences
 from tinyformer.config.launch import CommandLine, launch, training_words
@@ -78,8 +78,6 @@ def load(
     if max_seq_len is not None:
         (config.model.max_seq_len,) = plain_address([max_seq_len])
     try:
-        for part in ("network", "task.objective"):
-            check_types(config, part)
         with NoInitialisation():
             network = make_network(config, tokenizer)
         _require_positions(network, longest)
@@ -88,7 +86,9 @@ def load(
         if isinstance(cause, ArgumentError) and cause.path[-1] in ("backend", "max_seq_len"):
             cause.path = cause.path[-1:]
         raise cause from error
-    load_weights(network, stored)
+    require_fitting(network, stored)
+    for name, own in network.state_dict(keep_vars=True).items():
+        own.data = stored.weights[name].to(own.dtype)  # mapped from the file, not copied
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
