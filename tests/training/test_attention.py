@@ -1,4 +1,4 @@
-"""Attention in training: telemetry of heads in small real runs, and the memory that attention weights take."""
+"""Attention in training: telemetry of heads in small real runs."""
 
 import math
 from functools import partial
@@ -7,11 +7,8 @@ import pytest
 import torch
 from commands import table
 from matplotlib.image import imread
-from nn.model_cases import make_transformer, token_ids
 
-from tinyformer.costs.network import find_memory_shortage, stored_bytes
 from tinyformer.measures import MEASURES, PATTERNS
-from tinyformer.nn import AttentionMask
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.report import Report
@@ -102,65 +99,3 @@ def test_a_resumed_run_continues_events_and_seconds(tmp_path, logger):
     assert table(tmp_path / "whole" / "events.csv") == table(tmp_path / "broken" / "events.csv")
     assert resumed.num_measurements == whole.num_measurements == 12
     assert resumed.seconds > first.seconds
-
-
-# The memory of attention weights: what autograd stores, and the warning before it does not fit.
-
-CAUSAL = AttentionMask(causal=True)
-SEQ, HEADS, ROWS = 64, 4, 3
-BACKEND = ("network", "encoder", "block", "attention", "backend")
-RECOMPUTE, LENGTH = ("network", "encoder", "checkpoint_activations"), ("network", "encoder", "max_seq_len")
-BATCH, ACCUMULATE = ("datamodule", "batch_size"), ("trainer", "accumulate_grad_batches")
-
-
-def bytes_of_maps(model, autocast=False):
-    """Bytes of all tensors that autograd stores with a number for each head, query and key, each counted once."""
-    sizes = {}
-
-    def pack(tensor):
-        if tensor.numel() >= ROWS * HEADS * SEQ * SEQ:
-            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
-    ):
-        assert model(token_ids(ROWS, SEQ), CAUSAL).requires_grad
-    return sum(sizes.values())
-
-
-@pytest.mark.parametrize(
-    ("dropout", "autocast", "bytes_per_weight"), [(0.0, False, 4), (0.0, True, 6), (0.1, False, 12), (0.1, True, 8)]
-)
-def test_the_estimate_is_what_autograd_stores(dropout, autocast, bytes_per_weight):
-    model = make_transformer(max_seq_len=SEQ, num_layers=3, backend="eager", dropout=0.0).train()
-    for layer in model.attentions():
-        layer.dropout = dropout
-    dtype = torch.bfloat16 if autocast else torch.float32
-    estimate = 3 * ROWS * stored_bytes(model.attentions()[0], SEQ, "cpu", dtype)
-    assert estimate == bytes_of_maps(model, autocast) == 3 * ROWS * HEADS * SEQ * SEQ * bytes_per_weight
-
-
-ROW = 4 * 4 * 4 * 1024 * 1024
-"""Bytes that a sequence takes in 4 layers with 4 heads: 67.1 MB in fp32."""
-
-
-@pytest.mark.parametrize(
-    ("free", "dropout", "recompute", "works"),
-    [
-        (8 * ROW, 0.0, False, None),
-        (8 * ROW - 1, 0.0, False, {BACKEND: "flash"}),
-        (2 * ROW, 0.0, True, None),
-        # Flash has no dropout on CPU; with it, weights take 12 bytes instead of 4.
-        (6 * ROW, 0.1, False, {RECOMPUTE: True}),
-        (ROW, 0.1, True, {BATCH: 1, ACCUMULATE: 8}),
-        (ROW * 3 // 8, 0.1, True, {LENGTH: 256}),
-    ],
-)
-def test_what_does_not_fit_is_reported_with_settings_that_help(free, dropout, recompute, works):
-    model = make_transformer(num_layers=4, max_seq_len=1024, backend="eager", checkpoint_activations=recompute)
-    for layer in model.attentions():
-        layer.dropout = dropout
-    found = find_memory_shortage(model, ["eager"] * 4, "cpu", torch.float32, CAUSAL, 8, free)
-    assert (found and found.works) == works

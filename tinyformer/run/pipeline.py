@@ -19,16 +19,15 @@ from tinyformer.analysis import Analysis
 from tinyformer.checkpoint.file import Checkpoint, copy_with
 from tinyformer.checkpoint.format import FORMAT
 from tinyformer.config.admission import Plain, describe_config, require_readable
-from tinyformer.config.conf import AXES, format_value, hydra_value, key_of_argument
+from tinyformer.config.conf import AXES, hydra_value
 from tinyformer.config.errors import config_keys, in_sentences, say
 from tinyformer.config.folder import has_checkpoint, is_first_process
 from tinyformer.config.launch import CommandLine, compose_run, offer_stored_run
 from tinyformer.config.process import import_matplotlib, isolated_hydra, isolated_process
-from tinyformer.costs.network import find_memory_shortage
-from tinyformer.data import DataModule, QuestionSplit
+from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
 from tinyformer.files import write_whole
-from tinyformer.hardware import describe_device, free_memory
+from tinyformer.hardware import describe_device
 from tinyformer.nn import Network
 from tinyformer.report import caption
 from tinyformer.run.data import make_data_and_task
@@ -161,7 +160,6 @@ def _add_trainer(
     compile_network(network, settings, data.row_format.varying_length, run.mask, run.trainer.world_size)
     if run.invocation.in_python:
         require_one_process(run.trainer)
-    run.warning = memory_warning(run)
     log_hyperparameters(run.loggers, run.stored, network)
 
 
@@ -179,16 +177,6 @@ def _add_scoring_trainer(run: Run, chosen: Mapping[str, L.Callback], analysis: A
     profiler = settings.arguments.get("profiler")
     run.trainer = scoring_trainer(settings, run.folder, run.loggers, list(chosen.values()), profiler)
     log_hyperparameters(run.loggers, own, run.network)
-
-
-def memory_warning(run: Run) -> str | None:
-    """A sentence if the attention weights of a training step will not fit into memory."""
-    settings, data, split = run.settings, run.data, run.data.splits["train"]
-    lengths = split.sizes if isinstance(split, QuestionSplit) else getattr(split, "lengths", None)
-    longest = None if lengths is None else int(lengths.max(initial=1))
-    facts = (settings.device, settings.dtype, run.mask, data.batch_size, free_memory(settings.device), longest)
-    shortage = find_memory_shortage(run.network, run.kernels, *facts)
-    return shortage.describe(partial(key_of_argument, run.stored), format_value) if shortage else None
 
 
 def checkpoint_contents(

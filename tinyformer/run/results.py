@@ -59,7 +59,6 @@ def summarise_training(run: Run, scores: Scores, findings: AnalysisResult) -> di
     }
     facts = [
         *describe_network(run),
-        Fact("warning", run.warning),
         describe_speed(run.report, run.trainer.global_step),
         describe_telemetry(run.telemetry, run.report.total.seconds),
         *describe_data(run.data, list(run.data.splits)),

@@ -59,7 +59,6 @@ class Run:
     module: TrainingModule = field(init=False)
     loggers: list[Logger] = field(init=False)
     trainer: L.Trainer = field(init=False)  # Lightning's trainer, with all callbacks
-    warning: str | None = None  # a sentence if the attention weights of a training step will not fit into memory
     backends: str | None = None  # the backends of its layers, where they were chosen by measurement
     analysis: Analysis | None = None  # the analysis of an evaluation, if one is chosen
 
@@ -111,8 +110,6 @@ def destroy_process_group_on_exit() -> Iterator[None]:
 
 def fit(run: Run) -> None:
     """Run the training loop."""
-    if is_first_process() and run.warning:
-        print(run.warning, file=sys.stderr)
     resumed = str(run.checkpoint.path) if run.settings.is_resumed else None
     try:
         passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
