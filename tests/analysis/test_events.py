@@ -14,7 +14,6 @@ from tinyformer.analysis import HeadAtlas
 from tinyformer.analysis.atlas.events import NUM_STRONGEST, SplitEvents
 from tinyformer.analysis.atlas.snippets import events_of
 from tinyformer.analysis.atlas.tally import CLASSES, Smallest, priorities
-from tinyformer.errors import ArgumentError
 from tinyformer.measures.points import forward_pass
 
 
@@ -164,19 +163,17 @@ def test_a_reservoir_is_a_uniform_sample():
 
 def test_findings_and_the_page(tmp_path):
     context = of_windows(causal(), padded=True)
-    (tmp_path / "heads.csv").write_text("layer,head,change\n0,0,0.5\n1,3,-0.25\n")
-    atlas = HeadAtlas(num_windows=4, columns={"change": str(tmp_path / "heads.csv")}, num_tokens=8)
-    findings = atlas(context, tmp_path)
-    table, data = columns_of(findings.tables["atlas"]), stored(tmp_path / "atlas.html")
-    assert [value for value in table["change"] if value is not None] == [0.5, -0.25]
+    findings = HeadAtlas(num_windows=4, num_tokens=8)(context, tmp_path)
+    data = stored(tmp_path / "atlas.html")
     events = columns_of(findings.tables["events"])
     assert events["strength"][0] == pytest.approx(events["weight"][0] * events["norm"][0], rel=1e-4)
     shown, tokens = data["heads"][0]["events"]["snippets"][0], data["events"]["tokens"]
     assert tokens[shown["queries"][shown["query"]]] == events["query"][0]
     assert (shown["decile"], shown["strength"]) == (None, pytest.approx(events["strength"][0], rel=1e-4))
     assert "20 strongest" in data["events"]["sampled"]
-    with pytest.raises(ArgumentError, match="max_heads=4: the model has 8 heads"):
-        HeadAtlas(max_heads=4)(context, tmp_path)
+    table = columns_of(findings.tables["atlas"])
+    points = sorted(line.get_xydata()[0].tolist() for line in findings.figures["atlas"].axes[0].lines)
+    assert points == sorted(map(list, zip(table["entropy_share"], table["strength"], strict=True)))
 
 
 def test_in_mixed_precision_strengths_are_those_of_fp32_up_to_its_rounding():

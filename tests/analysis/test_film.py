@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from browser import quiet_page
 from nn.model_cases import make_transformer
-from PIL import Image
 from playwright.sync_api import expect
 
 from analysis.contexts import (
@@ -99,11 +98,10 @@ INDUCTION = 8, "01", "induction", TRAITS["induction"].begins
 
 
 @pytest.mark.parametrize(("events", "opening"), [((UNIFORM,), None), ((UNIFORM, INDUCTION), 1)])
-def test_the_film_opens_at_the_first_role_and_its_picture_says_if_there_is_none(events, opening):
+def test_the_film_opens_at_the_first_role(events, opening):
     made = of_events(*events)
     assert made.page_data()["further"]["film"]["opening"] == opening
-    words = [text.get_text() for axes in made.strip().axes for text in axes.texts]
-    assert words == ["no head acquired a role"] * (opening is None)
+    assert made.strip().axes
 
 
 @pytest.mark.slow
@@ -131,17 +129,15 @@ def test_a_page_that_would_be_too_large_has_fewer_snapshots(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_largest_page_has_15_mb(tmp_path):
-    """Of 144 heads with 48 tokens; a GIF shows 24 of them."""
+def test_the_largest_page_has_15_mb():
+    """Of 144 heads with 48 tokens."""
     maps, names = [torch.rand(12, 48, 48).softmax(-1)] * 12, [[f"{head:02d}" for head in range(12)]] * 12
     values = {f"measure_{at}": torch.rand(12, 12).double().tolist() for at in range(20)}
     rows = [[at, name, *(of[at][int(name)] for of in values.values()), ""] for at in range(12) for name in names[0]]
     steps = film.evenly_chosen(1000, maps)
     parts = steps, [4.0], [film.quantised(maps)], [(["layer", "head", *values, "label"], rows)]
-    whole, first = (film.Film(*(list(part * size)[:size] for part in parts), []) for size in (len(steps), 3))
+    whole = film.Film(*(list(part * len(steps))[: len(steps)] for part in parts), [])
     assert 14e6 < len(atlas_html(maps, ["a"] * 48, values, names, **whole.page_data())) < 15e6
-    with Image.open(first.save_gif(tmp_path / "film.gif")) as moving:
-        assert moving.n_frames == 3
 
 
 @pytest.mark.parametrize("number", [0, 1])

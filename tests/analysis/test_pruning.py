@@ -103,15 +103,14 @@ class Scaled(Attention):
         self.factors = nn.Parameter(torch.rand(1, self.num_heads, 1, 1))
 
     def transform_queries(self, q):
-        return super().transform_queries(q) * self.factors
+        return super().transform_queries(q) * self.factors[:, : q.shape[1]]
 
 
 @pytest.mark.parametrize(
     ("make", "fraction", "message"),
     [
-        (loud_transformer, 0.9, "fraction=0.9: is 7 of 8 heads; from 1 to 6 can be pruned"),
-        (loud_transformer, 0.01, "fraction=0.01: is 0 of 8 heads; .* fraction=0.125 works"),
-        (partial(loud_transformer, num_heads=1), 0.4, "fraction=0.4: is 1 of 2 heads; no head can be pruned"),
+        (loud_transformer, 0.9, "fraction=0.9: is 7 of 8 heads, of which 1 to 6 can be pruned"),
+        (loud_transformer, 0.01, "fraction=0.01: is 0 of 8 heads"),
         (
             partial(network, partial(Scaled, D_MODEL, 4)),
             0.4,

@@ -165,7 +165,6 @@ def test_one_head_links_two_words():
     assert table["untrained"][:8] == pytest.approx([weights[HEAD]] * 8, abs=1e-4)
     control = found.lines["  cc → aa:2: untrained"]
     assert control == f"{even:.4f} to {weights[HEAD]:.4f} in the best head, 5 seeds"
-    assert "analysis.file=" in found.lines["many texts"]
     # A bidirectional model sees later words.
     _, table = related(context_of(linked_transformer(), task=MaskedLM()), ["aa:1", "cc"])
     assert table["weight"] == pytest.approx([3 / 12] * 8, abs=1e-4)
@@ -210,8 +209,11 @@ def test_words_of_the_target_and_of_the_source():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pairs": [["cat", "bb"]]}, r"cat is not a word of the text, whose words are <eos> bb aa aa cc"),
-        ({"pairs": [["cc", "aa"]]}, r"the text has aa 2 times: aa:1 to aa:2; pairs=\[\['cc', 'aa:1'\]\] works"),
+        ({"text": None}, "text=None: must be one text"),
+        ({"text": TEXT * 2}, "text='bb.*': has 23 tokens; at most 16 fit"),
+        ({"pairs": ["cc", "bb"]}, "pairs=.*: must hold pairs of words"),
+        ({"pairs": [["cat", "bb"]]}, "pairs='cat': the text has no cat; its words are <eos> bb aa aa cc"),
+        ({"pairs": [["cc", "aa"]]}, "pairs='aa': the text has aa 2 times: aa:1 to aa:2"),
         ({"pairs": [["bb", "cc"]]}, r"bb does not see cc, which comes later in the text; .*task=masked_lm"),
         ({"window": 3}, r"cc does not see bb, which is outside of the window of every layer"),
     ],

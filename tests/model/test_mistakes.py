@@ -68,7 +68,7 @@ MISTAKES = [
     (partial(model().generate, "q", stop=""), "stop='': must not be empty: it would end every text; stop=['A', 'B']"),
     (lambda: model().generate("q", beams=2), "task='CausalLM': takes prompts, num_tokens, temperature, top_k"),
     # Points.
-    (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': is no point of the model; it has {POINT}"),
+    (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': names nothing here; there are {POINT}"),
     (run(replace={"*_mid": torch.relu, POINT: torch.relu}), f"replace='{POINT}': names {POINT}, which '*_mid'"),
     (lambda: model(backend="flex").run(TEXTS, gradients=True), "backend='flex': cannot compute training on CPU"),
     (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor of"),

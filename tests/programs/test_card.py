@@ -38,8 +38,6 @@ MISTAKES = {
     "attention=mha,gqaa": "attention=gqaa: ",
     "model.num_heads=5": "model.num_heads=5",
     "dtype=fp8": "dtype=fp8: ",
-    "batch=0": "batch=0: must be at least 1; batch=8 works.",
-    "gpus=0": "gpus=0: must be at least 1; gpus=8 works.",
     "mfu=0.4,40": "mfu=40: must be above 0, and at most 1; mfu=0.4 works.",
     "mfu=0.4 peak_of=T4": f"peak_of=T4: must be one of {', '.join(WITH_BF16)}, whose peak in bf16 is known",
     "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",

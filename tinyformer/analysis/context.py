@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from tinyformer.data import TextTokenizer
 from tinyformer.data.batches.windows import Batch, tensors
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.measures.capture import TokenPair, attention_calls, decoded_pair, head_label, map_names
 from tinyformer.measures.intervals import Losses
 from tinyformer.nn import BaseAttention, EncoderDecoder, Network
@@ -35,13 +35,6 @@ Head: TypeAlias = tuple[int, int]
 @runtime_checkable
 class Trained(Protocol):
     """A trained model to analyse, such as `tinyformer.Model`."""
-
-    @property
-    def network(self) -> Network: ...
-    @property
-    def task(self) -> Task: ...
-    @property
-    def tokenizer(self) -> TextTokenizer: ...
 
     def sample(self, num_windows: int) -> "AnalysisContext":
         """The model with a random sample of data, of at most as many windows, examples or pairs."""
@@ -90,9 +83,7 @@ class AnalysisContext:
     def active_heads(self) -> list[Head]:
         """The heads that are not ablated: the others have no effect that could be analysed."""
         ablated = [layer.ablated() for layer in self.layers]
-        if living := [(layer, head) for layer, head in self.heads if not ablated[layer][head]]:
-            return living
-        raise ArgumentError("ablated_heads", [list(head) for head in self.heads], "leaves no head to analyse")
+        return [(layer, head) for layer, head in self.heads if not ablated[layer][head]]
 
     @property
     def num_windows(self) -> int:
@@ -140,13 +131,10 @@ class AnalysisContext:
 
     def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
         """The tokens of a text, as the model reads it, or without the special tokens around it."""
-        if not text:
-            raise ArgumentError(argument, text, "must not be empty", {argument: "A cat."})
-        row: Any = text if isinstance(text, str) else tuple(text)
-        if not is_row(row, self.task.num_texts):
+        row: Any = text if isinstance(text, str) else tuple(text or ())
+        if not text or not is_row(row, self.task.num_texts):
             kind = {1: "one text", 2: "two texts, since the model classifies pairs"}.get(self.task.num_texts or 0)
-            works = {argument: ["A cat.", "A dog."] if self.task.num_texts == 2 else "A cat."}
-            raise ArgumentError(argument, text, f"must be {kind or 'one text, or two for a pair'}", works)
+            raise ArgumentError(argument, text, f"must be {kind or 'one text, or two for a pair'}")
         with argument_path(passed={"text": argument}):
             return self.tokenizer.read([row], around)[0]
 
@@ -210,19 +198,6 @@ def every_second(context: AnalysisContext, first: int) -> AnalysisContext:
         parts.append({name: of_all[(first + before) % 2 :: 2] for name, of_all in rows.items()})
         before += len(batch["inputs"])
     return replace(context, batches=[cast(Batch, part) for part in parts if len(part["inputs"])])
-
-
-def require_positive(analysis: Any, *names: str) -> None:
-    """Refuse an analysis one of whose numbers is below 1; the default of a number works."""
-    for name in names:
-        require_at_least(1, {name: getattr(type(analysis), name)}, **{name: getattr(analysis, name)})
-
-
-def refuse_target(target: str | None) -> None:
-    """Refuse the target that an analysis is given for a model of one text."""
-    if target is not None:
-        reason = "a model of one text has no target; one that is trained with task=seq2seq has"
-        raise ArgumentError("target", target, reason, {"target": None})
 
 
 @contextmanager

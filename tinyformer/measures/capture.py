@@ -9,13 +9,12 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tinyformer.data import PairTokens, TextTokenizer
 from tinyformer.data.batches.windows import IGNORED, Batch, tensors
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
 from tinyformer.generation.generation import Beam, beam_search
 from tinyformer.nn import (
     AttentionInputs,
@@ -213,8 +212,6 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
         rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls; by
             default all, as it must be for an encoder–decoder. Memory grows with rows times keys.
     """
-    if isinstance(rows, int):
-        require_at_least(1, {"rows": 64}, rows=rows)
     network = cast(Network, getattr(model, "network", model))
     if rows is not None and len(network.stacks()) > 1:
         reason = "must be None for an encoder–decoder, whose layers have queries of two sequences"
@@ -279,7 +276,7 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     model.eval()
     try:
         with running_hooks(model, hooks), torch.no_grad(), suppress(PassIsComplete):
-            functional_call(model, _autocast_weights(model), inputs, tie_weights=False)
+            model(*inputs)
     finally:
         model.train(was_training)
     if missing := [layer for layer in layers if layer not in calls]:
@@ -287,26 +284,6 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
         raise NoMapsError(others[0], "has keys that are no tokens, so its maps cannot be shown")
     return [(layer, calls[layer]) for layer in layers]
-
-
-def _autocast_weights(model: Network) -> dict[str, Tensor]:
-    """By name, the parameters of the linear layers as autocast would cast them.
-
-    Autocast launches a kernel for each of them, and launches are the bottleneck on a GPU; here one kernel casts all.
-    """
-    device = next(model.parameters()).device.type
-    if not torch.is_autocast_enabled(device):
-        return {}
-    in_stacks = {module for stack in model.stacks() for module in stack.modules()}
-    weights = {
-        f"{name}.{kind}": weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module in in_stacks
-        for kind, weight in module.named_parameters(recurse=False)
-    }
-    cast = {name: torch.empty_like(weight, dtype=torch.get_autocast_dtype(device)) for name, weight in weights.items()}
-    torch._foreach_copy_(list(cast.values()), list(weights.values()))
-    return cast
 
 
 class PassIsComplete(Exception):  # noqa: N818 -- no error

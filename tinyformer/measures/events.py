@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import require_choice
 from tinyformer.nn.heads import Address
 
 
@@ -77,14 +77,10 @@ cross-attention.
 
 
 def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trait]:
-    """`TRAITS` with the given thresholds, above 0 and below 1, in place of the defaults."""
+    """`TRAITS` with the given thresholds in place of the defaults."""
     thresholds = thresholds or {}
-    for name, threshold in thresholds.items():
-        if name not in TRAITS:
-            raise ArgumentError("thresholds", dict(thresholds), f"must be thresholds of {', '.join(TRAITS)}")
-        if not 0 < threshold < 1:
-            works = {name: TRAITS[name].threshold}
-            raise ArgumentError(f"thresholds.{name}", threshold, "must be above 0 and below 1", works)
+    for name in thresholds:
+        require_choice("thresholds", name, TRAITS)
     return {name: replace(trait, threshold=thresholds.get(name, trait.threshold)) for name, trait in TRAITS.items()}
 
 

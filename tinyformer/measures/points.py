@@ -168,10 +168,7 @@ def matching(points: Mapping[str, Any], patterns: Iterable[str], argument: str) 
         names = [name for name in points if fnmatchcase(name, pattern)]
         if not names:
             near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
-            what = {"points": "point with features", "weights": "matrix of weights"}.get(argument, "point")
-            reason = f"is no {what} of the model; it has {', '.join(near)} and others"
-            reason += ", see model.points" * (argument != "weights")
-            raise ArgumentError(argument, pattern, reason)
+            raise ArgumentError(argument, pattern, f"names nothing here; there are {', '.join(near)} and others")
         if argument == "replace" and (twice := [name for name in names if name in matched]):
             raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")
         matched |= dict.fromkeys(names, pattern)

@@ -1,10 +1,10 @@
 """The words of a token sequence, and attention maps of words in place of tokens."""
 
-import difflib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise
+from os.path import commonprefix
 from textwrap import shorten
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from tinyformer.data import TextTokenizer
+from tinyformer.errors import ArgumentError
 
 WORD = r"\p{Han}|[[\p{L}\p{M}\p{N}_]&&\P{Han}]+(?:['’][\p{L}\p{M}]+)*|\X"
 """A Chinese character; a run of letters and digits, with apostrophes inside; or another character, such as a comma."""
@@ -32,7 +33,11 @@ class Words:
         return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word if last is None else last))
 
     def find(self, asked: str) -> range:
-        """The words of a phrase, such as "jumps over", by index; unless that is one, `it:2` is the second "it"."""
+        """The words of a phrase, such as "jumps over", by index; unless that is one, `it:2` is the second "it".
+
+        Raises:
+            ArgumentError: the text has no such phrase, or has it several times.
+        """
         name, number, runs = asked, "", self._runs(asked)
         if not runs and (parts := asked.rpartition(":"))[2].isdecimal():
             name, _, number = parts
@@ -42,11 +47,9 @@ class Words:
             return runs[which - 1]
         if runs:
             times = f"{len(runs)} times: {name}:1 to {name}:{len(runs)}" if len(runs) > 1 else "once"
-            raise WordError(f"the text has {name} {times}", name if len(runs) == 1 else f"{name}:1")
+            raise ArgumentError("asked", asked, f"the text has {name} {times}")
         known = shorten(" ".join(self.names), 200, placeholder=" …")
-        close = difflib.get_close_matches(name, self.names, 1) or self.names[:1]
-        kind = "phrase" if " " in name else "word"
-        raise WordError(f"{name} is not a {kind} of the text, whose words are {known}", close[0])
+        raise ArgumentError("asked", asked, f"the text has no {name}; its words are {known}")
 
     def _runs(self, text: str) -> list[range]:
         """The indices of the words of a phrase, each time that it occurs; white space of it is between words."""
@@ -67,14 +70,6 @@ class Words:
     def predicted(self) -> "Words":
         """The words that the queries of a causal model predict: each token's place is that of the token before it."""
         return Words((*self.names, ""), (*self.of_tokens[1:], len(self.names)))
-
-
-class WordError(ValueError):
-    """A phrase that is not found in a text: the reason, and a word that is."""
-
-    def __init__(self, reason: str, works: str) -> None:
-        super().__init__(reason)
-        self.reason, self.works = reason, works
 
 
 def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str | Sequence[str]] = ()) -> Words:
@@ -137,13 +132,8 @@ def _pieces(ids: Sequence[int], tokenizer: TextTokenizer) -> list[str]:
     """The text that each token adds; a character that several tokens encode comes with the last of them."""
     text = tokenizer.decode(ids)
     # Tokens that end within a character decode to a replacement character, which differs from the text.
-    ends = [_num_shared(tokenizer.decode(ids[: i + 1]), text) for i in range(len(ids))]
+    ends = [len(commonprefix([tokenizer.decode(ids[: i + 1]), text])) for i in range(len(ids))]  # noqa: RUF071 -- of characters
     return [text[begin:end] for begin, end in pairwise(accumulate(ends, max, initial=0))]
-
-
-def _num_shared(text: str, other: str) -> int:
-    """The number of characters that two texts have in common at their beginning."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
 
 
 def _words_of_pieces(pieces: Sequence[str]) -> list[int]:

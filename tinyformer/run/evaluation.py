@@ -21,7 +21,7 @@ from tinyformer.data import DataModule, SourceDataModule
 from tinyformer.data.batches.windows import Batch
 from tinyformer.data.sources.documents import in_use
 from tinyformer.data.sources.text_files import LocalFiles
-from tinyformer.errors import argument_path, relative_path
+from tinyformer.errors import argument_path, relative_path, require_at_least
 from tinyformer.files import write_table
 from tinyformer.nn import Network
 from tinyformer.report import AnalysisResult, caption, save_png
@@ -100,6 +100,8 @@ def analyse(run: Run) -> AnalysisResult:
     analysis: Analysis = run.analysis
     if run.config.step == "all" and not getattr(analysis, "reads_snapshots", False):
         analysis = OverSteps(analysis)
+    with argument_path("analysis"):
+        require_at_least(1, num_windows=analysis.num_windows)
     context = make_context(run, analysis.num_windows)
     with argument_path("analysis"):
         findings = analysis(context, run.folder)

@@ -1,4 +1,4 @@
-"""Edges between the parts of a network, against networks computed by hand, single patches and TransformerLens."""
+"""Edges between the parts of a network, against networks computed by hand and single patches."""
 
 from functools import partial
 
@@ -8,9 +8,8 @@ from matplotlib.text import Annotation
 from nn.model_cases import make_transformer
 from nn.variants import factory, network
 
-from analysis.causes.test_patching import moved, pairs_of
+from analysis.causes.test_patching import moved
 from analysis.contexts import CAUSAL, columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
-from analysis.test_transformer_lens import IDS, both
 from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.causes.edges import EdgeGraph
 from tinyformer.analysis.causes.prompts import induction_pairs
@@ -69,8 +68,17 @@ def by_hand(graph, receiver, shift, x):
     return network.readout(network.encoder.final_norm(x + shift if name == "logits" else x))
 
 
-def compare(graph, pairs, changes, score, steps=1, tolerance=1e-9):
+@networks
+def test_attributions_are_slopes_by_hand_and_removed_edges_steps(name):
     """All attributions, and one edge into each receiver, with a score of moved inputs and the changes of nodes."""
+    context, graph, pairs = of(NETWORKS[name])
+    clean, corrupted = (added_by_nodes(context, side) for side in (pairs.clean, pairs.corrupted))
+    changes, steps = corrupted - clean, 2
+
+    def score(v, shift, alpha):
+        embedding = corrupted[0] + alpha * (clean[0] - corrupted[0])
+        return pairs.clean.score(by_hand(graph, graph.receivers[v], shift, embedding))
+
     slopes, sets, exact = torch.zeros(graph.all.shape, dtype=torch.float64), [], []
     for v, (_, _, before, _) in enumerate(graph.receivers):
         for step in range(1, steps + 1):
@@ -79,24 +87,12 @@ def compare(graph, pairs, changes, score, steps=1, tolerance=1e-9):
             slopes[:before, v] += (changes[:before] * slope).sum(dim=(1, 2, 3)) / steps
         sets.append(graph.all & ~only(graph, (v % before, v)))
         exact.append(score(v, changes[v % before], 1).detach())
-    base, clean = (side.run(graph.context)[0] for side in (pairs.corrupted, pairs.clean))
+    base, whole = (side.run(graph.context)[0] for side in (pairs.corrupted, pairs.clean))
     left = torch.stack([each.nats for each in graph.left([pairs], [graph.all & False, graph.all, *sets])])
-    removed = torch.stack([base, clean, *exact]) - base
+    removed = torch.stack([base, whole, *exact]) - base
     for found, expected in ((graph.attributions([pairs], steps), slopes), (left, removed)):
-        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+        assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
     assert (left[0] == 0).all()
-
-
-@networks
-def test_attributions_are_slopes_by_hand_and_removed_edges_steps(name):
-    context, graph, pairs = of(NETWORKS[name])
-    clean, corrupted = (added_by_nodes(context, side) for side in (pairs.clean, pairs.corrupted))
-
-    def score(v, shift, alpha):
-        embedding = corrupted[0] + alpha * (clean[0] - corrupted[0])
-        return pairs.clean.score(by_hand(graph, graph.receivers[v], shift, embedding))
-
-    compare(graph, pairs, corrupted - clean, score, steps=2)
 
 
 @networks
@@ -229,39 +225,3 @@ REFUSED = {
 def test_networks_whose_edges_are_no_summands_are_refused(message):
     with pytest.raises(ArgumentError, match=message):
         EdgeAttribution()((pair_context if "stacks" in message else make_context)(REFUSED[message]()))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_attributions_and_removed_edges_are_those_of_transformer_lens(family, tmp_path):
-    """Of its separate inputs of heads."""
-    ours, bridge = both(family, tmp_path)
-    ours.network.double()
-    bridge.double()
-    bridge.set_use_split_qkv_input(True)
-    bridge.set_use_hook_mlp_in(True)
-    other = torch.cat([IDS[:, :-4], IDS[:, -4:-1].flip(1), IDS[:, -1:]], dim=1)
-    pairs = pairs_of(IDS, other, torch.tensor([3, 5]), torch.tensor([4, 6]))
-    graph = EdgeGraph(make_context(ours.network))
-    nodes, readers = [("blocks.0.hook_in", ...)], []
-    for number, layer in enumerate(ours.network.attentions()):
-        block, heads = f"blocks.{number}", [(..., head, slice(None)) for head in range(layer.num_heads)]
-        for part, size in {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}.items():
-            readers += [(f"{block}.attn.hook_{part}_input", head) for head in heads[:size]]
-        readers.append((f"{block}.hook_mlp_in", ...))
-        nodes += [*((f"{block}.attn.hook_result", head) for head in heads), (f"{block}.mlp.hook_out", ...)]
-    readers.append(("ln_final.hook_in", ...))
-    with torch.no_grad():
-        clean, corrupted = (bridge.run_with_cache(ids)[1] for ids in (IDS, other))
-    changes = torch.stack([(corrupted[hook] - clean[hook])[where] for hook, where in nodes])
-
-    def score(v, shift, _):
-        def move(value, hook, where=readers[v][1]):
-            value = value.clone()
-            value[where] += shift
-            return value
-
-        return pairs.clean.score(bridge.run_with_hooks(IDS, fwd_hooks=[(readers[v][0], move)]))
-
-    compare(graph, pairs, changes, score, tolerance=1e-5)

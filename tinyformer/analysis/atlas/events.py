@@ -160,9 +160,7 @@ class LayerEvents:
         for first in range(0, shape[2], NUM_QUERIES if is_causal else shape[2]):
             queries = slice(first, first + NUM_QUERIES if is_causal else None)
             keys = slice(queries.stop)
-            weights = self._weights(call, queries, keys)
-            if places.is_padded:
-                weights = weights * places.is_query[:, None, queries, None]
+            weights = self._weights(call, queries, keys) * places.is_query[:, None, queries, None]
             maps[:, :, queries, keys] = weights
             strengths[:, :, queries] = (weights * norms[:, :, None, keys]).amax(dim=-1)
             measures[..., queries] = of_queries(weights, num_visible[..., queries], places.is_cross)

@@ -1,7 +1,6 @@
 """Every head over all the data: the analysis with its tables and its page."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -9,11 +8,9 @@ from matplotlib.figure import Figure
 from tinyformer.analysis.atlas.events import NUM_OF_DECILE, NUM_STRONGEST, SplitEvents
 from tinyformer.analysis.atlas.snippets import COLUMNS, Snippets
 from tinyformer.analysis.atlas.tally import CLASSES
-from tinyformer.analysis.context import AnalysisContext, Trained
+from tinyformer.analysis.context import Trained
 from tinyformer.analysis.texts.maps import HeadMaps, of_sample
-from tinyformer.analysis.texts.relation_lines import read_columns
-from tinyformer.errors import ArgumentError, argument_path, require_choice
-from tinyformer.measures.capture import head_label, map_names
+from tinyformer.measures.capture import head_label
 from tinyformer.measures.probe import HeadMeasures
 from tinyformer.measures.table import EXPLANATIONS
 from tinyformer.nn import Network
@@ -39,28 +36,16 @@ class HeadAtlas(HeadMaps):
     `HeadMaps` shows, whose arguments it takes.
 
     Args:
-        columns: further measures of heads: the name of the column that has them in a .csv file, such as "change" in the
-            `ablation.csv` of `HeadAblation`, and its path.
         seed: of the samples.
-        max_heads: the most heads that a page is written for.
-        x: the measure on the horizontal axis of the picture.
-        y: the measure on the vertical axis.
     """
 
-    columns: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
-    max_heads: int = 256
-    x: str = "entropy_share"
-    y: str = "strength"
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        if (number := len(context.heads)) > self.max_heads:
-            reason = f"the model has {number:,} heads, of which a page would have about {number // 10:,} MB"
-            raise ArgumentError("max_heads", self.max_heads, reason, {"max_heads": number})
-        further_measures, split = self._read_columns(context), SplitEvents(context, self.seed)
+        split = SplitEvents(context, self.seed)
         snippets, of_layers = Snippets(context, split), [of.measures() for of in split.layers]
-        values = {name: [of[name] for of in of_layers] for name in of_layers[0]} | further_measures
+        values = {name: [of[name] for of in of_layers] for name in of_layers[0]}
         numbers = " and ".join(f"{of:,}" for of in dict.fromkeys(of.tally.num_queries for of in split.layers))
         read = f"{numbers} queries of {split.num_rows:,} {context.row}s"
         sampled = f"{read}; of each head, the {NUM_STRONGEST} strongest events of all, and "
@@ -86,36 +71,17 @@ class HeadAtlas(HeadMaps):
         place = [*context.address_columns, "head"]
         found.tables["events"] = [*place, *COLUMNS], snippets.events
         found.tables["classes"] = [*place, "class", "share", "expected"], snippets.classes
-        found.figures["atlas"] = self._scatter(table, len(place), f"Heads over {read}")
+        found.figures["atlas"] = _scatter(table, len(place), f"Heads over {read}")
         found.lines = {"events": sampled, **found.lines}
         return found
 
-    def _scatter(self, table: Table, first: int, title: str) -> Figure:
-        """The heads of a table by two of its measures, the first of which is in the column `first`."""
-        names, rows = table
-        for axis in ("x", "y"):
-            require_choice(axis, getattr(self, axis), names[first:-1])
-        x, y, drawn = names.index(self.x), names.index(self.y), {}
-        for row in rows:
-            *of_kind, layer, name = row[:first]
-            if None not in (row[x], row[y]):
-                drawn[" ".join([*of_kind, f"{layer}.{head_label(name)}"])] = row[x], row[y]
-        return scatter(drawn, title, self.x, self.y)
 
-    def _read_columns(self, context: AnalysisContext) -> dict[str, list[list[float]]]:
-        """The values of `columns` for each map of each layer; nan for heads that a file does not have."""
-        values = dict[str, list[list[float]]]()
-        for name, file in self.columns.items():
-            with argument_path(passed={"file": f"columns.{name}"}):
-                rows = read_columns(file, [*context.address_columns, "head", name])
-            of_head = {(*map(str, layer), _padded(str(head))): value for *layer, head, value in rows}
-            values[name] = [
-                [float(of_head.get((*map(str, address), head), "") or "nan") for head in map_names(layer)]
-                for address, layer in zip(context.addresses, context.layers, strict=True)
-            ]
-        return values
-
-
-def _padded(head: str) -> str:
-    """The name of a head in a table as `map_names` has it: "03" for "3", "03a" for "3a"."""
-    return head.zfill(2 + head[-1:].isalpha())
+def _scatter(table: Table, first: int, title: str) -> Figure:
+    """The heads of a table by the entropy and the strength of their attention; measures begin at the column `first`."""
+    names, rows = table
+    x, y, drawn = names.index("entropy_share"), names.index("strength"), {}
+    for row in rows:
+        *of_kind, layer, name = row[:first]
+        if None not in (row[x], row[y]):
+            drawn[" ".join([*of_kind, f"{layer}.{head_label(name)}"])] = row[x], row[y]
+    return scatter(drawn, title, names[x], names[y])

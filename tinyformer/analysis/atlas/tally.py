@@ -76,11 +76,6 @@ class Places:
     vocabulary: Vocabulary
 
     @cached_property
-    def is_padded(self) -> bool:
-        """Return True if some queries are padding."""
-        return not bool(self.is_query.all())
-
-    @cached_property
     def key_classes(self) -> Float[Tensor, "3 batch k_seq"]:
         """1 where a key is the first of its document, punctuation, or the first of a line."""
         tokens, begins, _ = self.keys

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tinyformer.analysis.causes.prompts import exact_pass, read_prompt
-from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, largest, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Text, Trained, largest
 from tinyformer.analysis.texts.relation_lines import compare
 from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
@@ -185,7 +185,6 @@ class LogitAttribution:
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_windows")
         for name in ("target", "answer", "against"):
             if self.text is None and (value := getattr(self, name)) is not None:
                 raise ArgumentError(name, value, "needs `text`, the prompt that it belongs to", {name: None})

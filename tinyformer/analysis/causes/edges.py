@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
-from tinyformer.analysis.context import AnalysisContext, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.analysis.texts.relation_lines import NUM_RESAMPLES
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.intervals import Losses
@@ -204,7 +204,6 @@ class EdgeAttribution(PairAnalysis):
     share: float = 0.85
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_pairs", "batch_size", "steps")
         if not 0 < self.share <= 1:
             raise ArgumentError("share", self.share, "must be above 0 and at most 1", {"share": 0.85})
 

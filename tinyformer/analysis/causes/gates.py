@@ -11,11 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.lr_scheduler import LinearLR
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second
 from tinyformer.analysis.removal.ablation import gates_on, head_importance, losses_without, rank_correlation
-from tinyformer.errors import require_at_least
 from tinyformer.measures.intervals import CHANGE_COLUMNS, bootstrap
-from tinyformer.report.charts import change_grid
+from tinyformer.report.charts import named_grid
 from tinyformer.report.result import AnalysisResult
 
 LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # of Adam, for logits, and what it falls to, as a factor
@@ -97,13 +96,8 @@ class HeadGating:
     seed: int = 0  # of the first gates and the windows of the fits
     needs_gradient = True
 
-    def __post_init__(self) -> None:
-        require_positive(self, "num_windows", "num_fits", "num_steps", "num_resamples")
-        require_at_least(0, {"margin": 0.01}, margin=self.margin)
-
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        require_at_least(2, {"num_windows": 32}, num_windows=context.num_windows)  # to learn gates on, and to measure
         heads, learning, measured = context.active_heads, every_second(context, 0), every_second(context, 1)
         gates, control = (self._gates(replace(learning, network=of), heads) for of in context.networks().values())
         base, *without = losses_without(measured, [[], *([head] for head in heads)])
@@ -142,8 +136,8 @@ class HeadGating:
         found.figures["gates"] = context.head_grid(roles, title, "facilitation - interference", diverging=True)
         titles, drawn = [context.head_title(*head) for head in heads], sorted(means[2].argsort()[:NUM_DRAWN].tolist())
         cells = {(titles[at], name): float(means[row, at]) for at in drawn for row, name in enumerate(SCORES)}
-        title, down = f"Scores of heads by their gates, mean of {self.num_fits} fits", [titles[at] for at in drawn]
-        found.figures["gate_scores"] = change_grid(cells, down, SCORES, title, "score, from 0 to 1")
+        title = f"Scores of heads by their gates, mean of {self.num_fits} fits"
+        found.figures["gate_scores"] = named_grid(cells, title, "score, from 0 to 1")
         found.lines["gates"] = f"the role of a head in all {self.num_fits} fits (of the untrained model):"
         for verdict in (*ROLES, "varying"):
             names = [title for title, own in zip(titles, verdicts, strict=True) if own == verdict]

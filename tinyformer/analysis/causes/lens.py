@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tinyformer.analysis.causes.prompts import exact_pass, read_text
-from tinyformer.analysis.context import AnalysisContext, Text, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Text, Trained
 from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import queries_by_kind, rows_of
@@ -81,11 +81,6 @@ class LogitLens:
     num_resamples: int = 1000  # bootstrap resamples of the windows
     needs_gradient = False  # of the tuned lens, only the readout does
 
-    def __post_init__(self) -> None:
-        require_positive(self, "num_windows", "num_resamples")
-        if self.target is not None and self.text is None:
-            raise ArgumentError("target", self.target, "needs `text`, the source that it belongs to", {"target": None})
-
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
         if isinstance(context.task, SpanExtraction):
@@ -94,9 +89,6 @@ class LogitLens:
         rows = rows_of(context.batches)
         lenses: dict[str, Lens] = {"logit lens": [nn.Identity()] * (1 + len(context.network.stacks()[-1].layers))}
         if self.tuned:
-            if isinstance(context.task, Classification) or len(rows) < 2:
-                reason = f"needs a model that predicts tokens, and two {context.row}s"
-                raise ArgumentError("tuned", True, reason, {"tuned": False})
             lenses["tuned lens"], rows = fit_lens(context, rows[::2]), rows[1::2]
         if self.text is None:
             untrained = replace(context, network=context.networks()["untrained"])

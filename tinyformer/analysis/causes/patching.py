@@ -12,9 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest
 from tinyformer.analysis.removal.ablation import rank_correlation
-from tinyformer.errors import require_at_least
 from tinyformer.measures.intervals import Change, Losses, simultaneous
 from tinyformer.measures.points import points_of
 from tinyformer.report.charts import named_grid, token_grid
@@ -165,10 +164,6 @@ class ActivationPatching(PairAnalysis):
 
     num_resamples: int = 1000
     margin: float = 0.1
-
-    def __post_init__(self) -> None:
-        require_positive(self, "num_pairs")
-        require_at_least(2, {"num_resamples": 1000}, num_resamples=self.num_resamples)
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)

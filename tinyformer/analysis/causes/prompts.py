@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Text, changed, refuse_target
+from tinyformer.analysis.context import AnalysisContext, Text, changed
 from tinyformer.analysis.texts.relation_lines import compare, read_columns
 from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, argument_path
@@ -94,8 +94,6 @@ def read_text(
     task, reader, others = context.task, TextReader(context.network, context.tokenizer), list[Any]()
     if isinstance(task, Seq2Seq):
         others = [] if target is None else [[target]]
-    else:
-        refuse_target(target)
     context.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
     row: Any = text if isinstance(text, str) else tuple(text)
     sizes = {"len(texts[0])": f"len({argument})", "len(targets[0])": "len(target)"}
@@ -160,16 +158,8 @@ class PairAnalysis:
     def pairs(self, context: AnalysisContext) -> list[Pairs]:
         """The pair of two texts, those of a file, or else `induction_pairs`; those of each length apart."""
         names = ("clean", "corrupted", "target", "answer", "against")
-        given = next((name for name in names if getattr(self, name) is not None), None)
-        if given is None and self.file is None:
+        if self.file is None and all(getattr(self, name) is None for name in names):
             return [induction_pairs(context, self.num_pairs, self.seed)]
-        if given and self.file is not None:
-            reason = f"`file`={self.file} has the prompts and their answers"
-            raise ArgumentError(given, getattr(self, given), reason, {given: None})
-        for name in names[:2] if given else ():
-            if getattr(self, name) is None:
-                reason = f"must be given with `{given}`: a pair has two prompts"
-                raise ArgumentError(name, None, reason, {name: "A cat is"})
         of_length = defaultdict[Any, list[Pairs]](list)
         for pair in [self._pair(context)] if self.file is None else self._of_file(context, self.file):
             of_length[pair.clean.sizes()].append(pair)
@@ -208,15 +198,12 @@ class PairAnalysis:
         return Pairs(first, second)
 
     def _of_file(self, context: AnalysisContext, file: str) -> Iterator[Pairs]:
-        rows = read_columns(file, COLUMNS)
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(read_columns(file, COLUMNS), start=1):
             texts: Any = dict(zip(COLUMNS, (str(value or "") for value in row), strict=True))
             try:
                 yield replace(self, **texts)._pair(context)
             except ArgumentError as error:
                 raise ArgumentError("file", file, f"row {number}: {error.describe().removesuffix('.')}") from None
-        if not rows:
-            raise ArgumentError("file", file, "has no pairs")
 
 
 def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pairs:
@@ -262,7 +249,7 @@ def _index(context: AnalysisContext, argument: str, word: str) -> int:
     ids = TextReader(context.network, context.tokenizer).rows_of(word, around=False)[0]
     if len(ids) != 1 or ids[0] == context.tokenizer.unk_id:
         reason = f"must be one token of the vocabulary; it is {context.tokenizer.token_strings(ids)}"
-        raise ArgumentError(argument, word, reason, {argument: context.tokenizer.decode(ids[:1])})
+        raise ArgumentError(argument, word, reason)
     return ids[0]
 
 

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest
 from tinyformer.analysis.removal.redundancy import weights_by_head
-from tinyformer.errors import ArgumentError, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, require_at_most
 from tinyformer.nn import Attention, BaseAttention, LayerNorm, Network, PreNormBlock, RMSNorm, TokenReadout
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.maps import is_own
@@ -65,13 +65,6 @@ class HeadWeights:
     num_untrained: int = 20
     num_windows = 1  # of the sample, which is not read
     needs_gradient = False
-
-    def __post_init__(self) -> None:
-        require_positive(self, "num_tokens")
-        require_at_least(2, {"num_untrained": 20}, num_untrained=self.num_untrained)
-        if min(self.distances, default=-1) < 0:
-            reason = "must hold distances from 0 on, in tokens"
-            raise ArgumentError("distances", list(self.distances), reason, {"distances": [0, 1]})
 
     @torch.no_grad()
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained, changed
 from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import pairs_of, without_padding
@@ -134,9 +134,6 @@ class AccuracyByDistance:
     num_windows: int = 256
     needs_gradient = False
 
-    def __post_init__(self) -> None:
-        require_positive(self, "width", "num_windows")
-
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
         if not isinstance(context.task, CausalLM):
@@ -148,8 +145,6 @@ class AccuracyByDistance:
                 predicted = context.task.logits(context.network, batch).argmax(dim=-1)
             parts.append(by_target(batch["inputs"], batch["targets"], predicted))
         distance, hit, copied = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
-        if not len(distance):
-            raise ArgumentError("num_windows", context.num_windows, "have no target whose input has occurred before")
         bins = (distance - 1) // self.width
         counts = zip(*(bins.bincount(of).tolist() for of in (None, hit, copied)), strict=True)
         rows = [

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained, changed
 from tinyformer.analysis.depth.by_depth import (
     ByDepth,
     by_depth,
@@ -23,7 +23,6 @@ from tinyformer.analysis.depth.by_depth import (
     stream_points,
 )
 from tinyformer.data.batches.windows import IGNORED, Batch
-from tinyformer.errors import ArgumentError
 from tinyformer.files import finite
 from tinyformer.measures.capture import attention_calls, running_hooks
 from tinyformer.measures.points import intervention
@@ -59,11 +58,6 @@ class GradientFlow:
     saturated: float = 0.99  # the largest weight of a row at which it counts as saturated
     needs_gradient = True
 
-    def __post_init__(self) -> None:
-        require_positive(self, "num_windows")
-        if not 0.5 <= self.saturated < 1:
-            raise ArgumentError("saturated", self.saturated, "must be at least 0.5 and below 1", {"saturated": 0.99})
-
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
         found = AnalysisResult()
@@ -91,9 +85,6 @@ def report_norms(found: AnalysisResult, context: AnalysisContext, norms: ByDepth
     for model, values in norms.items():
         words = _ratio_in_words(relative[model][0][0], len(values) - 1)
         found.lines[f"  {' '.join(model)}"] = f"{values[0][0]:.3g} and {values[-1][0]:.3g}, {words}"
-    norm = context.network.stacks()[0].layers[0].attention_norm
-    found.lines["  norms"] = f"{norm}: without skips, gradients vanish if sublayers turn inputs of variance 1 into "
-    found.lines["  norms"] += "outputs of a variance below eps, as narrow ones do"
     found.tables["gradients"] = depth_table(context, norms, "gradient_norm")
     kept: ByDepth = {(*model[:-1], "kept"): [(1.0,)] * len(values) for model, values in norms.items()}
     charts = {"gradients": (NORM_TITLE, "norm / norm at the last layer", "log")}

@@ -14,9 +14,8 @@ from jaxtyping import Bool, Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained, changed
 from tinyformer.analysis.depth.by_depth import (
-    RESIDUALS,
     by_depth,
     depth_charts,
     depth_scalar,
@@ -29,7 +28,7 @@ from tinyformer.files import finite
 from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
 from tinyformer.nn import Network
 from tinyformer.nn.heads import layer_title
-from tinyformer.report.charts import change_grid
+from tinyformer.report.charts import named_grid
 from tinyformer.report.result import AnalysisResult
 
 MIN_SHOWN = 0.05  # what the embeddings show beyond chance, as a share of tokens, from which a loss of it is judged
@@ -145,9 +144,6 @@ class ResidualSurgery:
     num_resamples: int = 1000  # bootstrap resamples of the windows
     needs_gradient = False
 
-    def __post_init__(self) -> None:
-        require_positive(self, "num_windows", "num_resamples")
-
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
         base, changes = self._losses(context)
@@ -217,16 +213,9 @@ def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float
 
 
 def _change_figure(changes: Mapping[tuple[Any, ...], Change], unit: str) -> Figure:
-    columns = {
-        (name, part): f"{name.removesuffix('_residual').replace('_', '-')}\n{part}"
-        for name, part in itertools.product(RESIDUALS, PARTS)
-        if any(at[-2:] == (name, part) for at in changes)
-    }
-    cells = {(layer_title(at[:-2]), columns[at[-2:]]): change.mean for at, change in changes.items()}
-    return change_grid(
-        cells,
-        list(dict.fromkeys(row for row, _ in cells)),
-        list(columns.values()),
-        "Change of the loss without a residual connection (skip) or a sublayer (branch)",
-        f"change of the loss, nats per {unit}",
-    )
+    cells = {}
+    for (*layer, name, part), change in changes.items():
+        column = f"{name.removesuffix('_residual').replace('_', '-')}\n{part}"
+        cells[layer_title(tuple(layer)), column] = change.mean
+    title = "Change of the loss without a residual connection (skip) or a sublayer (branch)"
+    return named_grid(cells, title, f"change of the loss, nats per {unit}")

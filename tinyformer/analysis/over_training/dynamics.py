@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fnmatch import fnmatchcase
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tinyformer.analysis.context import AnalysisContext, Trained, changed, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained, changed
 from tinyformer.analysis.over_training.over_steps import events_of_snapshots, require_snapshots
 from tinyformer.analysis.removal.redundancy import weights_by_head
 from tinyformer.errors import require_choice
@@ -52,21 +52,6 @@ def linear_cka(x: Activations, y: Activations) -> float:
     return float(hsic(x, y) / (hsic(x, x) * hsic(y, y)).sqrt())
 
 
-def pwcca(x: Activations, y: Activations) -> float:
-    """Σ α ρ / Σ α over the canonical correlations ρ of x and y: 1 if x is a linear map of y; nan if one is constant.
-
-    Projection-weighted CCA (Morcos et al. 2018, arXiv 1806.05759, §3.2): α = Σ_j |⟨h, x_j⟩|, where h is the canonical
-    variate in x, of norm 1, and x_j the features of x. With no more tokens than features, it is 1 for any x and y.
-    """
-    x, y, bases = centred(x), centred(y), []
-    for of in (x, y):
-        u, sizes, _ = torch.linalg.svd(of, full_matrices=False)
-        bases.append(u[:, sizes > sizes.amax() * max(of.shape) * PRECISION])
-    rotation, correlations, _ = torch.linalg.svd(bases[0].mT @ bases[1], full_matrices=False)
-    weights = (rotation.mT @ bases[0].mT @ x).abs().sum(dim=1)
-    return float((weights * correlations).sum() / weights.sum())
-
-
 def centred(x: Activations) -> Activations:
     """The activations with mean 0, in double precision; zeros if they differ by less than `PRECISION`."""
     rest = x.double() - x.double().mean(dim=0)
@@ -84,22 +69,6 @@ def rank(matrices: Matrices) -> Float[Tensor, " heads"]:
     return effective_rank((matrices.mT if rows > columns else matrices).unsqueeze(0))
 
 
-def gini(matrices: Matrices) -> Float[Tensor, " heads"]:
-    """The Gini index 1 - 2 Σ_k |w|_k (N - k + ½) / (N Σ |w|) of the N entries in ascending order.
-
-    0 if all have the same size, 1 - 1/N if a single one is not 0 (Hurley & Rickard 2009, arXiv 0811.4706).
-    """
-    entries = matrices.flatten(1).abs().sort(dim=1).values
-    n = entries.shape[1]
-    return 1 - 2 * (entries @ (torch.arange(n, 0, -1).to(entries) - 0.5)) / (n * entries.sum(dim=1))
-
-
-def hoyer(matrices: Matrices) -> Float[Tensor, " heads"]:
-    """(√N - ‖w‖₁ / ‖w‖₂) / (√N - 1) of the N entries (Hoyer 2004, JMLR 5), with the extremes 0 and 1 as in `gini`."""
-    entries, root = matrices.flatten(1), math.sqrt(matrices[0].numel())
-    return (root - entries.norm(p=1, dim=1) / entries.norm(dim=1)) / (root - 1)
-
-
 SETTLED = 0.9  # the linear CKA with the last snapshot from which an activation has settled
 
 POINTS = ("*attention.output_by_head", "*feed_forward.output", "*residual_post")
@@ -107,14 +76,9 @@ WEIGHTS = ("*attention.OV", "*attention.QK", "*feed_forward.*")
 
 MEASURES: dict[str, tuple[str, Callable[..., Any]]] = {
     "cka": ("linear CKA", linear_cka),
-    "pwcca": ("projection-weighted CCA", pwcca),
     "rank": ("effective rank", rank),
     "norm": ("Frobenius norm", torch.linalg.matrix_norm),
-    "condition": ("condition number", torch.linalg.cond),
-    "gini": ("Gini index", gini),
-    "hoyer": ("Hoyer sparsity", hoyer),
 }
-OF_ACTIVATIONS, OF_ENTRIES = ("cka", "pwcca"), ("gini", "hoyer")
 DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries, as in `Point.shape`
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
@@ -139,8 +103,7 @@ class TrainingDynamics:
     Args:
         points: names of `Model.points`, with `*` for any characters; by default `POINTS`, heads before `o_proj`.
         weights: names of modules, and `layers.0.attention.OV` or `QK` for the circuits of heads; by default `WEIGHTS`.
-        measures: of activations "cka" and "pwcca"; of matrices "rank", "norm", "condition" (of a circuit, without the
-            singular values that must be 0), "gini" and "hoyer".
+        measures: of activations "cka"; of matrices "rank" and "norm".
         gradients: whether to measure gradients, too.
     """
 
@@ -152,7 +115,6 @@ class TrainingDynamics:
     reads_snapshots = True
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_windows")
         for measure in self.measures:
             require_choice("measures", measure, MEASURES)
         self.needs_gradient = self.gradients
@@ -181,7 +143,7 @@ class TrainingDynamics:
             found.figures[f"dynamics_{name}"] = curves_by_step(
                 panels,
                 name.replace(measure, MEASURES[measure][0]).replace("_", " "),
-                "log" if measure in ("norm", "condition") else "linear",
+                "log" if measure == "norm" else "linear",
                 {str(event): event.step for event in events},
             )
         return found
@@ -192,10 +154,9 @@ class TrainingDynamics:
         last, before = self._activations(context, context.snapshots[-1].network()), dict[tuple[str, str], Tensor]()
         for step, read in context.snapshots:
             activations = self._activations(context, network := read())
-            for name in (name for name in self.measures if name in OF_ACTIVATIONS):
-                for which, others in (("last", last), ("previous", before)):
-                    for key, other in others.items():
-                        measured[f"{name}_to_{which}"][key][step] = MEASURES[name][1](activations[key], other)
+            for which, others in (("last", last), ("previous", before)):
+                for key, other in others.items():
+                    measured[f"cka_to_{which}"][key][step] = linear_cka(activations[key], other)
             before = activations
             for name, key, value in self._of_matrices(context, network):
                 measured[name][key][step] = value
@@ -204,7 +165,7 @@ class TrainingDynamics:
     def _activations(self, context: AnalysisContext, network: Network) -> dict[tuple[str, str], Tensor]:
         """The activations of the sample's tokens, `tokens features`, without padding, by point and head."""
         points = {name: of for name, of in points_of(network).items() if of.shape[-1] not in ("seq", "source_seq")}
-        names = chosen(points, self.points, POINTS, "points") if {*OF_ACTIVATIONS} & {*self.measures} else []
+        names = chosen(points, self.points, POINTS, "points") if "cka" in self.measures else []
         parts, modules = defaultdict[tuple[str, str], list[Tensor]](list), modules_by_name(network)
         for batch in context.batches if names else ():
             is_token = {DIMENSIONS[kind]: mask for kind, mask in queries_by_kind(batch).items()}
@@ -223,14 +184,13 @@ class TrainingDynamics:
 
     def _of_matrices(self, context: AnalysisContext, network: Network) -> Iterator[tuple[str, tuple[str, str], float]]:
         """The measures of each matrix and of its gradient: the measure, the matrix, and the value."""
-        measures, known = [name for name in self.measures if name not in OF_ACTIVATIONS], matrices_of(network)
+        measures, known = [name for name in self.measures if name != "cka"], matrices_of(network)
         names = chosen(known, self.weights, WEIGHTS, "weights") if measures else []
         gradients = gradients_of(context, network) if self.gradients and names else {}
         for name, (heads, factors) in ((name, known[name]) for name in names):
             for prefix, of in (("", factors(None)), *([("gradient_", factors(gradients))] if gradients else [])):
                 for measure in measures:
-                    matrices = reduce(torch.matmul, of) if measure in OF_ENTRIES else reduced(*of)
-                    for head, value in zip(heads, MEASURES[measure][1](matrices).tolist(), strict=True):
+                    for head, value in zip(heads, MEASURES[measure][1](reduced(*of)).tolist(), strict=True):
                         yield prefix + measure, (name, head), value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from tinyformer.analysis.context import Trained
@@ -18,13 +19,12 @@ from tinyformer.files import finite
 from tinyformer.measures.capture import map_title
 from tinyformer.measures.events import TRAITS, Event
 from tinyformer.report.atlas import as_bytes, packed
-from tinyformer.report.charts import Filmstrip, Map
+from tinyformer.report.charts import Map, filmstrip
 from tinyformer.report.result import AnalysisResult, Table
 
 LARGEST_PAGE = 15e6  # bytes
 BYTES_OF_VALUES = 450  # about those of a head's measures at a step
 NUM_HEADS, NUM_STEPS, NUM_CURVES = 3, 6, 6  # in the picture
-NUM_MAPS = 24  # in the GIF
 CIRCUIT = ("previous_token", "induction")  # the measures of an induction circuit, whose events come before others
 ACQUIRED = {trait.begins for trait in TRAITS.values() if trait.ends}  # not uniformity, which all heads begin with
 
@@ -44,7 +44,6 @@ class TrainingFilm:
     num_tokens: int | None = None
     num_windows: int = 16  # windows, examples or pairs of the sample
     rows: int = 256  # queries of each window that are measured; in a pair, all are
-    gif: bool = False  # whether to write `film.gif`, too: the maps of up to 24 heads at each snapshot, and curves
     needs_gradient = False
     reads_snapshots = True
 
@@ -80,7 +79,7 @@ class TrainingFilm:
             lines={"film": f"{number}, {shown.extent} tokens; open {page.name} in a browser"},
             tables={"film": (["step", "loss", *film.columns], rows)},
             figures={"film": film.strip()},
-            files=[page, *([film.save_gif(folder / "film.gif")] if self.gif else [])],
+            files=[page],
             facts=facts,
         )
 
@@ -129,22 +128,14 @@ class Film:
         film = {"steps": self.steps, "loss": [*map(finite, self.losses)], "events": events, "opening": opening}
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
-    def strip(self) -> Filmstrip:
+    def strip(self) -> Figure:
         """A few heads that formed, or the first ones, at some steps: the first, the last, and around their events."""
         heads, last = (self.formed or [*range(len(self.titles))])[:NUM_HEADS], len(self.steps) - 1
         after = [bisect_left(self.steps, event.step) for head, event in self.acquired if head in heads]
         places = dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])
         shown = sorted(list(places)[:NUM_STEPS])
         maps = {f"{self.titles[of]}\nstep {self.steps[at]:,}": self.maps[at][of] for of in heads for at in shown}
-        return Filmstrip(maps, len(shown), [self.steps[at] for at in shown], self.steps, self.losses, self.curves)
-
-    def save_gif(self, path: Path) -> Path:
-        """Write a picture for each step, of all heads or of 24."""
-        heads = sorted([*dict.fromkeys([*self.formed, *range(len(self.titles))])][:NUM_MAPS])
-        maps = {self.titles[head]: self.maps[0][head] for head in heads}
-        columns = 4 if len(heads) <= 16 else 6
-        moving = Filmstrip(maps, columns, self.steps[:1], self.steps, self.losses, self.curves)
-        return moving.save_gif(path, [[maps[head] for head in heads] for maps in self.maps])
+        return filmstrip(maps, len(shown), [self.steps[at] for at in shown], self.steps, self.losses, self.curves)
 
 
 def evenly_chosen(number: int, layers: Sequence[Float[Tensor, "_maps _queries _keys"]]) -> list[int]:

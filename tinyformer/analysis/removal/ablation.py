@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, changed, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, changed
 from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.measures.capture import queries_by_kind, running_hooks
@@ -200,7 +200,6 @@ class HeadAblation:
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
-        require_positive(self, "num_windows", "num_resamples")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
@@ -250,9 +249,6 @@ class HeadImportance:
     num_windows: int = 32
     compare: bool = True  # also ablate each head, and report Spearman's ρ of importance and change of the loss
     needs_gradient = True
-
-    def __post_init__(self) -> None:
-        require_positive(self, "num_windows")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained
 from tinyformer.analysis.removal.ablation import MODES, ablations
 from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
@@ -50,13 +50,9 @@ class HeadCircuit:
     needs_gradient = False
 
     def __post_init__(self) -> None:
-        for name, least in self.measures.items():
+        for name in self.measures:
             require_choice("measures", name, MEASURES | PATTERNS)
-            if least <= 0:
-                reason = "must be above 0, so that not every head belongs to the circuit"
-                raise ArgumentError(f"measures.{name}", least, reason, {name: THRESHOLDS.get(name, 0.5)})
         require_choice("mode", self.mode, MODES)
-        require_positive(self, "num_windows", "num_sequences", "period", "num_draws")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
@@ -98,10 +94,9 @@ class HeadCircuit:
         relative = self._relative(measured)
         if found := [head for head, value in relative.items() if value >= 1]:
             return found
-        # Slightly below the largest measure, so that it reaches its threshold after rounding.
-        works = {name: float(f"{0.995 * max(relative.values()) * least:.3g}") for name, least in self.measures.items()}
-        reason = f"none of the model's {len(measured)} heads reaches a threshold"
-        raise ArgumentError("measures", dict(self.measures), reason, {"measures": works})
+        share = f"{max(relative.values()):.0%}"
+        reason = f"none of the model's {len(measured)} heads reaches more than {share} of a threshold"
+        raise ArgumentError("measures", dict(self.measures), reason)
 
     def _relative(self, measured: Measured) -> dict[Head, float]:
         """The largest measure of each head, relative to its threshold."""

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second, require_positive
+from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second
 from tinyformer.analysis.removal.ablation import (
     MODES,
     Heads,
@@ -21,11 +21,11 @@ from tinyformer.analysis.removal.ablation import (
     losses_without,
     outputs_by_head,
 )
-from tinyformer.errors import ArgumentError, require_at_least, require_choice
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses, simultaneous
 from tinyformer.nn import BaseAttention
 from tinyformer.nn.heads import layer_title
-from tinyformer.report.charts import change_grid, lines
+from tinyformer.report.charts import change_grid, lines, named_grid
 from tinyformer.report.result import AnalysisResult
 
 NUM_PRINTED, NUM_DRAWN = 3, 24  # pairs of a kind that are printed, heads in the picture of pairs
@@ -91,8 +91,6 @@ class HeadRedundancy:
         require_choice("mode", self.mode, MODES)
         require_choice("order", self.order, ORDERS)
         self.needs_gradient = self.order == "importance"
-        require_at_least(0, {"margin": 0.01}, margin=self.margin)
-        require_positive(self, "num_windows", "num_resamples", "num_pairs", "random_orders")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
@@ -332,5 +330,4 @@ def add_overlaps(found: AnalysisResult, context: AnalysisContext, overlaps: Sequ
                 beyond = [getattr(of, name) - of.chance for of in of_part if of.layer == layer]
                 cells[layer_title(context.addresses[layer]), f"{part}\n{name}"] = statistics.fmean(beyond)
     title = "Overlap of two heads of a layer beyond chance, mean over pairs"
-    down, across = (list(dict.fromkeys(place[side] for place in cells)) for side in (0, 1))
-    found.figures["overlap"] = change_grid(cells, down, across, title, "overlap minus that of chance")
+    found.figures["overlap"] = named_grid(cells, title, "overlap minus that of chance")

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tinyformer.analysis.context import AnalysisContext, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.data import TextTokenizer
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import TokenPair, capture_pair, map_names, map_title, pairs_of
 from tinyformer.measures.words import words_of
 from tinyformer.nn import EncoderDecoder
@@ -36,10 +36,6 @@ class CrossAlignment:
     num_windows: int = 200  # half of the pairs choose the head
     min_length: int = 2  # characters of a copied word
     needs_gradient = False
-
-    def __post_init__(self) -> None:
-        require_at_least(2, {"num_windows": 200}, num_windows=self.num_windows)
-        require_positive(self, "min_length")
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)

@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tinyformer.analysis.context import AnalysisContext, Trained, refuse_target, require_positive
+from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.analysis.removal.ablation import head_importance
-from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.files import finite
 from tinyformer.measures.capture import (
     Axes,
@@ -82,8 +81,7 @@ class HeadMaps:
         text: the text, which the model reads as in `TextTokenizer.read`; two texts for a classifier of pairs; or the
             source. By default, the first window of the sample, or its first pair with at most `num_tokens` tokens on
             each side.
-        num_tokens: number of tokens shown, for a pair on each side; by default 48, or the context length if that is
-            smaller.
+        num_tokens: number of tokens shown, for a pair on each side; by default 48, and at most the context length.
         importance: whether to compute importance, which needs gradients; not that of a text, which has no targets.
     """
 
@@ -95,10 +93,6 @@ class HeadMaps:
     rows: int = 256  # queries of each window that are measured, see `capture_attention`; in a pair, all are
 
     def __post_init__(self) -> None:
-        require_at_least(1, {"num_tokens": NUM_TOKENS}, num_tokens=self.num_tokens)
-        require_positive(self, "num_windows", "rows")
-        if self.target is not None and self.text is None:
-            raise ArgumentError("target", self.target, "needs `text`, the source that it belongs to", {"target": None})
         self.needs_gradient = self.importance and self.text is None
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
@@ -139,7 +133,6 @@ class HeadMaps:
         return (self._pair if isinstance(context.network, EncoderDecoder) else self._one_text)(context)
 
     def _one_text(self, context: AnalysisContext) -> Shown:
-        refuse_target(self.target)
         num_tokens, text = self._length(context), None if self.text is None else context.tokens_of(self.text)
         first, is_token = context.batches[0]["inputs"][0], queries_by_kind(context.batches[0])[""][0]
         tokens = (first[is_token].tolist() if text is None else text)[:num_tokens]
@@ -175,12 +168,7 @@ class HeadMaps:
 
     def _length(self, context: AnalysisContext) -> int:
         """The largest number of tokens to show."""
-        longest = context.network.max_seq_len
-        num_tokens = min(NUM_TOKENS, longest) if self.num_tokens is None else self.num_tokens
-        if num_tokens > longest:
-            reason = f"must be at most {longest}, the context length of the model"
-            raise ArgumentError("num_tokens", num_tokens, reason, {"num_tokens": longest})
-        return num_tokens
+        return min(self.num_tokens or NUM_TOKENS, context.network.max_seq_len)
 
 
 def layers_of(maps: Maps) -> list[Float[Tensor, "_maps _queries _keys"]]:

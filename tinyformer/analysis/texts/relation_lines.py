@@ -23,8 +23,8 @@ from tinyformer.measures.capture import capture_weights, map_title
 from tinyformer.measures.events import head_labels
 from tinyformer.measures.intervals import Change, Losses
 from tinyformer.measures.probe import ablated_maps
-from tinyformer.measures.words import WordError, words_of
-from tinyformer.nn import EncoderDecoder, Network, Transformer
+from tinyformer.measures.words import words_of
+from tinyformer.nn import Network, Transformer
 from tinyformer.report.result import AnalysisResult, Table, naming_ablated
 
 NUM_UNTRAINED = 5  # seeds of untrained weights
@@ -67,14 +67,12 @@ class HeadRoles:
         return f"{named}; importance {value:.2g}, rank {1 + self._ranked.index(value)} of {len(self._ranked)}"
 
 
-def read_columns(
-    file: str, columns: Sequence[str], others: str = "", works: Mapping[str, str] | None = None
-) -> list[Sequence[Any]]:
+def read_columns(file: str, columns: Sequence[str], others: str = "") -> list[Sequence[Any]]:
     """The rows of a .csv or .jsonl file that has some columns; `others` says what else could be named, if anything."""
     path = Path(file).expanduser()
     if not path.is_file() or stem_and_format(path)[1] not in {*READERS} - {".txt"}:
         reason = f"is no .csv or .jsonl file with the columns {', '.join(columns)}{others}"
-        raise ArgumentError("file", file, reason, works)
+        raise ArgumentError("file", file, reason)
     try:
         return [*read_rows(path, Layout(columns))]
     except ArgumentError as error:  # its argument, a column's name or a dialect, is none of the analysis
@@ -86,11 +84,8 @@ def read_lines(file: str) -> list[Line]:
     """The lines of one of `SETS`, or of a .csv or .jsonl file with the columns `text, query, key, distractor`."""
     if file in SETS:
         return make_lines(file)
-    rows = read_columns(file, Line._fields, f", nor one of {', '.join(SETS)}", {"file": "verb_object"})
-    for number, row in enumerate(rows, start=1):
-        if not all(str(value or "").strip() for value in row):
-            raise ArgumentError("file", file, f"row {number} lacks one of text, query, key and distractor")
-    return [Line(*map(str, row)) for row in rows]
+    rows = read_columns(file, Line._fields, f", nor one of {', '.join(SETS)}")
+    return [Line(*(str(value or "") for value in row)) for row in rows]
 
 
 def prefers(key: Tensor, distractor: Tensor) -> Tensor:
@@ -106,9 +101,6 @@ class RelationLines:
     """
 
     def __init__(self, context: AnalysisContext, file: str, lines: Sequence[Line], predicting: bool) -> None:
-        if isinstance(context.network, EncoderDecoder):
-            reason = "reads lines of one text; a model of task=seq2seq takes a text and pairs of words"
-            raise ArgumentError("file", file, reason, {"file": None})
         self.context, self.file, self.lines = context, file, lines
         self.placed = [self._place(number, line, predicting) for number, line in enumerate(lines, start=1)]
         self.maps, seen = self._maps(context.network)
@@ -126,7 +118,7 @@ class RelationLines:
             words = words_of(ids, context.tokenizer, [line.text])
             sides = (words.predicted() if predicting else words, words, words)
             runs = [side.find(phrase) for side, phrase in zip(sides, line[1:], strict=True)]
-        except (WordError, ArgumentError) as error:
+        except ArgumentError as error:
             raise ArgumentError("file", self.file, f"line {number}: {error.reason}") from None
         if len(ids) > longest:
             reason = f"line {number} has {len(ids)} tokens; at most {longest} fit into the context of the model"
@@ -207,16 +199,6 @@ class RelationLines:
             f"untrained weights (best of {NUM_UNTRAINED} seeds)": self.untrained(),
         }
 
-    def of_equal_length(self, preferred: Float[Tensor, " tested"]) -> str:
-        """The share of the tested lines whose key has as many tokens as the distractor."""
-        equal = [at for at, index in enumerate(self.halves[1]) if len({*map(len, self.placed[index][2:])}) == 1]
-        return f"{float(preferred[equal].mean()):.1%} of {len(equal)} lines" if equal else "none"
-
-    def num_better(self, p: Float[Tensor, " heads"]) -> str:
-        """The number of heads with a significant preference, of those that are not ablated."""
-        is_active = ~torch.tensor(self.is_ablated)
-        return f"{int((p < ALPHA)[is_active].sum())} of {int(is_active.sum())}"
-
 
 def holm(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
     """p-values corrected for the number of tests (Holm 1979)."""
@@ -252,6 +234,8 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
     unbeaten = [control for control, values in controls.items() if not compare(own, values).low > 0]
     p, title = p_values(tested - elsewhere), map_title(context.map_addresses[chosen])
     used, number = sorted(chain(*relation.halves)), len(relation.placed)
+    is_active = ~torch.tensor(relation.is_ablated)
+    better = f"{int((p < ALPHA)[is_active].sum())} of {int(is_active.sum())}"
     unseen = f"; in {number - len(used)} the query does not see both words" * (len(used) < number)
     picture = f"{name}: lines in which a head prefers the key, of {len(own)}"
     return AnalysisResult(
@@ -265,8 +249,7 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
             "  verdict": verdict(title, len(own), share, of_controls, unbeaten),
             f"  {title}": roles.sentence(chosen),
             **{f"  {control}": f"{of.mean:.1%} [{of.low:.1%}, {of.high:.1%}]" for control, of in of_controls.items()},
-            "  words of equal length": relation.of_equal_length(own),
-            "  all heads": f"{relation.num_better(p)} prefer the key more often than other words at the same distances "
+            "  all heads": f"{better} prefer the key more often than other words at the same distances "
             f"(z test, p < {ALPHA} with Holm's correction for all heads)",
         },
         tables={

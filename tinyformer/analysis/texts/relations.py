@@ -8,17 +8,16 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from tinyformer.analysis.context import AnalysisContext, Text, Trained, require_positive
+from tinyformer.analysis.context import AnalysisContext, Text, Trained
 from tinyformer.analysis.texts.maps import HeadMaps, Shown
 from tinyformer.analysis.texts.relation_lines import NUM_UNTRAINED, HeadRoles, RelationLines, analyse_lines, read_lines
-from tinyformer.errors import ArgumentError
+from tinyformer.errors import ArgumentError, argument_path
 from tinyformer.measures.capture import head_label, map_names, map_title
-from tinyformer.measures.words import WordError, Words, merge_words, words_of
+from tinyformer.measures.words import Words, merge_words, words_of
 from tinyformer.nn import AttentionMaps, EncoderDecoder
 from tinyformer.nn.heads import layer_title
 from tinyformer.report.plots import measure_maps
 from tinyformer.report.result import AnalysisResult
-from tinyformer.tasks import Seq2Seq
 
 NUM_PRINTED = 3  # number of heads that are printed for each pair of words
 
@@ -65,20 +64,12 @@ class HeadRelations:
     num_windows: int = 16  # of which labels and importance of heads are computed
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_windows")
         self.needs_gradient = self.importance
         if self.file is not None:
             self.lines = read_lines(self.file)
-            for name in ("text", "pairs", "target"):
-                if (value := getattr(self, name)) is not None:
-                    raise ArgumentError(name, value, f"`file`={self.file} has the texts and their words", {name: None})
-            return
-        works = {"text": "The bank by the river", "pairs": [["river", "bank"]]}
-        if not self.text or "".join(self.text).isspace():
-            raise ArgumentError("text", self.text, "must be the text that has the words of `pairs`", works)
-        if not self.pairs or not all(map(_is_pair, self.pairs)):
+        elif not self.pairs or not all(map(_is_pair, self.pairs)):
             reason = "must hold pairs of words of `text`, the query and the key"
-            raise ArgumentError("pairs", self.pairs, reason, {"pairs": works["pairs"]})
+            raise ArgumentError("pairs", self.pairs, reason, {"pairs": [["river", "bank"]]})
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
@@ -101,10 +92,12 @@ class HeadRelations:
 
     def _read(self, context: AnalysisContext, kind: str) -> tuple[Shown, Words, Words]:
         """The maps of the whole text, or pair, and the words of the queries and of the keys of a kind of attention."""
-        texts = {"text": self.text, "target": self.target}
-        given = {argument: text for argument, text in texts.items() if text is not None}
+        given = {"text": cast(Text, self.text)} | ({} if self.target is None else {"target": self.target})
         for argument, text in given.items():
-            _require_room(context, argument, text)
+            number, longest = len(context.tokens_of(text, argument=argument)), context.network.max_seq_len
+            if number > longest:
+                reason = f"has {number} tokens; at most {longest} fit into the context of the model"
+                raise ArgumentError(argument, text, reason)
         shown = HeadMaps(self.text, self.target, context.network.max_seq_len).shown(context)
         queries, keys = (words_of(ids, context.tokenizer, list(given.values())) for ids in shown.ids[kind])
         return shown, queries.predicted() if self.predicting and not kind else queries, keys
@@ -112,36 +105,15 @@ class HeadRelations:
     def _related(
         self, maps: Sequence[AttentionMaps], queries: Words, keys: Words, pair: tuple[str, str]
     ) -> list[Related]:
-        query, key = self._find(queries, pair, 0), self._find(keys, pair, 1)
+        with argument_path(passed={"asked": "pairs"}):
+            query, key = queries.find(pair[0]), keys.find(pair[1])
         sides = queries.joined(query), keys.joined(key)
         found = [related for of_layer in maps for related in relate(of_layer, *sides, query[0], key[0])]
         if not any(related.uniform for related in found):
-            hidden, works = "is outside of the window of every layer", None
-            if query[0] < key[0]:
-                hidden = "comes later in the text; a model that is trained with task=masked_lm sees both directions"
-                works = {"pairs": [list(reversed(pair))]}
-            raise ArgumentError("pairs", [list(pair)], f"{pair[0]} does not see {pair[1]}, which {hidden}", works)
+            later = "comes later in the text; a model that is trained with task=masked_lm sees both directions"
+            hidden = later if query[0] < key[0] else "is outside of the window of every layer"
+            raise ArgumentError("pairs", [list(pair)], f"{pair[0]} does not see {pair[1]}, which {hidden}")
         return found
-
-    def _find(self, words: Words, pair: tuple[str, str], side: int) -> range:
-        try:
-            return words.find(pair[side])
-        except WordError as error:
-            works = [error.works if place == side else word for place, word in enumerate(pair)]
-            raise ArgumentError("pairs", [list(pair)], error.reason, {"pairs": [works]}) from None
-
-
-def _require_room(context: AnalysisContext, argument: str, text: Text) -> None:
-    """Refuse a text whose tokens, with the special ones around them, do not fit into the context."""
-    tokenizer, task = context.tokenizer, context.task
-    if isinstance(task, Seq2Seq):
-        num_special = task.special_tokens.around(tokenizer).num_added
-    else:
-        num_special = sum(map(len, tokenizer.around))
-    ids, longest = context.tokens_of(text, around=False, argument=argument), context.network.max_seq_len - num_special
-    if len(ids) > longest:
-        reason = f"has {len(ids)} tokens; at most {longest} fit into the context of the model"
-        raise ArgumentError(argument, text, reason, {argument: tokenizer.decode(ids[:longest])})
 
 
 def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: int) -> list[Related]:
@@ -183,8 +155,6 @@ def report(
             lines[f"  {title}: {map_title(addresses[at])}"] = sentence
         in_best = f"in the best head, {NUM_UNTRAINED} seeds"
         lines[f"  {title}: untrained"] = f"{min(chances):.4f} to {max(chances):.4f} {in_best}"
-    if len(layers) == len(context.layers):
-        lines["many texts"] = "one shows little; analysis.file=subject_verb in its place tests 200, with intervals"
     picture = measure_maps(
         weights,
         [list(map(head_label, layer)) for layer in names],
