@@ -11,7 +11,7 @@ from analysis.contexts import CAUSAL, loud_transformer
 from tinyformer.hardware import peak_bytes
 from tinyformer.measures import MEASURES, PATTERNS, capture_attention, capture_weights
 from tinyformer.measures.capture import attention_calls
-from tinyformer.measures.probe import Probe, Probes, measure_heads
+from tinyformer.measures.probe import Probe, measure_heads
 from tinyformer.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
 
@@ -129,36 +129,18 @@ def test_capturing_leaves_the_network_and_the_random_state_unchanged(training):
     assert all(module.training == training for module in network.modules())
 
 
-DOCUMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 4], [3, 3, 3, 3, 3, 3, 4, 4]])
-BOTH, PADDED = AttentionMask(), AttentionMask(lengths=torch.tensor([8, 3]))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "joined"),
-    [
-        (CAUSAL, CAUSAL, True),
-        (BOTH, BOTH, True),
-        (AttentionMask(documents=DOCUMENTS), BOTH, True),
-        (AttentionMask(causal=True, documents=DOCUMENTS), CAUSAL, True),
-        (CAUSAL, BOTH, False),
-        (PADDED, BOTH, False),
-    ],
-    ids=["causal", "bidirectional", "documents", "causal documents", "of two kinds", "padded"],
-)
-def test_probes_share_a_forward_pass_in_which_none_sees_padding(first, second, joined):
-    """The pass ends in the last attention, and what it gives is what each probe alone gives."""
+def test_probes_are_measured_each_by_itself():
+    """A pass ends in the last attention."""
     torch.manual_seed(0)
     network = make_transformer().eval()
     network.encoder.layers[1].attention = DifferentialAttention(32, 2, window=5, layer_index=1)
-    texts, passes, expected = (token_ids(2, 8), token_ids(3, 5)), [], {}
-    probes = Probes([Probe(texts[0], first, MEASURES), Probe(texts[1], second, PATTERNS)])
-    for probe in probes.each:
+    padded, expected = AttentionMask(lengths=torch.tensor([8, 3])), {}
+    probes = [Probe(token_ids(2, 8), padded, MEASURES), Probe(token_ids(3, 5), CAUSAL, PATTERNS)]
+    for probe in probes:
         maps = capture_weights(network, probe.tokens, probe.mask, 5)
         expected |= measure_layers(probe.measures, maps, probe.tokens)
-    network.encoder.register_forward_pre_hook(lambda _, args: passes.append(tuple(args[0].shape)))
     network.encoder.layers[-1].feed_forward.register_forward_hook(lambda *args: pytest.fail("went on"))
     found = measure_heads(network, probes, 5, nullcontext())
-    assert passes == ([(5, 8)] if joined else [(2, 8), (3, 5)])
     assert list(found.values) == [*MEASURES, *PATTERNS]
     assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
     for name, layers in expected.items():

@@ -16,7 +16,7 @@ from .events import TRAITS, Event, EventDetector, Trait, head_labels, head_roles
 from .formulas import repeated_tokens
 from .intervals import Change, Losses
 from .points import first_non_finite
-from .probe import HeadMeasures, Probe, Probes, ablated_maps, make_probes, measure_heads, measure_pairs
+from .probe import HeadMeasures, Probe, ablated_maps, make_probes, measure_heads, measure_pairs
 from .table import ALL_MEASURES, CROSS_MEASURES, MEASURES, PATTERNS, measure_layers
 from .words import Words, merge_words, words_of
 
@@ -34,7 +34,6 @@ __all__ = [
     "HeadMeasures",
     "Losses",
     "Probe",
-    "Probes",
     "TokenPair",
     "Trait",
     "Words",

@@ -1,22 +1,19 @@
 """Measures of all heads on fixed inputs, fast enough to be computed during training."""
 
-import functools
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.batches.windows import Batch, document_starts
+from tinyformer.data.batches.windows import Batch
 from tinyformer.files import finite
-from tinyformer.measures.capture import CapturedMaps, LayerCall, TokenPair, attention_calls, capture_pair, map_names
+from tinyformer.measures.capture import CapturedMaps, TokenPair, capture_pair, capture_weights, map_names
 from tinyformer.measures.events import TRAITS, Trait, head_labels
 from tinyformer.measures.formulas import repeated_tokens
 from tinyformer.measures.table import (
@@ -28,7 +25,7 @@ from tinyformer.measures.table import (
     combine_inputs,
     measure_layers,
 )
-from tinyformer.nn import QKV, AttentionInputs, AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
+from tinyformer.nn import AttentionMaps, AttentionMask, EncoderDecoder, Network, Transformer
 from tinyformer.nn.heads import Address
 from tinyformer.tasks import Task
 
@@ -42,43 +39,9 @@ class Probe:
     measures: Mapping[str, Measure]
 
 
-@dataclass(frozen=True)
-class Probes:
-    """Inputs that are measured together; measures with the same name must be the same."""
-
-    each: Sequence[Probe]
-
-    @functools.cached_property
-    def joined(self) -> tuple[Int[Tensor, "batch seq"], AttentionMask] | None:
-        """The inputs as one batch in which no token attends to padding; None if no single mask allows that.
-
-        A forward pass launches hundreds of kernels, which take most of its time on a GPU, so all inputs share one.
-        """
-        masks = [probe.mask for probe in self.each]
-        kinds = {(mask.causal, mask.window) for mask in masks}
-        if len(kinds) > 1 or any(mask.lengths is not None for mask in masks):
-            return None
-        longest = max(probe.tokens.shape[1] for probe in self.each)
-        tokens = torch.cat([F.pad(probe.tokens, (0, longest - probe.tokens.shape[1])) for probe in self.each])
-        ((causal, window),) = kinds
-        mask = AttentionMask(causal=causal, window=window)
-        if causal and all(mask.documents is None for mask in masks):
-            return tokens, mask  # padding comes after all keys that a token attends to
-        documents = torch.cat([_documents(probe, longest) for probe in self.each])
-        starts = torch.from_numpy(document_starts(documents.cpu().numpy(), most=longest)).to(tokens.device)
-        return tokens, replace(mask, documents=documents, document_starts=starts)
-
-
-def _documents(probe: Probe, seq: int) -> Int[Tensor, "batch seq"]:
-    """The documents of a probe's tokens, with one more document for the padding up to `seq`."""
-    known = probe.mask.documents
-    documents = torch.zeros_like(probe.tokens) if known is None else known
-    return torch.cat([documents, (documents.max() + 1).expand(len(documents), seq - documents.shape[1])], dim=1)
-
-
 def make_probes(
     task: Task, windows: Sequence[Batch], tokenizer: TextTokenizer, vocab_size: int, max_seq_len: int, *sizes: int
-) -> Probes:
+) -> list[Probe]:
     """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on `repeated_tokens`.
 
     Of these, `sizes` are the number and the largest period; none are made where two tokens do not fit into the context.
@@ -89,7 +52,7 @@ def make_probes(
     if period > 0:
         repeated = repeated_tokens(vocab_size, num_sequences, period, tokenizer).to(probes[0].tokens.device)
         probes.append(Probe(repeated, task.mask({"inputs": repeated}), PATTERNS))
-    return Probes(probes)
+    return probes
 
 
 @dataclass(frozen=True)
@@ -142,7 +105,7 @@ class HeadMeasures:
 @torch.no_grad()
 def measure_heads(
     network: Transformer,
-    probes: Probes,
+    probes: Sequence[Probe],
     rows: int,
     precision: AbstractContextManager[object],
     costly: bool = True,
@@ -154,41 +117,22 @@ def measure_heads(
     measures in that of the attention weights. Without `costly`, the costly ones are left out, see `Measure`. With a
     seed `random`, they are those of `random_maps`.
     """
-    captured = [CapturedMaps() for _ in probes.each]
+    captured = []
     with precision:
-        for maps, calls in zip(captured, _calls(network, probes), strict=True):
-            maps.add(calls, rows)
+        for probe in probes:
+            captured.append(maps := capture_weights(network, probe.tokens, probe.mask, rows))
             if random is not None:
                 random_maps(maps, random)
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for number, probe in enumerate(probes.each):
+    for number, probe in enumerate(probes):
         alike[tuple(probe.measures)].append(number)
     values: dict[str, list[list[float]]] = {}
     for numbers in alike.values():
-        of_probe = probes.each[numbers[0]].measures
+        of_probe = probes[numbers[0]].measures
         measures = {name: measure for name, measure in of_probe.items() if costly or not measure.is_costly}
-        of_inputs = [measure_layers(measures, captured[number], probes.each[number].tokens) for number in numbers]
-        values |= combine_inputs(measures, of_inputs, [len(probes.each[number].tokens) for number in numbers])
+        of_inputs = [measure_layers(measures, captured[number], probes[number].tokens) for number in numbers]
+        values |= combine_inputs(measures, of_inputs, [len(probes[number].tokens) for number in numbers])
     return HeadMeasures.of(network, values)
-
-
-def _calls(network: Transformer, probes: Probes) -> list[list[LayerCall]]:
-    """For each probe, the call of each layer."""
-    if probes.joined is None:
-        return [attention_calls(network, probe.tokens, probe.mask) for probe in probes.each]
-    calls = attention_calls(network, *probes.joined)
-    firsts = itertools.accumulate((len(probe.tokens) for probe in probes.each), initial=0)
-    return [
-        [(layer, _part(call, first, probe)) for layer, call in calls]
-        for first, probe in zip(firsts, probes.each, strict=False)
-    ]
-
-
-def _part(call: AttentionInputs, first: int, probe: Probe) -> AttentionInputs:
-    """The part of a layer's call that belongs to one of several joined inputs, without its padding."""
-    rows, seq = probe.tokens.shape
-    qkv = QKV(*(part[first : first + rows, :, :seq] for part in call.qkv))
-    return call._replace(qkv=qkv, mask=probe.mask.within(call.mask.window))
 
 
 def measure_pairs(

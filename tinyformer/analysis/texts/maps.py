@@ -28,7 +28,7 @@ from tinyformer.measures.capture import (
     without_padding,
 )
 from tinyformer.measures.events import TRAITS, Trait, control_of, head_labels
-from tinyformer.measures.probe import HeadMeasures, Probe, Probes, make_probes, measure_heads, measure_pairs
+from tinyformer.measures.probe import HeadMeasures, Probe, make_probes, measure_heads, measure_pairs
 from tinyformer.measures.table import MEASURES, PATTERNS
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.maps import NoMapsError
@@ -140,8 +140,7 @@ class HeadMaps:
         mask = context.task.mask({"inputs": shown})
         measure = of_sample(context, self.rows)
         if text is not None:
-            probes = Probes([Probe(shown, mask, MEASURES | PATTERNS)])
-            measure = _of_probes(context, probes, len(tokens))
+            measure = _of_probes(context, [Probe(shown, mask, MEASURES | PATTERNS)], len(tokens))
         ids = {"": (tokens, tokens)}
         axes, extent = axes_of(ids, context.tokenizer), _extent(tokens, text)
         return Shown(lambda network: {"": capture_weights(network, shown, mask)}, ids, axes, measure, extent)
@@ -185,7 +184,7 @@ def of_sample(context: AnalysisContext, rows: int = 256) -> Measure:
     return _of_probes(context, make_probes(context.task, windows, *sizes, NUM_SEQUENCES, PERIOD), rows)
 
 
-def _of_probes(context: AnalysisContext, probes: Probes, rows: int) -> Measure:
+def _of_probes(context: AnalysisContext, probes: Sequence[Probe], rows: int) -> Measure:
     return lambda network, random: measure_heads(network, probes, rows, context.precision(), random=random)
 
 

@@ -48,7 +48,7 @@ class TextProbing:
         shown, text = slice(min(sizes.num_tokens, data.seq_len)), sizes.probe_text
         ids = data.tokenizer.read([text])[0][shown] if text else data.splits[split].ids[shown].tolist()
         self.probe, self.axes = torch.tensor([ids]), measures.axes_of({"": (ids, ids)}, data.tokenizer)
-        self.probes: measures.Probes | None = None
+        self.probes: list[measures.Probe] | None = None
         self.num_keys = self.windows["inputs"].shape[1]  # of a measured map, at most
 
     def measure(self, trainer: L.Trainer, module: TrainingModule, costly: bool) -> measures.HeadMeasures:
