@@ -190,6 +190,7 @@ MISTAKES = {
     "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
     "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
     "analysis=prune analysis.fraction=0.9": "analysis.fraction=0.9: is ",
+    "analysis=heads analysis.num_windows=-1": "analysis.num_windows=-1: must be at least 1",
     "analysis=importance attention.backend=flex": "attention.backend=",
 }
 
@@ -224,7 +225,7 @@ WRITTEN = {
     f"analysis=importance {ALL}": ({"importance": 4}, ["importance"]),
     f"analysis=gates {ALL} analysis.num_steps=3 analysis.num_fits=2": (
         {"gates": 4, "gate_scores": 4},
-        ["gates", "gate_scores"],
+        ["gates"],
     ),
     f"analysis=prune {ALL}": ({"prune": 3}, ["prune"]),
     f"analysis=residual {ALL}": ({"residual": 8, "rank": 12, "reading": 12}, ["residual", "rank", "tokens_read"]),

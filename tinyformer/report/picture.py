@@ -64,9 +64,6 @@ class Picture:
         text = readable(text, longest=1000)
         picture = Picture(max(self.image.width, text_width(text) + 20), CAPTION_HEIGHT + self.image.height)
         picture.image.paste(self.image, (0, CAPTION_HEIGHT))
-        for label in self.labels:
-            moved = {side: getattr(label, side) + CAPTION_HEIGHT for side in ("top", "bottom")}
-            picture.labels.append(label._replace(**moved))
         picture.write(10, CAPTION_HEIGHT // 2 + 4, text)
         return picture
 

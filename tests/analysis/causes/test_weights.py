@@ -159,14 +159,6 @@ def test_each_stack_of_an_encoder_decoder_and_a_network_without_logits_of_tokens
     assert list(analysed(network().eval(), network).tables) == ["tokens", "circuits"]
 
 
-def test_circuits_by_distance_are_explained():
-    made = partial(make_transformer, attention_position=ROTARY)
-    found = HeadWeights(distances=[0, 2], num_untrained=2)(make_context(made(), untrained=lambda further: made()))
-    names = list(found.lines)
-    assert names.index("K-composition") < names.index("scores") < names.index("OV") < names.index("QK_0")
-    assert found.lines["scores"].endswith("QK_0 at the query's own position")
-
-
 REFUSED = {
     "PostNormBlock normalises the residual stream between any two heads": {"kind": ours.PostNormBlock},
     "AdditiveScore is no product of query and key": {"score": "additive"},

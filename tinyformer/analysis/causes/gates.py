@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LinearLR
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, every_second
 from tinyformer.analysis.removal.ablation import gates_on, head_importance, losses_without, rank_correlation
 from tinyformer.measures.intervals import CHANGE_COLUMNS, bootstrap
-from tinyformer.report.charts import named_grid
 from tinyformer.report.result import AnalysisResult
 
 LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # of Adam, for logits, and what it falls to, as a factor
@@ -24,8 +23,6 @@ LEAST_KEPT, LEAST_NEEDED = 0.5, 0.1  # the values of g⁺ and g⁻ from which a 
 ROLES = ("facilitating", "interfering", "irrelevant")
 SCORES = ("facilitation", "interference", "irrelevance")
 """The score of each role, see `HeadGating`."""
-
-NUM_DRAWN = 24  # heads in the picture of the scores
 
 Gates: TypeAlias = Float[Tensor, "fits 2 heads"]
 """g⁺ and g⁻ of some heads in each fit."""
@@ -134,10 +131,7 @@ class HeadGating:
         title = "The role of each head by its gates: 1 facilitating, 0 irrelevant, -1 interfering"
         roles = dict(zip(heads, (means[0] - means[1]).tolist(), strict=True))
         found.figures["gates"] = context.head_grid(roles, title, "facilitation - interference", diverging=True)
-        titles, drawn = [context.head_title(*head) for head in heads], sorted(means[2].argsort()[:NUM_DRAWN].tolist())
-        cells = {(titles[at], name): float(means[row, at]) for at in drawn for row, name in enumerate(SCORES)}
-        title = f"Scores of heads by their gates, mean of {self.num_fits} fits"
-        found.figures["gate_scores"] = named_grid(cells, title, "score, from 0 to 1")
+        titles = [context.head_title(*head) for head in heads]
         found.lines["gates"] = f"the role of a head in all {self.num_fits} fits (of the untrained model):"
         for verdict in (*ROLES, "varying"):
             names = [title for title, own in zip(titles, verdicts, strict=True) if own == verdict]

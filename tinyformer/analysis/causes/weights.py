@@ -101,8 +101,7 @@ class HeadWeights:
         found.tables["tokens"] = [*context.address_columns, "head", "circuit", "end", "from", "to", "entry"], rows
         names = sorted(trained.keys() - SIDES, key=lambda name: (name[:2], len(name), name))
         meaning = "OV is 1 if each token promotes itself where it is attended to, QK if each attends to its equals"
-        by_distance = "; QK_n is QK for a key n tokens before the query, QK_0 at the query's own position"
-        found.lines["scores"] = f"from -1 to 1: {meaning}{by_distance * ('QK' not in names)}"
+        found.lines["scores"] = f"from -1 to 1: {meaning}"
         for name in names:
             found.lines[name] = chances[name].sentence(trained[name], "heads")
             for head in largest(trained[name], NUM_PRINTED):

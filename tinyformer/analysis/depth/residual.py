@@ -165,7 +165,10 @@ class ResidualSurgery:
             lines={
                 "residual": context.describe_losses(base),
                 **{f"  {layer_title(at[:-2])} {at[-2]}.{at[-1]}=0": str(changes[at]) for at in worst},
-                **{f"  {' '.join(at)}": _rank_in_words(*values[-1]) for at, values in ranks.items()},
+                **{
+                    f"  {' '.join(at)}": "distance to rank 1 {:.3f}, token cosine {:.3f}".format(*values[-1])
+                    for at, values in ranks.items()
+                },
                 "reading": "what a linear probe reads from the last layer, on rows that do not fit it; "
                 "the embeddings and chance are its controls:",
                 **{
@@ -194,10 +197,6 @@ class ResidualSurgery:
                     with changed([residual], **{part: 0.0}):
                         changes[*kind, depth, name, part] = context.losses().change_from(base, self.num_resamples)
         return base, changes
-
-
-def _rank_in_words(distance: float, cosine: float) -> str:
-    return f"distance to rank 1 {distance:.3f}, token cosine {cosine:.3f}"
 
 
 def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float]) -> str:

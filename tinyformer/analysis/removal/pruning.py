@@ -34,17 +34,6 @@ ORDERS: dict[str, Callable[[AnalysisContext, int], dict[Head, float]]] = {
 """By name, the score of each head; heads with the lowest scores are pruned first."""
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """The network without some heads, and the loss by the number of pruned heads, in their order and in random ones."""
-
-    heads: Sequence[Head]
-    network: Network
-    curve: Mapping[int, float]
-    at_random: Mapping[int, Mapping[int, float]]  # by seed
-    difference: float  # of its outputs from those of the gated model
-
-
 @dataclass(eq=False)
 class HeadPruning:
     """Prunes heads one after the other, the least important first, and saves the smaller model.
@@ -71,11 +60,7 @@ class HeadPruning:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        pruned, path = self._prune(context), folder / "pruned.ckpt"
-        context.save_pruned(pruned.network, path)
-        return self._result(context, pruned, path)
 
-    def _prune(self, context: AnalysisContext) -> Pruned:
         def curve(order: Sequence[Head]) -> dict[int, float]:
             return {count: losses.mean for count, losses in losses_along(context, order, number).items()}
 
@@ -86,7 +71,57 @@ class HeadPruning:
         difference = _difference(context, heads, network)
         seeds = range(self.seed + 1, self.seed + 1 + self.random_orders)
         at_random = {seed: curve(pruning_order(context, ORDERS["random"](context, seed))) for seed in seeds}
-        return Pruned(heads, network, curve(order), at_random, difference)
+        own, total, unit = curve(order), len(context.active_heads), context.task.unit
+        context.save_pruned(network, path := folder / "pruned.ckpt")
+        left, loss, networks = [total - count for count in own], own[number], [context.network, network]
+        costs: dict[str, list[Any]] = {
+            "num_parameters": [of.num_parameters() for of in networks],
+            "num_bytes": [num_bytes(of.parameters()) for of in networks],
+            "tokens_per_second": _tokens_per_second(context, networks),
+        }
+        addresses = (",".join(map(str, context.head_address(*head))) for head in sorted(heads))
+        others = ", ".join(f"{losses[number]:.4f}" for losses in at_random.values())
+        return AnalysisResult(
+            scalars={
+                "analysis/loss": own[0],
+                "analysis/pruned_loss": loss,
+                "analysis/num_pruned": number,
+                "analysis/num_heads": total,
+                "analysis/difference_from_gated": difference,
+                **{f"analysis/{name}": whole for name, (whole, _) in costs.items()},
+                **{f"analysis/pruned_{name}": smaller for name, (_, smaller) in costs.items()},
+            },
+            lines={
+                "pruned": f"{number} of {total} heads, by {self.order}: "
+                + ", ".join(f"[{address}]" for address in addresses),
+                "  loss": f"{own[0]:.4f} -> {loss:.4f} nats per {unit}, over {context.num_windows} {context.row}s",
+                **({"  at random": f"{others} with as many heads pruned in random orders"} if others else {}),
+                "  parameters": "{:,} -> {:,} ({:,} -> {:,} bytes)".format(
+                    *costs["num_parameters"], *costs["num_bytes"]
+                ),
+                "  speed": "{:,.0f} -> {:,.0f} tokens/s in the forward pass".format(*costs["tokens_per_second"]),
+                "  check": f"differs from the gated model by {difference:.1e}",
+            },
+            tables={
+                "prune": (
+                    ["pruned", "left", "loss", *(f"loss_random_{seed}" for seed in at_random)],
+                    [[at, total - at, *(losses[at] for losses in (own, *at_random.values()))] for at in own],
+                )
+            },
+            figures={
+                "prune": lines(
+                    {self.order: (left, list(own.values()))},
+                    f"Loss by number of heads (pruning order: {self.order})",
+                    "heads left",
+                    f"loss, nats per {unit}",
+                    baselines={
+                        f"random, seed {seed}": (left, list(losses.values())) for seed, losses in at_random.items()
+                    },
+                    marked=(total - number, loss, f"pruned.ckpt, {total - number} heads"),
+                )
+            },
+            files=[path],
+        )
 
     def _num_pruned(self, total: int, most: int) -> int:
         """The number of heads to prune, from 1 to `most`."""
@@ -95,62 +130,6 @@ class HeadPruning:
             return count
         reason = f"is {count} of {total} heads, of which 1 to {most} can be pruned: each layer keeps its last head"
         raise ArgumentError("fraction", self.fraction, reason)
-
-    def _result(self, context: AnalysisContext, pruned: Pruned, path: Path) -> AnalysisResult:
-        total, number, unit = len(context.active_heads), len(pruned.heads), context.task.unit
-        left, loss = [total - count for count in pruned.curve], pruned.curve[number]
-        networks = [context.network, pruned.network]
-        costs: dict[str, list[Any]] = {
-            "num_parameters": [network.num_parameters() for network in networks],
-            "num_bytes": [num_bytes(network.parameters()) for network in networks],
-            "tokens_per_second": _tokens_per_second(context, networks),
-        }
-        addresses = (",".join(map(str, context.head_address(*head))) for head in sorted(pruned.heads))
-        at_random = ", ".join(f"{losses[number]:.4f}" for losses in pruned.at_random.values())
-        curves = [pruned.curve, *pruned.at_random.values()]
-        return AnalysisResult(
-            scalars={
-                "analysis/loss": pruned.curve[0],
-                "analysis/pruned_loss": loss,
-                "analysis/num_pruned": number,
-                "analysis/num_heads": total,
-                "analysis/difference_from_gated": pruned.difference,
-                **{f"analysis/{name}": whole for name, (whole, _) in costs.items()},
-                **{f"analysis/pruned_{name}": smaller for name, (_, smaller) in costs.items()},
-            },
-            lines={
-                "pruned": f"{number} of {total} heads, by {self.order}: "
-                + ", ".join(f"[{address}]" for address in addresses),
-                "  loss": f"{pruned.curve[0]:.4f} -> {loss:.4f} nats per {unit}, over {context.num_windows} "
-                f"{context.row}s",
-                **({"  at random": f"{at_random} with as many heads pruned in random orders"} if at_random else {}),
-                "  parameters": "{:,} -> {:,} ({:,} -> {:,} bytes)".format(
-                    *costs["num_parameters"], *costs["num_bytes"]
-                ),
-                "  speed": "{:,.0f} -> {:,.0f} tokens/s in the forward pass".format(*costs["tokens_per_second"]),
-                "  check": f"differs from the gated model by {pruned.difference:.1e}",
-            },
-            tables={
-                "prune": (
-                    ["pruned", "left", "loss", *(f"loss_random_{seed}" for seed in pruned.at_random)],
-                    [[at, total - at, *(losses[at] for losses in curves)] for at in pruned.curve],
-                )
-            },
-            figures={
-                "prune": lines(
-                    {self.order: (left, list(pruned.curve.values()))},
-                    f"Loss by number of heads (pruning order: {self.order})",
-                    "heads left",
-                    f"loss, nats per {unit}",
-                    baselines={
-                        f"random, seed {seed}": (left, list(losses.values()))
-                        for seed, losses in pruned.at_random.items()
-                    },
-                    marked=(total - number, loss, f"pruned.ckpt, {total - number} heads"),
-                )
-            },
-            files=[path],
-        )
 
 
 def pruning_order(context: AnalysisContext, score_of: Mapping[Head, float]) -> list[Head]:
