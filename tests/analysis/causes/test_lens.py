@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from interop.models import tokens
 from model.models import LABELS, answerer, causal, classifier, masked, translator
 from nn.model_cases import make_encoder, token_ids
 
@@ -22,6 +23,7 @@ from analysis.contexts import (
     make_context,
     pair_context,
 )
+from analysis.test_transformer_lens import assert_same, both
 from tinyformer.analysis import AnalysisContext, LogitLens
 from tinyformer.analysis.causes.lens import fit_translator, log_probs, streams_of, targets_of
 from tinyformer.data.batches.windows import IGNORED
@@ -194,3 +196,18 @@ def test_the_tuned_lens_is_fitted_on_half_of_the_windows_and_measured_on_the_oth
 def test_a_model_for_questions_has_no_lens():
     with pytest.raises(ArgumentError, match="analysis='lens': reads tokens or classes from the residual stream"):
         LogitLens()(context_of(answerer()))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_lens_is_that_of_transformer_lens(family, tmp_path):
+    ours, bridge = both(family, tmp_path)
+    ids = tokens()
+    batch = {"inputs": ids, "lengths": torch.full((len(ids),), ids.shape[1])}
+    context = AnalysisContext(ours.network, [batch], ours.task, TOKENIZER)
+    with torch.no_grad():
+        theirs = bridge.run_with_cache(ids)[1].logit_lens(positions=None, return_type="log_probs").values
+        for at, row in enumerate(rows_of(context.batches)):
+            for depth, (x, expected) in enumerate(zip(streams_of(context, row), theirs[:, at], strict=True)):
+                assert_same(log_probs(ours.network, x), expected, f"{family} {depth}")

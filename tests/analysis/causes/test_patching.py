@@ -1,15 +1,18 @@
-"""Activation patching: by hand, and each place as the definition replaces it."""
+"""Activation patching: by hand, each place as the definition replaces it, and each grid of TransformerLens."""
 
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from interop.models import SEQ, tokens
 from model.models import classifier, masked, model, translator
 from nn.model_cases import make_transformer
 
 from analysis.contexts import columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
 from analysis.test_redundancy import made_by_hand
+from analysis.test_transformer_lens import both
 from tinyformer.analysis import ActivationPatching, AnalysisContext
 from tinyformer.analysis.causes.patching import BY_TOKEN, PARTS, Place, patch, patch_pairs, shares_of
 from tinyformer.analysis.causes.prompts import PairAnalysis, Pairs, Prompts
@@ -124,3 +127,42 @@ def test_findings_of_pruned_and_ablated_heads_and_of_source_tokens():
     assert (tokens["position"][:5], tokens["token"][:5]) == ((0, 1, 2, 3, 4), ("a", "b", "c/e", "d", "<eos>"))
     assert [value != 0 for value in tokens["denoising"][:5]] == [False, False, True, False, False]
     assert [*dict.fromkeys(columns_of(found.tables["heads"])["kind"])] == ["encoder", "decoder", "cross"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_each_grid_is_that_of_transformer_lens(family, tmp_path):
+    from transformer_lens import patching
+
+    ours, bridge = both(family, tmp_path)
+    by_head, clean = "layers.{}.attention.output_by_head", tokens()
+    pairs = pairs_of(clean, torch.cat([clean[:, :4].flip(1), clean[:, 4:]], dim=1), clean[:, 3], clean[:, 4])
+    grids = [
+        (patching.get_act_patch_resid_pre, "layers.{}.residual_post", ""),  # of the layer before
+        (patching.get_act_patch_attn_out, "layers.{}.attention.output", ""),
+        (patching.get_act_patch_mlp_out, "layers.{}.feed_forward.output", ""),
+        (patching.get_act_patch_attn_head_out_all_pos, by_head, "output"),
+        (patching.get_act_patch_attn_head_pattern_all_pos, by_head, "pattern"),
+        # Of the outputs that the values of the other prompts give, since theirs patches the values of a group of heads.
+        (patching.get_act_patch_attn_head_out_all_pos, by_head, "values"),
+    ]
+    points = ["embedding", *(point.format(layer) for layer in (0, 1) for _, point, _ in grids)]
+    for own, other in ((pairs.corrupted, pairs.clean), (pairs.clean, pairs.corrupted)):
+        _, effects = patch(make_context(ours.network), own, other, [*dict.fromkeys(points)])
+        with torch.no_grad():
+            _, cache = bridge.run_with_cache(other.batch["inputs"])
+            logits, before = bridge.run_with_cache(own.batch["inputs"])
+            by_values = {}
+            for layer in (0, 1):
+                weights, values = (f"blocks.{layer}.attn.hook_{name}" for name in ("pattern", "v"))
+                shared = cache[values].repeat_interleave(before[weights].shape[1] // cache[values].shape[2], dim=2)
+                by_values[f"blocks.{layer}.attn.hook_z"] = torch.einsum("bhqk,bkhv->bqhv", before[weights], shared)
+            for grid, point, what in grids:
+                of = by_values if what == "values" else cache
+                scores = grid(bridge, own.batch["inputs"], of, own.score, reduce="none").values - own.score(logits)
+                for layer, index in np.ndindex(scores.shape[:2]):
+                    name = point.format(layer - point.endswith("post")).replace("layers.-1.residual_post", "embedding")
+                    place = Place(name, what, index if what else index - SEQ)
+                    error = (effects[place][0] - scores[layer, index]).abs().max()
+                    assert error <= 1e-5 * max(1.0, float(scores[layer, index].abs().max())), place

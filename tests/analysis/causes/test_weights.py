@@ -1,4 +1,4 @@
-"""Heads by their weights: circuits as in a forward pass, and circuits and composition as made by hand."""
+"""Heads by their weights: circuits and composition as in TransformerLens, as in a forward pass, and as made by hand."""
 
 from functools import partial
 from itertools import product
@@ -10,6 +10,7 @@ from nn.model_cases import block_factory, make_encoder, make_transformer
 from torch import nn
 
 from analysis.contexts import TOKENIZER, columns_of, loud, loud_encoder_decoder, make_context, pair_context
+from analysis.test_transformer_lens import both
 from tinyformer import nn as ours
 from tinyformer.analysis import AnalysisContext, HeadWeights
 from tinyformer.analysis.causes import weights
@@ -176,3 +177,20 @@ def test_what_is_no_product_of_weights_is_refused(reason):
         network.encoder.layers[1].attention = ours.LatentAttention(32, 4)
     with pytest.raises(ArgumentError, match=reason):
         HeadWeights(distances=[0, 16])(make_context(network))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_eigenvalues_and_compositions_are_those_of_the_library(family, tmp_path):
+    model, bridge = both(family, tmp_path)
+    bridge.enable_compatibility_mode(disable_warnings=True)
+    with torch.no_grad():
+        found, e = scores_of(model.network, [0], make_context(model.network).heads), bridge.W_E
+        expected = {name: bridge.all_composition_scores(name).scores[0, :, 1] for name in "QKV"}
+        for name, matrix in {"OV": e @ bridge.OV @ bridge.W_U, "QK": e @ bridge.QK @ e.T}.items():
+            values = matrix.eigenvalues
+            expected[name if name in found else f"{name}_0"] = (values.sum(dim=-1) / values.abs().sum(dim=-1)).real
+    assert found.keys() == expected.keys()
+    for name, scores in found.items():
+        assert list(scores.values()) == pytest.approx(expected[name].flatten().tolist(), abs=1e-5), name
