@@ -11,7 +11,7 @@ from nn.variants import network as variant
 
 from tinyformer.data import BPETokenizer, PairTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.generation import Beam, Sampling, beam_search, ends, generate, stream
+from tinyformer.generation.generation import Beam, Sampling, beam_search, ends, generate
 from tinyformer.nn import AttentionMask
 
 SHARES = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
@@ -120,13 +120,6 @@ def test_a_stop_token_ends_one_text_and_not_the_others():
 
 
 def test_settings_that_do_not_work():
-    for prompts, num_tokens, message in (
-        ([[1], []], 3, r"^prompts\[1\]=\[\]: must have at least one token\.$"),
-        ([[1], [2, 50]], 3, r"^prompts\[1\]=50: token ids go from 0 to 49\.$"),
-        ([[1]], -1, r"^num_tokens=-1: must be at least 0; num_tokens=200 works\.$"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            stream(variant(gqa), prompts, num_tokens)  # at once, and not at the first step
     for setting in ("beams", "length_penalty"):
         with pytest.raises(ArgumentError, match=f"^{setting}=-1: must be .*; {setting}=.* works"):
             Beam(**{setting: -1})

@@ -31,7 +31,6 @@ from tinyformer.nn.transformer import NoInitialisation
 from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
-from tinyformer.tasks.span import is_positive
 
 if TYPE_CHECKING:
     from tinyformer.model.model import Model
@@ -104,7 +103,7 @@ def load(
         raise ArgumentError("checkpoint", str(checkpoint), reason)
     for name in ("max_question_length", "stride") if has_spans else ():  # as the run cut contexts into windows
         if (value := OmegaConf.select(config, f"data.{name}")) is not None:
-            if not is_positive(value):
+            if type(value) is not int or value < 1:
                 reason = f"its data.{name}={value!r:.60} is no positive integer"
                 raise ArgumentError("checkpoint", str(checkpoint), reason)
             setattr(task, name, value)

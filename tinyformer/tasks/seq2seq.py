@@ -185,13 +185,11 @@ class Seq2Seq(TokenTask):
 def _target_ids(reader: TextReader, targets: Any, num_texts: int) -> list[list[int]]:
     """The token ids of the targets of some texts, without those that begin and end them; ids are used as they are."""
     rows: Any = [targets] if isinstance(targets, str) else targets
-    are_rows = isinstance(rows, Sequence) and len(rows) > 0
-    if are_rows and all(isinstance(text, str) for text in rows):
-        return reader.tokenizer.read(rows, around=False)
-    are_rows = are_rows and all(isinstance(ids, Sequence) and not isinstance(ids, str) for ids in rows)
-    if not are_rows or not all(type(token) is int for ids in rows for token in ids):
+    if not isinstance(rows, Sequence) or not rows:
         reason = "must be a text, a list of texts, or token ids"
         raise ArgumentError("targets", targets, reason, {"targets": SOME_TEXTS[:1] * num_texts})
+    if all(isinstance(text, str) for text in rows):
+        return reader.tokenizer.read(rows, around=False)
     for ids in rows:
         require_token_ids("targets", torch.tensor([ids], dtype=torch.long), reader.network.vocab_size)
     return [list(ids) for ids in rows]

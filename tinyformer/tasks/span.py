@@ -116,13 +116,10 @@ class SpanExtraction(Task):
         if len(context_list) != number:
             raise ArgumentError("contexts", contexts, f"must be one text, or {number}, as many as `{argument}`")
         answer_list = [""] * number if answers is None else [answers] if isinstance(answers, str) else answers
-        are_texts = isinstance(answer_list, Sequence) and all(isinstance(answer, str) for answer in answer_list)
-        if not are_texts or len(answer_list) != number:
-            needed = "a text" if number == 1 else f"{number} texts, one for each question"
-            raise ArgumentError("answers", answers, f"must be {needed}; empty where the context has none")
+        if len(answer_list) != number:
+            raise ArgumentError("answers", answers, f"must be {number}, one for each question")
         stride = self.stride if stride is None else stride
-        if stride is not None and not is_positive(stride):
-            raise ArgumentError("stride", stride, "must be a positive integer", {"stride": room // 2})
+        require_at_least(1, {"stride": room // 2}, stride=stride)
         rows, triples = [], zip(question_list, context_list, answer_list, strict=True)
         for index, (question, context, answer) in enumerate(triples):
             if answer not in context:
@@ -311,8 +308,3 @@ def _texts(argument: str, value: Any) -> list[str]:
         reason = "must be a text, or a list of texts, none of them empty"
         raise ArgumentError(argument, value, reason, {argument: SOME_TEXTS[0]})
     return texts
-
-
-def is_positive(value: Any) -> bool:
-    """Return True if a value is a positive integer."""
-    return type(value) is int and value > 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tinyformer.data import TextTokenizer, TokenSplit
 from tinyformer.data.batches.windows import IGNORED, Batch
-from tinyformer.errors import ArgumentError, require_at_least, require_numbers
+from tinyformer.errors import ArgumentError, require_at_least
 from tinyformer.generation.generation import Sampling, ends, generate, require_amount
 from tinyformer.nn import AttentionMask, Network, Transformer
 from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
@@ -221,12 +221,6 @@ class CausalLM(TokenTask):
         strings in `stop`.
         """
         network, tokenizer = cast(Transformer, reader.network), reader.own_tokenizer
-        works = {"num_tokens": 200, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 0}
-        works |= {"repetition_penalty": 1.2, "num_return_sequences": 3}
-        require_numbers(int, works, num_tokens=num_tokens, seed=seed, num_return_sequences=num_return_sequences)
-        require_numbers(int, works, **({} if top_k is None else {"top_k": top_k}))
-        require_numbers(float, works, temperature=temperature, repetition_penalty=repetition_penalty)
-        require_numbers(float, works, **({} if top_p is None else {"top_p": top_p}))
         stops = [] if stop is None else texts_of("stop", stop)
         require_amount(num_tokens, seed, num_return_sequences, stops)
         rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
