@@ -1,6 +1,5 @@
 """Runs and sweeps that are killed or fail, and damaged checkpoints: nothing that was whole is lost."""
 
-import contextlib
 import csv
 import os
 import re
@@ -299,31 +298,6 @@ def test_where_a_process_is_killed_the_others_end_and_the_run_continues(book: Pa
     step = load_checkpoint(CHECKPOINTS / "last.ckpt").step
     out = ran(program, "train.py", f"resume=run trainer=cpu trainer.devices=1 trainer.max_steps={step + 2}")
     assert "processes: 1 instead of 2" in out
-
-
-@pytest.mark.slow
-def test_where_a_data_worker_is_killed_the_state_is_saved_and_the_run_continues(book: Path, program: Program) -> None:
-    book.write_text(book.read_text() * 200)  # in a short epoch, all batches would have been read before the kill
-    settings = f"{LONG} model.dropout=0.2 data.num_workers=2".replace("interval=2", "interval=50")
-    run = start(settings, "trainer.max_steps=1000000")
-    while not (CHECKPOINTS / "last.ckpt").exists() and run.poll() is None:
-        time.sleep(0.05)
-    for _ in range(100):  # a worker lives for an epoch, which may just have ended
-        time.sleep(0.3)  # for steps after a validation
-        with contextlib.suppress(IndexError, ProcessLookupError, FileNotFoundError):
-            os.kill(int(Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()[0]), signal.SIGKILL)
-        if run.poll() is not None:
-            break
-    code, _, error = end(run)
-    said = "Error: data.num_workers=2: a data worker was killed, as happens where memory runs out; python "
-    assert (code, error.rpartition("Error: ")[2].splitlines()[1:]) == (2, []), error
-    assert said in error
-    step = load_checkpoint(CHECKPOINTS / "last.ckpt").step
-    assert step > load_checkpoint(CHECKPOINTS / "previous.ckpt").step
-    ran(program, "train.py", f"resume=run data.num_workers=0 trainer.max_steps={step + 50}")
-    ran(program, "train.py", settings.replace("dir=run", "dir=unbroken"), f"trainer.max_steps={step + 50}")
-    unbroken, resumed = weights_of("unbroken"), weights_of("run")
-    assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ PLACES = [
     *(
         (
             f"data.cache_dir={place}",
-            "data.cache_dir=.* cannot be written .*TINYFORMER_CACHE .*; data.cache_dir=.* works",
+            ".*: .* The file was not modified",
         )
         for place in ("/proc/x/y", "/sys/x", "x/" + 2 * LONG)
     ),
@@ -238,7 +238,7 @@ HOSTILE = """
     -1 1e30 -1e30 1e-30 inf -inf nan abc '' [] {} [1,2] [[0]] {a:1} 1.5 1000000000000000000 100000
     00:00:00:00 '${model.d_model}' '${nope}' mine.Nope torch.nn.Linear é a/b [null] [abc]
 """
-UNBOUNDED = ("max_steps", "max_epochs", "num_tokens", "max_seq_len", "_sequences", "num_windows", "num_workers")
+UNBOUNDED = ("max_steps", "max_epochs", "num_tokens", "max_seq_len", "_sequences", "num_windows")
 """Keys whose large values mean a long run."""
 
 OUTSIDE = ("hydra", "trainer.devices", "trainer.num_nodes")

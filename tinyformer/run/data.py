@@ -64,7 +64,6 @@ def training_data(make: MakeData, settings: Settings, inherits_tokenizer: bool) 
     start = settings.start
     data = make(start.tokenizer.for_training() if start is not None and inherits_tokenizer else None)
     with argument_path("datamodule"):
-        data.require_device(settings.device)
         if start is not None:
             is_own = start.is_resumed or reads_own_data(data, start.checkpoint)
             data.without = known_text(start.checkpoint, is_own)

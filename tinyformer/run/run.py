@@ -25,7 +25,6 @@ from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule
-from tinyformer.data.batches.loader import LostWorker
 from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.run.match import Matched
@@ -115,7 +114,7 @@ def fit(run: Run) -> None:
         passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
         with argument_path(passed=passed):
             run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resumed)
-    except (NonFiniteStep, Interrupted, LostWorker) as stop:
+    except (NonFiniteStep, Interrupted) as stop:
         if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop
         resume = partial(run.invocation.call, f"resume={relative_path(run.folder)}")
@@ -151,11 +150,8 @@ def fit(run: Run) -> None:
         raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
 
 
-def _problem(run: Run, stop: NonFiniteStep | LostWorker, resume: Callable[..., str]) -> str:
+def _problem(run: Run, stop: NonFiniteStep, resume: Callable[..., str]) -> str:
     """The reason why a run stopped, and the command with which it may continue."""
-    if isinstance(stop, LostWorker):
-        problem = "a data worker was killed, as happens where memory runs out"
-        return f"data.num_workers={run.data.num_workers}: {problem}; {resume('data.num_workers=0')} continues."
     cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
     if not run.checkpoints.last.exists():
         return f"{stop}\nNothing was saved; {cures}."

@@ -19,10 +19,6 @@ from tinyformer.errors import ArgumentError
 _POOL = 50  # batches whose rows are sorted by length together
 
 
-class LostWorker(RuntimeError):  # noqa: N818 - it is no error of the program
-    """A process that reads batches was killed."""
-
-
 class EpochLoader(ABC):
     """Training batches, epoch after epoch, with a state that can be saved and resumed.
 
@@ -30,13 +26,12 @@ class EpochLoader(ABC):
 
     Args:
         length: batches in a whole epoch, also the length of the loader: Lightning takes the same part of it as `limit`.
-        num_workers: processes that read ahead; 0: batches are read in this process.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
     """
 
-    def __init__(self, length: int, num_workers: int, pin_memory: bool) -> None:
+    def __init__(self, length: int, pin_memory: bool) -> None:
         self.seconds = 0.0  # that the training loop has waited for batches
-        self._length, self._num_workers, self._pin_memory = length, num_workers, pin_memory
+        self._length, self._pin_memory = length, pin_memory
         self.num_read, self._is_repeated = length, False  # batches that are read of each epoch
         self._current_epoch = self._batch = 0
 
@@ -68,14 +63,12 @@ class EpochLoader(ABC):
             dataset,
             batch_sampler=batches[done : self.num_read],
             collate_fn=identity,
-            num_workers=self._num_workers,
             pin_memory=self._pin_memory,
             generator=torch.Generator(),  # else the global generator, which dropout uses, would be advanced
         )
-        for batch in _read(loader):
+        for batch in loader:
             done += 1
-            # Updated before the batch is returned, since workers read ahead. The end of an epoch is the beginning of
-            # the next: Lightning never requests the batch after the last.
+            # The end of an epoch is the beginning of the next: Lightning never requests the batch after the last.
             self._current_epoch, self._batch = divmod(epoch * self.num_read + done, self.num_read)
             self.seconds += time.perf_counter() - requested
             yield batch
@@ -92,15 +85,6 @@ class EpochLoader(ABC):
         batch = state["batch"] * self._length // state.get("length", self._length)
         # The limit may be lower than before.
         self._current_epoch, self._batch = (state["epoch"], batch) if batch < self.num_read else (state["epoch"] + 1, 0)
-
-
-def _read(loader: DataLoader) -> Iterator[Any]:
-    try:
-        yield from loader
-    except (RuntimeError, ConnectionError, EOFError) as error:  # the last two while the dead worker hands over a batch
-        if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker (pid"):
-            raise
-        raise LostWorker(str(error)) from error
 
 
 class ResumableLoader(EpochLoader):
@@ -133,7 +117,6 @@ class ResumableLoader(EpochLoader):
         masker: Masker | None = None,
         split_of: Callable[[int], TokenSplit] | None = None,
         seed: int = 0,
-        num_workers: int = 0,
         pin_memory: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -149,8 +132,8 @@ class ResumableLoader(EpochLoader):
         self.batch_size = min(batch_size, windows // world_size)
         length = windows // (self.batch_size * world_size) if self.batch_size else 0
         self._tokens = None if device is None else torch.from_numpy(split.ids.astype(np.int32)).to(device)
-        # With the tokens on a device, there is nothing for workers to read and no memory to pin.
-        super().__init__(length, 0 if device else num_workers, pin_memory and device is None)
+        # With the tokens on a device, there is no memory to pin.
+        super().__init__(length, pin_memory and device is None)
 
     def _epoch(self, epoch: int) -> tuple[Dataset, list[list[int]] | Int[Tensor, "batches batch"]]:
         generator = np.random.default_rng((self._seed, epoch))
@@ -190,7 +173,6 @@ class SimilarLengthLoader(EpochLoader):
         batch_size: int,
         *,
         seed: int = 0,
-        num_workers: int = 0,
         pin_memory: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -199,7 +181,7 @@ class SimilarLengthLoader(EpochLoader):
         self._rank, self._world_size = rank, world_size
         # Rounded up so that all rows are read; but each batch must have a row on every rank.
         length = min(-(-len(lengths) // (batch_size * world_size)), len(lengths) // world_size)
-        super().__init__(length, num_workers, pin_memory)
+        super().__init__(length, pin_memory)
 
     def _epoch(self, epoch: int) -> tuple[Rows, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))

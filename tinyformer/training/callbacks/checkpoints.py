@@ -27,7 +27,6 @@ from tinyformer.checkpoint.file import (
     snapshots_of,
 )
 from tinyformer.checkpoint.format import KEY, encode, write_raw
-from tinyformer.data.batches.loader import LostWorker
 from tinyformer.errors import ArgumentError, relative_path, require_at_least, require_choice
 from tinyformer.hardware import synchronize
 from tinyformer.training.callbacks.report import Report
@@ -179,9 +178,6 @@ class Checkpoints(Checkpoint):
         """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
-        is_between_steps = trainer.world_size == 1 and not cast(TrainingModule, pl_module).step_targets
-        if isinstance(exception, LostWorker) and is_between_steps:
-            self._save(trainer, self.last)
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint, and before it the metrics, which a run that is resumed from it must have."""
