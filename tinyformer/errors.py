@@ -3,12 +3,9 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 from unicodedata import category
-
-MAX_SEED = 2**32 - 1  # the largest that `numpy.random.seed` takes, which Lightning calls
 
 
 class ArgumentError(ValueError):
@@ -101,17 +98,6 @@ def require_at_most(maximum: float, works: Mapping[str, Any], **arguments: float
     for argument, value in arguments.items():
         if value is not None and not value <= maximum:
             raise ArgumentError(argument, value, f"must be at most {maximum}", {argument: works[argument]})
-
-
-def require_numbers(kind: type[int] | type[float], works: Mapping[str, Any], **arguments: Any) -> None:
-    """Refuse the first of some arguments, given by name, that is no integer (kind=int) or no real number (kind=float).
-
-    Integers of NumPy are accepted, booleans are not; the example in `works` is shown.
-    """
-    for argument, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
-            reason = "must be an integer" if kind is int else "must be a number"
-            raise ArgumentError(argument, value, reason, {argument: works[argument]})
 
 
 def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from tinyformer.data import ByteTokenizer, PairFormat, Pairs, SourceDataModule, SpecialTokens, TextFiles
 from tinyformer.data.batches.windows import IGNORED
-from tinyformer.errors import ArgumentError
 
 EOS = ByteTokenizer().build([]).eos_id
 ROWS = [("ab", "x"), ("c", "yzw"), ("defg", "v"), ("h", "u")]
@@ -77,10 +76,6 @@ def test_pairs_longer_than_the_context(tmp_path):
         assert (split.num_documents, split.num_truncated, split.num_skipped) == (len(rows), *numbers)
         batch = Pairs(split).__getitems__([0])
         assert (batch["source"][0, -1], batch["targets"][0, -1]) == (EOS, EOS)
-    with pytest.raises(ArgumentError, match="pair 3 of the train split has texts of 4 and 1 tokens, and 3 fit"):
-        prepared(tmp_path, write(tmp_path), 4, too_long="error")
-    with pytest.raises(ArgumentError, match="leaves no pair of the train split: all have"):
-        prepared(tmp_path, write(tmp_path, [("abc", "d")]), 3, too_long="skip")
 
 
 def test_every_pair_is_read_once_an_epoch_beside_pairs_of_similar_length(tmp_path):

@@ -27,7 +27,7 @@ from tinyformer.data import (
 )
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
 from tinyformer.data.sources.hub_dataset import take_characters
-from tinyformer.data.stream import encode, encode_rows, map_texts, num_shards, write_split
+from tinyformer.data.stream import map_texts
 from tinyformer.errors import ArgumentError
 
 WINDOWS = WindowFormat(8)
@@ -157,76 +157,10 @@ def test_the_cache_folder_is_the_environments_or_the_users(monkeypatch, tmp_path
     assert HubDataset("owner/name")._commits_file == tmp_path / "chosen" / "hub_commits.json"
 
 
-# Shards.
-
-TEXTS = ["abc " * 9, "", "é😀", *(f"{n} cats " * (n % 7 + 1) for n in range(60))]
-WHOLE = sum(len(text) + 1 for text in TEXTS if text)
-
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(stream, "SHARD_BYTES", 300)
-    monkeypatch.setattr(stream, "_BATCH", 80)
-
-
-def written(encoded, tokenizer, folder):
-    folder.mkdir()
-    counts = write_split(encoded, tokenizer, folder, "train")
-    return counts, {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("limit", [None, 1, 36, 37, 38, 500, "a shard", WHOLE - 1, WHOLE])
-def test_the_files_of_shards_are_those_of_one_piece(limit, tmp_path):
-    """Of rows in an order of their own, with characters that the vocabulary lacks."""
-    tokenizer = CharTokenizer().build(TEXTS[3:])
-    rows = from_columns(text=[*reversed(TEXTS)]).select(range(len(TEXTS))[::-1])
-    if limit == "a shard":
-        limit = sum(len(text) + 1 for text in WINDOWS.texts(rows.shard(num_shards(rows), 0, contiguous=True)))
-    assert num_shards(rows) > 5
-    expected = written(encode(WINDOWS.texts(rows), tokenizer, limit), tokenizer, tmp_path / "one")
-    encoded = encode_rows(rows, WINDOWS.texts, tokenizer, "train", tmp_path / "kept", limit)
-    assert written(encoded, tokenizer, tmp_path / "shards") == expected
-    assert expected[0]["num_unknown"] > 0 or limit == 1
-
-
-@pytest.mark.usefixtures("small")
-def test_a_stopped_preparation_continues_with_the_shard_in_which_it_was_stopped(tmp_path, monkeypatch):
-    """With the tokenizer that it had learned, and leaves nothing but its files in the end."""
-    encoded, encode_batch = [], stream.TextTokenizer.encode_batch
-
-    def noted(self, texts):
-        if is_stopped and texts[0].startswith("30 "):
-            raise KeyboardInterrupt
-        encoded.extend(texts)
-        return encode_batch(self, texts)
-
-    monkeypatch.setattr(stream.TextTokenizer, "encode_batch", noted)
-    monkeypatch.setattr("tinyformer.data.recipe.lost_bytes", lambda *_: 0.0)  # which encodes a sample again
-    recipe, is_stopped = Recipe(Texts(*TEXTS[3:]), CharTokenizer(), WINDOWS), True
-    with mock.patch.object(CharTokenizer, "build", autospec=True, side_effect=CharTokenizer.build) as build:
-        with pytest.raises(KeyboardInterrupt):
-            recipe.prepare(tmp_path)
-        before, is_stopped = encoded[:], False
-        encoded.clear()
-        prepared = recipe.prepare(tmp_path)
-    assert build.call_count == 1
-    assert len(before) > 20
-    assert sum(len(text) for text in encoded if text in before) <= stream.SHARD_BYTES
-    assert folders(tmp_path) == [prepared.folder.name]
-    assert prepared.splits["train"].num_characters == sum(map(len, TEXTS[3:]))
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("texts", "number"), [(["a" * 250], 1), (["a" * 900], 1), (["a" * 200] * 4, 3)])
-def test_a_text_is_in_one_shard(texts, number):
-    assert num_shards(from_columns(text=texts)) == number
-
-
 # Memory maps.
 
 
-def test_texts_in_a_memory_map_take_no_memory_and_a_full_disk_is_named(tmp_path):
+def test_texts_in_a_memory_map_take_no_memory(tmp_path):
     before = pa.total_allocated_bytes()
     rows = map_texts(("é" * 10**6 for _ in range(50)), tmp_path)
     assert pa.total_allocated_bytes() - before < 10**6
@@ -234,10 +168,6 @@ def test_texts_in_a_memory_map_take_no_memory_and_a_full_disk_is_named(tmp_path)
     assert rows[49]["text"] == "é" * 10**6
     assert list(tmp_path.iterdir()) == []
     assert len(map_texts([], tmp_path)) == 0
-    with open("/dev/full", "wb", buffering=0) as full, mock.patch.object(stream.tempfile, "TemporaryFile") as made:
-        made.return_value = full
-        with pytest.raises(ArgumentError, match=f"^cache_dir='{tmp_path}': cannot be written .No space left"):
-            map_texts(["a" * 10**6], tmp_path)
 
 
 @pytest.mark.parametrize("columns", [("text",), ("text", "pair")])

@@ -103,15 +103,6 @@ def test_dropout_of_merges_is_off_wherever_a_file_comes_from(tmp_path):
             assert same.encode(text) == same.read([text], around=False)[0] == TOKENIZERS["bpe"].encode(text)
 
 
-def test_a_long_text_has_the_tokens_that_the_library_gives_the_whole():
-    marked = pre_tokenizers.Metaspace(split=False), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
-    for fused, before, added in ((0, marked[0], []), (0, marked[1], []), (1, None, []), (0, None, ["aab"])):
-        model = models.BPE({"</s>": 0, "a": 1, "▁": 2, "Ġ": 3}, [], unk_token="</s>", fuse_unk=bool(fused))
-        (library := Tokenizer(model)).add_tokens(added)
-        library.pre_tokenizer = before
-        assert TextTokenizer(library).encode("xxaab" * 2000) == library.encode("xxaab" * 2000).ids
-
-
 # Text that arrives token by token.
 
 

@@ -20,7 +20,6 @@ from tinyformer.data import (
     Windows,
 )
 from tinyformer.data.batches.windows import IGNORED, TensorWindows
-from tinyformer.errors import ArgumentError
 
 from .streams import EOS, split_of
 from .test_examples import labelled
@@ -120,19 +119,18 @@ def test_epochs_differ_in_order_and_phase_and_a_seed_repeats_them():
 
 
 @pytest.mark.parametrize(
-    ("make", "stop", "num_workers"),
-    [(loader, 1, 0), (loader, 9, 0), (loader, 12, 0), (loader, 12, 2), (example_loader, 4, 0), (example_loader, 10, 0)],
+    ("make", "stop"), [(loader, 1), (loader, 9), (loader, 12), (example_loader, 4), (example_loader, 10)]
 )
-def test_a_saved_state_resumes_at_the_next_batch(make, stop, num_workers):
+def test_a_saved_state_resumes_at_the_next_batch(make, stop):
     reference = make()
     expected = [batch["inputs"].tolist() for _ in range(3) for batch in reference]
-    interrupted, seen = make(num_workers=num_workers), []
+    interrupted, seen = make(), []
     while len(seen) < stop:
         for batch in interrupted:
             seen.append(batch["inputs"].tolist())
             if len(seen) == stop:
                 break
-    resumed = make(num_workers=num_workers)
+    resumed = make()
     resumed.load_state_dict(interrupted.state_dict())
     while len(seen) < len(expected):
         seen += [batch["inputs"].tolist() for batch in resumed]
@@ -161,8 +159,6 @@ def test_tokens_on_a_device_give_the_same_batches_as_the_memory_map(lengths, ran
     [
         ({}, 10**6, "cuda"),
         ({}, 10**5, None),  # 4 bytes for each of 2,772 tokens are more than a tenth of that
-        ({"device": "cuda"}, 10**5, "cuda"),
-        ({"device": "cpu"}, 10**6, None),
         ({"masking": Masking()}, 10**6, None),
     ],
 )
@@ -177,8 +173,4 @@ def test_tokens_are_kept_on_a_gpu_if_they_fit_and_windows_are_plain(tmp_path, mo
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
     found = data.row_format.token_device(data.splits["train"], torch.device("cuda"))
     assert found == (torch.device(device) if device else None)
-    if windows.get("device") == "cuda":
-        with pytest.raises(ArgumentError, match=r"^row_format.device='cuda': the run is on cpu; row_format.device"):
-            data.require_device("cpu")
-    else:
-        assert data.row_format.token_device(data.splits["train"], torch.device("cpu")) is None
+    assert data.row_format.token_device(data.splits["train"], torch.device("cpu")) is None

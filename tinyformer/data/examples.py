@@ -14,6 +14,7 @@ from jaxtyping import Int64, UInt
 from lightning.pytorch.utilities import rank_zero_only
 
 from tinyformer.data.batches.windows import Batch, Rows
+from tinyformer.data.module import shortened
 from tinyformer.data.row_format import RowFormat
 from tinyformer.data.sources.documents import SPLITS, Source, class_name, in_use, natural_order
 from tinyformer.data.splits import splitmix64
@@ -56,9 +57,8 @@ class LabelledSplit(Split):
 
     @property
     def absent(self) -> str:
-        """The names of classes without examples, or of the first five and the number of the others."""
-        names = [name for name, number in self.label_counts.items() if not number]
-        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+        """The names of classes without examples."""
+        return shortened([name for name, number in self.label_counts.items() if not number], 5)
 
     def text(self, row: int) -> str:
         """An example's text, truncated as for the model; `eos` separates the texts of a pair."""
@@ -189,9 +189,7 @@ class ExampleFormat(RowFormat):
         num_texts = 2 if has_pairs else 1
         if self._num_texts not in (None, num_texts):
             kinds = ("pairs of texts", "single texts") if has_pairs else ("single texts", "pairs of texts")
-            columns = getattr(in_use(source), "text_columns", ())
-            works = {"source.text_column": columns[0]} if len(columns) == 2 else {}
-            raise ArgumentError("source", source.name, f"has {kinds[0]}, and the model classifies {kinds[1]}", works)
+            raise ArgumentError("source", source.name, f"has {kinds[0]}, and the model classifies {kinds[1]}")
         for name in prepared.facts["without_labels"]:
             column = getattr(in_use(source), "label_column", None) or "label"
             warn(f"{source.name}: the {name} split has no labels in '{column}' and is left out.")

@@ -21,7 +21,7 @@ from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.errors import MAX_SEED, ArgumentError, argument_path, printable, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, argument_path, printable, require_at_least
 
 SAMPLE_SEED = 0
 """The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
@@ -33,7 +33,6 @@ class DataModule(lightning.LightningDataModule):
     Args:
         row_format: the rows of a batch.
         batch_size: rows in a batch, on each device.
-        num_workers: processes that read training batches ahead. A batch takes less than 0.1 ms, so 0 is fast.
         seed: determines the order of training.
         split_seed: determines what is held out, and which data are drawn at random.
     """
@@ -50,16 +49,12 @@ class DataModule(lightning.LightningDataModule):
     unread: Mapping[str, int] = {}  # files that are left out, by their kind, see `unread_files`
     trained_on: UInt64[np.ndarray, " fingerprints"] | None = None  # of the training split; None: not taken
 
-    def __init__(
-        self, row_format: RowFormat, batch_size: int, num_workers: int = 0, seed: int = 0, split_seed: int = 0
-    ) -> None:
+    def __init__(self, row_format: RowFormat, batch_size: int, seed: int = 0, split_seed: int = 0) -> None:
         super().__init__()
         require_at_least(1, {"batch_size": 16}, batch_size=batch_size)
-        require_at_least(0, num_workers=num_workers, seed=seed, split_seed=split_seed)
-        require_at_most(MAX_SEED, {"seed": 0, "split_seed": 0}, seed=seed, split_seed=split_seed)
-        require_at_most(256, {"num_workers": 2}, num_workers=num_workers)
+        require_at_least(0, seed=seed, split_seed=split_seed)
         self.row_format, self.seq_len, self.document = row_format, row_format.seq_len, row_format.document
-        self.batch_size, self.num_workers, self.seed, self.split_seed = batch_size, num_workers, seed, split_seed
+        self.batch_size, self.seed, self.split_seed = batch_size, seed, split_seed
         self.files: dict[str, list[str]] = {}  # the names of the files of each split, where data are read from files
         self.left_out: LeftOut = {}
 
@@ -79,10 +74,6 @@ class DataModule(lightning.LightningDataModule):
     @abstractmethod
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         """Return True if `prepare` would only open files, and give the tokens of this tokenizer."""
-
-    def require_device(self, device: str) -> None:
-        with argument_path("row_format"):
-            self.row_format.require_device(device)
 
     @property
     def completion(self) -> tuple[str, str] | None:
@@ -113,7 +104,6 @@ class DataModule(lightning.LightningDataModule):
         loader = self._training_loader(
             batch_size=self.batch_size,
             seed=self.seed,
-            num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             rank=self._rank,
             world_size=self._world_size,
@@ -216,8 +206,7 @@ class SourceDataModule(DataModule):
             if not 0 <= fraction < 1:
                 raise ArgumentError(argument, fraction, "must be at least 0 and less than 1", {argument: 0.05})
         if sum(fractions.values()) >= 1:
-            reason = f"leaves no text to train on, with `validation_fraction`={validation_fraction}"
-            raise ArgumentError("test_fraction", test_fraction, reason, dict.fromkeys(fractions, 0.05))
+            raise ArgumentError("test_fraction", test_fraction, "leaves no text to train on", {"test_fraction": 0.05})
         if not isinstance(source, Source) or row_format.source_rows not in rows_of(source):
             raise ArgumentError("source", source.name, row_format.lacking)
         super().__init__(row_format, batch_size, **settings)

@@ -17,7 +17,7 @@ from tinyformer.data.stream import Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
-TooLong = Literal["truncate", "skip", "error"]
+TooLong = Literal["truncate", "skip"]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class PairFormat(RowFormat):
 
     Args:
         seq_len: maximum number of tokens of a source, and of a target, with the tokens around them.
-        too_long: what to do with a pair that has a longer text: "truncate" the text, "skip" the pair, or "error".
+        too_long: what to do with a pair that has a longer text: "truncate" the text, or "skip" the pair.
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
     """
 
@@ -210,7 +210,7 @@ class PairFormat(RowFormat):
         num_added = 1 if self._special_tokens.bos is None else 2
         require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
         super().__init__(seq_len, max_examples)
-        require_choice("too_long", too_long, ("truncate", "skip", "error"))
+        require_choice("too_long", too_long, ("truncate", "skip"))
         self.too_long = too_long
 
     def key(self, source: Source) -> list[Any]:
@@ -225,19 +225,8 @@ class PairFormat(RowFormat):
         # In the stream, each text has the tokenizer's `eos` before it.
         lengths = np.diff(stream.offsets).reshape(-1, 2) + (tokens.num_added - 1)
         is_long = np.asarray((lengths > self.seq_len).any(axis=1))
-        num_long, room = int(is_long.sum()), self.seq_len - tokens.num_added
-        if num_long and self.too_long == "error":
-            row = int(is_long.argmax())
-            source, target = (lengths[row] - tokens.num_added).tolist()
-            reason = (
-                f"pair {row + 1} of the {name} split has texts of {source} and {target} tokens, and {room} fit; "
-                f"it is the first of {num_long:,} such pairs"
-            )
-            raise ArgumentError("too_long", "error", reason, {"too_long": "truncate"})
+        num_long = int(is_long.sum())
         skips = num_long if self.too_long == "skip" else 0
-        if skips and skips == len(is_long):
-            reason = f"leaves no pair of the {name} split: all have a text of more than {room} tokens"
-            raise ArgumentError("too_long", "skip", reason, {"too_long": "truncate"})
         if skips:
             begins, lengths, targets = begins[~is_long], lengths[~is_long], targets.filter(pa.array(~is_long))
         num_cut = int((lengths[:, 1] > self.seq_len).sum())

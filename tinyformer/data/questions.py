@@ -17,7 +17,7 @@ from tinyformer.data.sources.documents import Source
 from tinyformer.data.sources.squad import Question, from_questions
 from tinyformer.data.stream import Encoded, Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import require_at_least
 
 EXTRA_TOKENS = 2
 """Tokens of a window that are not those of question and context: `eos` before each."""
@@ -262,13 +262,9 @@ class QuestionFormat(RowFormat):
     ) -> None:
         require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
         super().__init__(seq_len, max_examples)
-        room = seq_len - EXTRA_TOKENS - 1  # of the context, with a question of one token
-        works = {"stride": max(room // 2, 1), "max_question_length": 64}
-        require_at_least(1, works, stride=stride, max_question_length=max_question_length)
-        if stride is not None and stride >= max(room, 2):
-            reason = f"must be less than {room}, or no two windows of `seq_len`={seq_len} would share a token, and an "
-            reason += "answer would be cut wherever two of them meet"
-            raise ArgumentError("stride", stride, reason, {"stride": max(room // 2, 1)})
+        require_at_least(
+            1, {"stride": 32, "max_question_length": 64}, stride=stride, max_question_length=max_question_length
+        )
         self._stride, self._max_question_length = stride, max_question_length
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:

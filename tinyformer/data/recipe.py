@@ -31,12 +31,10 @@ from tinyformer.data.splits import MAX_FINGERPRINTS, cut_out, fingerprints, fing
 from tinyformer.data.stream import (
     Prepared,
     default_cache_dir,
-    encode_rows,
-    num_shards,
+    encode,
     open_split,
     with_progress,
     write_split,
-    writing_into,
 )
 from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import MASK, TextTokenizer
@@ -94,8 +92,7 @@ class Recipe:
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
         """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
         folder = self._folder(cache_dir)
-        with writing_into(folder.parent):
-            return self._open(folder) or self._make(folder)
+        return self._open(folder) or self._make(folder)
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
         """The data that `prepare` left in the cache folder; None if they are missing or incomplete."""
@@ -109,7 +106,7 @@ class Recipe:
     def _open(self, folder: Path) -> Prepared | None:
         try:
             facts = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            tokenizer = _open_tokenizer(folder / _TOKENIZER)
+            tokenizer = TextTokenizer.from_json((folder / _TOKENIZER).read_text(encoding="utf-8"))
             splits = {name: open_split(folder, name, tokenizer, of) for name, of in facts.pop("splits").items()}
             trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
             return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
@@ -118,7 +115,6 @@ class Recipe:
 
     def _make(self, folder: Path) -> Prepared:
         """Build the folder, which has its name only when it is complete; another process may have built it first."""
-        kept = folder.with_name(f"{folder.name}.shards")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{folder}.lock"):
             if (prepared := self._open(folder)) is None:
@@ -126,14 +122,13 @@ class Recipe:
                     print(f"{folder} is damaged; it is built again.", file=sys.stderr)
                     shutil.rmtree(folder)
                 with atomic_write(folder) as temporary:
-                    self._build(temporary, kept)
-                shutil.rmtree(kept, ignore_errors=True)
+                    self._build(temporary)
                 prepared = self._open(folder)
         assert prepared is not None
         return prepared
 
-    def _build(self, folder: Path, kept: Path) -> None:
-        """Write all files of the folder; `kept` is a folder for parts that a later call need not make again."""
+    def _build(self, folder: Path) -> None:
+        """Write all files of the folder."""
         with argument_path("source"):
             kind, load = self.row_format.source_rows, self.source.load
             # Texts are the default, which sources that have nothing else need not know.
@@ -142,12 +137,12 @@ class Recipe:
             raise ArgumentError("source", self.source.name, "has changed while it was read; read it again")
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
-        tokenizer = self._tokenizer_of(next(iter(splits.values())), kept)
+        tokenizer = self._tokenizer_of(next(iter(splits.values())))
         folder.mkdir()
         counts, limit = dict[str, Any](), self.row_format.max_tokens
         for name, rows in splits.items():
-            encoded = encode_rows(rows, texts_of, tokenizer, name, kept, limit)
-            counts[name] = write_split(encoded, tokenizer, folder, name)
+            texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
+            counts[name] = write_split(encode(texts, tokenizer, limit), tokenizer, folder, name)
             counts[name]["lost_bytes"] = lost_bytes(_sample(rows, texts_of), tokenizer)
             limit = None  # which bounds the first split only
             self.row_format.write(folder, name, rows, tokenizer)
@@ -158,20 +153,13 @@ class Recipe:
             if num_blocks(text_lengths(trained_on)) <= MAX_FINGERPRINTS:
                 np.save(folder / _TRAINED_ON, fingerprints_of_all(iterate_texts(trained_on)))
 
-    def _tokenizer_of(self, rows: datasets.Dataset, kept: Path) -> TextTokenizer:
-        """The tokenizer, built from rows. If they are tokenised in shards, `kept` holds it for a later call."""
-        path = kept / _TOKENIZER
-        if path.exists():
-            return _open_tokenizer(path)
+    def _tokenizer_of(self, rows: datasets.Dataset) -> TextTokenizer:
+        """The tokenizer, built from rows."""
         number = len(rows) * len(text_columns(rows))
         texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
         with argument_path("tokenizer"):
             tokenizer = self.tokenizer.build(texts)
-        tokenizer = tokenizer.with_mask() if self.row_format.needs_mask else tokenizer
-        if num_shards(rows) > 1:
-            kept.mkdir(exist_ok=True)
-            write_whole(path, tokenizer.to_json())
-        return tokenizer
+        return tokenizer.with_mask() if self.row_format.needs_mask else tokenizer
 
     def _max_characters(self) -> int | None:
         """Upper bound on the characters that `max_tokens` need, what is held out included."""
@@ -208,8 +196,6 @@ class Recipe:
             drawn = np.random.default_rng(self.seed).permutation(len(rows))[: row_format.max_examples]
             is_drawn = np.isin(np.arange(len(rows)), drawn)
             splits[first] = _select(rows, is_drawn, left_out[first], "beyond max_examples")
-        if (caveat := getattr(self.source, "caveat", None)) and not self.whole:
-            division = caveat(splits)
         return splits, {"left_out": left_out, "division": division, **facts}
 
     def _unknown(
@@ -229,10 +215,6 @@ class Recipe:
     def _compared(self, rows: datasets.Dataset) -> datasets.Dataset:
         """The columns by whose text a row is recognised."""
         return rows.select_columns(list(self.row_format.compared) or text_columns(rows))
-
-
-def _open_tokenizer(path: Path) -> TextTokenizer:
-    return TextTokenizer.from_json(path.read_text(encoding="utf-8"))
 
 
 def _select(

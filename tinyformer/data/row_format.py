@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import datasets
 import numpy as np
@@ -20,10 +20,8 @@ from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
-TokenDevice = Literal["auto", "cpu", "cuda"]
-SHORTEST_WINDOW = 16  # tokens; a text that is shorter yet is too short to train on
 SHARE_OF_GPU = 0.1
-"""The share of a GPU's free memory that tokens may take with `device="auto"`."""
+"""The share of a GPU's free memory that tokens may take."""
 
 
 class RowFormat(ABC):
@@ -95,9 +93,6 @@ class RowFormat(ABC):
         """The indices of the rows that a sample is drawn from; by default, of all."""
         return np.arange(len(rows))
 
-    def require_device(self, device: str) -> None:  # noqa: B027 -- most formats refuse none
-        """Refuse to train on a type of device that cannot hold the data, by an `ArgumentError`."""
-
     def training_loader(self, split: Any, device: torch.device, seed: int, **settings: Any) -> EpochLoader:
         """The batches of the training split, in an order that `seed` determines, for a device that trains."""
         rows, lengths = (lambda epoch: self.training_rows(split, seed, epoch)), self.lengths(split)
@@ -113,13 +108,13 @@ class RowFormat(ABC):
 class WindowFormat(RowFormat):
     """Windows of consecutive tokens of documents.
 
+    Training tokens are kept on a GPU that trains if they fit into a tenth of its free memory and windows run across
+    documents, unmasked and without `document_mask`; else they are read from a memory map.
+
     Args:
         pack: see `Windows`.
         document_mask: whether batches contain the document of each token.
         masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
-        device: where training tokens are kept: in a memory map ("cpu") or on the GPU that trains ("cuda"). "auto" is
-            the GPU if they fit into a tenth of its free memory and windows run across documents, unmasked and without
-            `document_mask`.
     """
 
     source_rows, lacking = "texts", "is no source of text"
@@ -132,18 +127,14 @@ class WindowFormat(RowFormat):
         document_mask: bool = False,
         max_tokens: int | None = None,
         masking: Masking | None = None,
-        device: TokenDevice = "auto",
     ) -> None:
         super().__init__(seq_len)
         require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
         require_choice("pack", pack, PACKS)
         self.pack, self.max_tokens, self.masking = cast(Pack, pack), max_tokens, masking
         self.needs_mask = masking is not None
-        self._document_mask, self._device = document_mask, device
+        self._document_mask = document_mask
         self._is_plain = pack == "concat" and not document_mask and masking is None
-        if device == "cuda" and not self._is_plain:
-            reason = "windows within documents, or with masked tokens, are read from the memory map"
-            raise ArgumentError("device", device, reason, {"device": "auto"})
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
         return filter(None, iterate_texts(rows))  # the two texts of a pair are one of two lines
@@ -158,8 +149,7 @@ class WindowFormat(RowFormat):
         num_tokens = next(iter(prepared.splits.values())).num_tokens
         if not whole and num_tokens < (self.seq_len if self.pack == "concat" else 1):
             reason = f"the training text is too short: it has {num_tokens} tokens and needs at least {self.seq_len}"
-            works = {"seq_len": num_tokens} if num_tokens >= SHORTEST_WINDOW else {}
-            raise ArgumentError("seq_len", self.seq_len, reason, works)
+            raise ArgumentError("seq_len", self.seq_len, reason)
         return prepared.splits
 
     def rows(self, split: TokenSplit, seed: int) -> Rows:
@@ -167,17 +157,12 @@ class WindowFormat(RowFormat):
         masker = self._masker(split, seed)
         return MaskedWindows(windows, masker) if masker else windows
 
-    def require_device(self, device: str) -> None:
-        if self._device == "cuda" and device != "cuda":
-            raise ArgumentError("device", self._device, f"the run is on {device}", {"device": "auto"})
-
     def token_device(self, split: TokenSplit, device: torch.device) -> torch.device | None:
         """The device that holds the training tokens, given the one that trains; None: the memory map."""
-        self.require_device(device.type)
-        if device.type != "cuda" or self._device == "cuda":
-            return device if device.type == "cuda" else None
+        if device.type != "cuda" or not self._is_plain or split.scored is not None:
+            return None
         fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
-        return device if self._device == "auto" and self._is_plain and split.scored is None and fits else None
+        return device if fits else None
 
     def training_loader(self, split: TokenSplit, device: torch.device, seed: int, **settings: Any) -> ResumableLoader:
         return ResumableLoader(

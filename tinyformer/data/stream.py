@@ -1,6 +1,5 @@
 """Tokenised text on disk: written once for each recipe, and read as arrays of tokens."""
 
-import contextlib
 import mmap
 import os
 import sys
@@ -21,10 +20,8 @@ from jaxtyping import Bool, Int64, UInt, UInt64
 from rich.console import Console
 from rich.progress import track
 
-from tinyformer.data.sources.documents import STRING, batches_of, dataset_of, strings, text_columns
+from tinyformer.data.sources.documents import STRING, batches_of, dataset_of, strings
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
-from tinyformer.errors import ArgumentError
-from tinyformer.files import atomic_write
 
 T = TypeVar("T")
 
@@ -41,20 +38,6 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinyformer"
 
 
-@contextlib.contextmanager
-def writing_into(cache_dir: Path) -> Iterator[None]:
-    """Make errors about files of a cache folder, such as a full disk, errors about the argument `cache_dir`."""
-    try:
-        yield
-    except OSError as error:
-        path = Path(error.filename or cache_dir)
-        if cache_dir not in (path, *path.parents) and path not in cache_dir.parents:
-            raise
-        reason = f"cannot be written ({error.strerror}); TINYFORMER_CACHE in the environment moves the default folder"
-        other = f"{tempfile.gettempdir()}/tinyformer"
-        raise ArgumentError("cache_dir", str(cache_dir), reason, {"cache_dir": other}) from error
-
-
 def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
     """A dataset of texts in a memory-mapped file without a name, whose space on the disk is freed with the dataset.
 
@@ -63,9 +46,8 @@ def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
         folder: determines the disk.
     """
     schema = pa.schema({"text": STRING})
-    with writing_into(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with writing_into(folder), tempfile.TemporaryFile(dir=folder) as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
         with pa.ipc.new_stream(file, schema) as stream:
             for batch in batches_of(texts, _WRITTEN):
                 stream.write_batch(pa.record_batch([strings(batch)], schema))
@@ -75,13 +57,10 @@ def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
 
 
 def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterator[T]:
-    """The texts or shards, whose number may be unknown, with a progress bar on standard error if that is a terminal."""
+    """The texts, whose number may be unknown, with a progress bar on standard error if that is a terminal."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)
 
-
-SHARD_BYTES = 2**28
-"""The text of a shard, and the smallest text that is tokenised in shards: half a minute on two cores."""
 
 _BATCH = 2**20  # characters tokenised at a time: the encodings of three batches take about 1 GB at most
 
@@ -193,12 +172,6 @@ class Encoded(NamedTuple):
         """The index in `ids` of the `eos` before each text, and the length of `ids`."""
         return np.concatenate([[0], self.lengths.cumsum()])
 
-    @classmethod
-    def joined(cls, parts: Iterable["Encoded"]) -> "Encoded":
-        """The stream of all texts."""
-        ids, lengths, num_bytes, num_characters = zip(*parts, strict=True)
-        return cls(np.concatenate(ids), np.concatenate(lengths), sum(num_bytes), sum(num_characters))
-
 
 def dtype_of(tokenizer: TextTokenizer) -> np.dtype:
     """The dtype of token ids on disk."""
@@ -274,47 +247,3 @@ def _prefetched(
                 yield first, encoded.result()
         for texts, encoded in pending:
             yield texts, encoded.result()
-
-
-def num_shards(rows: datasets.Dataset) -> int:
-    """The number of shards of some rows, whose size follows from that of their table."""
-    num_bytes = rows.data.nbytes * len(rows) // max(1, rows.data.num_rows)
-    return min(-(-num_bytes // SHARD_BYTES), len(rows))
-
-
-def encode_rows(
-    rows: datasets.Dataset,
-    texts_of: Callable[[datasets.Dataset], Iterable[str]],
-    tokenizer: TextTokenizer,
-    name: str,
-    kept: Path,
-    limit: int | None = None,
-) -> Iterator[Encoded]:
-    """The stream of the texts of the rows of a split, as `encode` gives it.
-
-    Much text is encoded shard by shard. The folder `kept` holds finished shards, which are not encoded again.
-    """
-    number = num_shards(rows)
-    if number < 2:
-        texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
-        yield from encode(texts, tokenizer, limit)
-        return
-    for index in with_progress(range(number), number, f"Tokenising {name}"):
-        shard = rows.shard(number, index, contiguous=True)
-        encoded = _kept_shard(kept / f"{name}-{index}-of-{number}.npz", texts_of(shard), tokenizer)
-        if limit is not None and len(encoded.ids) >= limit:
-            yield from encode(texts_of(shard), tokenizer, limit)
-            return
-        yield encoded
-        limit = None if limit is None else limit - len(encoded.ids)
-
-
-def _kept_shard(path: Path, texts: Iterable[str], tokenizer: TextTokenizer) -> Encoded:
-    """The stream of the texts of a shard, from its file if an earlier call has written it."""
-    if not path.exists():
-        encoded = Encoded.joined(encode(texts, tokenizer))
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, **encoded._asdict())
-    with np.load(path) as arrays:
-        return Encoded(arrays["ids"], arrays["lengths"], int(arrays["num_bytes"]), int(arrays["num_characters"]))

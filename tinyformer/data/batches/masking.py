@@ -28,17 +28,10 @@ class Masking:
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise ArgumentError("rate", self.rate, "must be greater than 0 and less than 1", {"rate": 0.15})
-        for argument, example in (("mask_share", 0.8), ("random_share", 0.1)):
-            value = getattr(self, argument)
-            if not 0 <= value <= 1:
-                raise ArgumentError(argument, value, "must be from 0 to 1", {argument: example})
-        if self.mask_share + self.random_share > 1:
-            raise ArgumentError(
-                "random_share",
-                self.random_share,
-                f"must be at most 1 - `mask_share`, and `mask_share`={self.mask_share}",
-                {"mask_share": 0.8, "random_share": 0.1},
-            )
+        if not (self.mask_share >= 0 <= self.random_share and self.mask_share + self.random_share <= 1):
+            reason = f"must be at most 1 - `mask_share`, and `mask_share`={self.mask_share}"
+            works = {"mask_share": 0.8, "random_share": 0.1}
+            raise ArgumentError("random_share", self.random_share, reason, works)
 
 
 class Masker:

@@ -15,7 +15,7 @@ from tinyformer.data.generated.module import (
     RandomDataModule,
     require_symbols,
 )
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
 
 SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
 """The symbols of induction; the first `num_symbols` of them are used."""
@@ -54,13 +54,9 @@ class InductionDataModule(RandomDataModule):
 
     def __init__(self, seq_len: int, *, num_symbols: int, min_period: int, max_period: int, **settings: Any) -> None:
         symbols, self._periods = require_symbols("num_symbols", num_symbols, SYMBOLS), (min_period, max_period)
-        require_at_least(1, min_period=min_period)
-        if max_period < min_period:
-            reason = f"must be at least `min_period`={min_period}"
-            raise ArgumentError("max_period", max_period, reason, {"max_period": min_period})
-        if max_period > num_symbols:
-            reason = f"must be at most `num_symbols`={num_symbols}, since the symbols of a block are distinct"
-            raise ArgumentError("max_period", max_period, reason, {"max_period": num_symbols})
+        if not 1 <= min_period <= max_period <= num_symbols:
+            reason = f"must be from `min_period`={min_period}, at least 1, to `num_symbols`={num_symbols}"
+            raise ArgumentError("max_period", max_period, reason)
         needed = max_period + 3  # <eos>, the block, and one repeated symbol as input and one as target
         if seq_len < needed:
             reason = f"must be at least {needed}, for a block of `max_period`={max_period} and one scored repetition"
@@ -101,9 +97,8 @@ class RecallDataModule(RandomDataModule):
     ) -> None:
         keys = require_symbols("num_keys", num_keys)
         symbols = keys + require_symbols("num_values", num_values, ALPHABET[num_keys:]) + FILLER
-        require_at_least(1, num_pairs=num_pairs)
-        if num_pairs > num_keys:
-            reason = f"must be at most `num_keys`={num_keys}, since the keys of a sequence are distinct"
+        if not 1 <= num_pairs <= num_keys:
+            reason = f"must be from 1 to `num_keys`={num_keys}, since the keys of a sequence are distinct"
             raise ArgumentError("num_pairs", num_pairs, reason, {"num_pairs": num_keys})
         needed = 4 * num_pairs + 1  # <eos>, the pairs, and the same pairs again
         if seq_len < needed:
@@ -166,14 +161,9 @@ class CopyDataModule(RandomDataModule):
         **settings: Any,
     ) -> None:
         symbols = require_symbols("num_symbols", num_symbols) + COPY
-        require_at_least(1, min_length=min_length)
-        if max_length < min_length:
-            works = {"max_length": min_length}
-            raise ArgumentError("max_length", max_length, f"must be at least `min_length`={min_length}", works)
-        if max_test_length <= max_length:
-            works = {"max_test_length": 2 * max_length}
-            reason = f"must be above `max_length`={max_length}, for sequences longer than those of training"
-            raise ArgumentError("max_test_length", max_test_length, reason, works)
+        if not 1 <= min_length <= max_length < max_test_length:
+            reason = f"must be below `max_test_length`={max_test_length}, and at least `min_length`={min_length}"
+            raise ArgumentError("max_length", max_length, reason)
         seq_len, self._test_seq_len = 2 * max_length + 2, 2 * max_test_length + 2  # <eos>, s, the separator and s
         if self._test_seq_len > max_seq_len:
             reason = f"makes {self._test_seq_len} tokens, more than `max_seq_len`={max_seq_len}"

@@ -93,16 +93,14 @@ def one_or_two(text_column: str | Sequence[str]) -> list[str]:
     """The column of a text, or the two columns of a pair of texts; any other number is refused."""
     columns = [text_column] if isinstance(text_column, str) else list(text_column)
     if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
-        works = {"text_column": list(dict.fromkeys(columns))[: len(TEXTS)] or "text"}
-        raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts", works)
+        raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts")
     return columns
 
 
 def two_columns(source_column: str, target_column: str) -> tuple[str, str]:
     """The columns of the sources and of the targets of pairs, which must differ."""
     if source_column == target_column:
-        works = {"source_column": "source", "target_column": "target"}
-        raise ArgumentError("target_column", target_column, "must not be the column of the sources, too", works)
+        raise ArgumentError("target_column", target_column, "must not be the column of the sources, too")
     return source_column, target_column
 
 

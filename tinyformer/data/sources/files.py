@@ -5,8 +5,7 @@ import csv
 import io
 import json
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, product
@@ -24,9 +23,6 @@ _ROWS = 1024  # of a parquet file that are decoded at a time
 
 DELIMITERS = (",", ";", "\t", "|")
 """The delimiters of .csv and .tsv files that are detected."""
-
-MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-"""Byte-order marks, and the encoding by which `iconv` reads each."""
 
 
 def _error(file: Path, reason: str, **works: Any) -> ArgumentError:
@@ -59,35 +55,18 @@ class Layout:
         for column in self.needed:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
-        others = [column for column in existing if column not in self.needed]
         missing = [column for column in self.needed if column not in (*existing, *self.optional)]
         if not missing:
             return
-        if from_header and {*self.needed} <= {column.strip('"') for column in existing}:
-            reason = f"{place} has its header in quotation marks, which are read as plain characters"
-            raise self.error(missing[0], reason, {"quoted": True})
-        works: dict[str, Any] = {}
-        is_suspect = from_header and not {*self.needed} & {*existing}
-        if len(self.text_columns) == 1 and len(missing) <= len(others) <= (2 if is_suspect else len(missing)):
-            names = ["label_column" if column == self.label_column else "text_column" for column in missing]
-            works = dict(zip(names, others, strict=False))
-        which = ": its first row, which names the columns, is" if is_suspect else "; it has"
-        reason = f"{place} has no such column{which} {', '.join(existing)[:500]}"
-        if is_suspect and len(existing) == 1:
-            reason += "; if these are several fields, write one of , ; | or a tab between them"
-        if is_suspect and len(existing) >= len(self.needed):
-            reason += "; for a file without a header row"
-            if not self.arguments and all(map(str.isidentifier, existing)):  # names, not texts
-                reason += ", set `columns`"
-            else:
-                unread = [f"column_{number + 1}" for number in range(len(self.needed), len(existing))]
-                works = {"columns": [*self.needed, *unread]}
-        raise self.error(missing[0], reason, None if self.optional else works)  # other files may have these columns
+        reason = f"{place} has no such column; it has {', '.join(existing)[:500]}"
+        if from_header and not {*self.needed} & {*existing}:
+            reason += ", its first row; for a file without a header row, set `columns`"
+        raise self.error(missing[0], reason)
 
-    def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
+    def error(self, column: str, reason: str) -> ArgumentError:
         """An error about the argument that names a column."""
         arguments = dict(zip(self.text_columns, self.arguments, strict=False)) | {self.label_column: "label_column"}
-        return ArgumentError(arguments.get(column, "text_column"), column, reason, works)
+        return ArgumentError(arguments.get(column, "text_column"), column, reason)
 
 
 def read_rows(file: Path, layout: Layout) -> Iterator[list[Any]]:
@@ -112,33 +91,21 @@ def _require_no_pointer(file: Path) -> None:
 def _decompress(file: Path) -> bytes:
     try:
         with file.open("rb") as opened, pa.input_stream(opened, COMPRESSIONS.get(file.suffix.lower())) as stream:
-            data = bytes(stream.read())
+            return bytes(stream.read())
     except OSError as error:
         raise _error(file, f"cannot be read ({error})") from error
-    if not data:
-        raise _error(file, "the file is empty")
-    return data
 
 
 def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
     data = _decompress(file)
-    encoding = next((encoding for mark, encoding in MARKS.items() if data.startswith(mark)), None)
-    if encoding is None and b"\0" in data[: 2**16]:  # which is valid UTF-8, and in no text
-        raise _error(file, "holds NUL bytes: it is no text, or UTF-16, which `iconv -f UTF-16LE -t utf-8` converts")
-    problem = f"{encoding}, not UTF-8; convert it"
-    if encoding is None:
-        try:
-            return data.decode().removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            # Windows has letters and quotation marks where Latin-1 has control characters.
-            encoding = "cp1252" if re.search(rb"[\x80-\x9f]", data) else "latin1"
-            problem = f"not UTF-8, at byte {error.start}; convert it, e.g."
-    stem, suffix = stem_and_format(file)
-    old, new = (shlex.quote(str(path)) for path in (file, file.with_name(f"{stem}.utf8{suffix}")))
-    program, convert = COMPRESSIONS.get(file.suffix.lower()), f"iconv -f {encoding} -t utf-8"
-    command = f"{program} -dc {old} | {convert}" if program else f"{convert} {old}"
-    raise _error(file, f"{problem} with `{command} > {new}`")
+    if b"\0" in data[: 2**16]:  # which is valid UTF-8, and in no text
+        raise _error(file, "holds NUL bytes: it is no text, or UTF-16, which `iconv -f UTF-16 -t utf-8` converts")
+    try:
+        return data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8, at byte {error.start}; convert it, as `iconv -f cp1252 -t utf-8` does for Windows' text"
+        raise _error(file, reason) from error
 
 
 def _read_text(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
@@ -152,12 +119,12 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
     """The first dialect in which a table has its columns, beginning with the usual delimiter of its format.
 
     The columns to read are then among those of the first row; without a header, the first hundred rows have as many
-    fields as there are columns. If none does: the first that gives all these rows equally many fields, for the error.
-    Spaces after delimiters are kept, unless the header has the columns only without them, or a quotation mark follows.
+    fields as there are columns. If none does: the usual one. Spaces after delimiters are kept, unless the header has
+    the columns only without them, or a quotation mark follows.
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
-    names, plausible = {*layout.needed}, [common | {"delimiter": usual}]
+    names = {*layout.needed}
     for needed, delimiter in product((names, names - {*layout.optional}), dict.fromkeys((usual, *DELIMITERS))):
         found = []
         for skips in (False, True):
@@ -167,13 +134,12 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
                 rows = list(islice(lines, 100))
                 sizes = {*map(len, rows)}
                 has = needed <= {*chain(*rows[:1])} if layout.columns is None else sizes == {len(layout.columns)}
-                plausible += [dialect] if has or (len(sizes) == 1 and sizes != {1}) else []
                 fields = chain.from_iterable(chain(rows, lines)) if has and layout.quoted and ' "' in text else ()
                 unread = sum(re.match(' +"', field) is not None for field in fields)  # marks that enclose no field
                 found += [(unread, skips, dialect)] if has else []
         if found:
             return min(found)[-1]
-    return plausible[1 if plausible[1:] else 0]
+    return common | {"delimiter": usual}
 
 
 def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,6 @@ import yaml
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     RemoteEntryNotFoundError,
@@ -43,28 +42,13 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha
         assert commit is not None
-    except HFValidationError as error:
-        raise ArgumentError("path", path, f"not a repository's name, such as owner/name ({error})") from error
-    except GatedRepoError as error:
-        raise _gated(path, repo_type) from error
-    except RevisionNotFoundError as error:
-        raise ArgumentError("revision", revision, f"{path} has no such revision", {"revision": None}) from error
-    except RepositoryNotFoundError as error:
-        reason = (
-            f"this {repo_type} does not exist on the Hub, or is private; check the name at https://huggingface.co, or "
-            "run `hf auth login`"
-        )
-        raise ArgumentError("path", path, reason) from error
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        problem = " ".join(str(error).split())
+        raise ArgumentError("path", path, f"the Hub has no such {repo_type} for you ({problem})") from error
     except Exception as error:  # the class of a failed connection depends on huggingface_hub's version
         reason = f"the Hugging Face Hub cannot be reached ({error}); local files work without a network"
         raise HubUnreachableError("path", path, reason) from error
     return commit
-
-
-def _gated(path: str, repo_type: str) -> ArgumentError:
-    """The error of a repository whose terms the user has not accepted."""
-    reason = f"this {repo_type} is gated; accept its terms at https://huggingface.co, and run `hf auth login`"
-    return ArgumentError("path", path, reason)
 
 
 def model_file(path: str, filename: str) -> Path:
@@ -123,8 +107,6 @@ def require_plain_card(path: str, commit: str) -> None:
             problem = _problem(_options(Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))))
         except RemoteEntryNotFoundError:  # the file does not exist; that the Hub does not answer is another error
             continue
-        except GatedRepoError as error:
-            raise _gated(path, "dataset") from error
         except (OSError, HfHubHTTPError, ValueError, yaml.YAMLError) as error:
             raise _refused(path, f"its {name} cannot be read ({' '.join(str(error).split())[:200]})") from error
         if problem:

@@ -1,6 +1,5 @@
 """Text from the Hugging Face Hub."""
 
-import errno
 import hashlib
 import json
 import re
@@ -29,7 +28,7 @@ from tinyformer.data.sources.documents import (
 )
 from tinyformer.data.sources.files import flatten
 from tinyformer.data.sources.squad import Question, from_questions, make_question
-from tinyformer.data.stream import default_cache_dir, map_texts, with_progress, writing_into
+from tinyformer.data.stream import default_cache_dir, map_texts, with_progress
 from tinyformer.errors import ArgumentError
 from tinyformer.files import atomic_write
 
@@ -90,10 +89,9 @@ class HubDataset:
                 raise
             commit = self._noted()[key]
         if self._noted().get(key) != commit:
-            with writing_into(folder := self._commits_file.parent):
-                folder.mkdir(parents=True, exist_ok=True)
-                with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
-                    temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1), encoding="utf-8")
+            self._commits_file.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(f"{self._commits_file}.lock"), atomic_write(self._commits_file) as temporary:
+                temporary.write_text(json.dumps(self._noted() | {key: commit}, indent=1), encoding="utf-8")
         parts = [self.path, self.config, commit, self.text_columns, self.rejoin_splits, self.document_start]
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
 
@@ -133,15 +131,10 @@ class HubDataset:
         hub.require_plain_card(self.path, commit)
         try:
             loaded = datasets.load_dataset(self.path, self.config, revision=commit, streaming=streaming)
-        # `datasets` raises errors of many classes: for gated data sets, missing data files, loading scripts, unknown
-        # configurations, files that cannot be read, and malformed cards.
-        except Exception as error:
-            if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
-                raise
-            problem = f"`datasets` cannot read it ({type(error).__name__}: {error})"
-            if self.config is None:
-                raise ArgumentError("path", self.path, problem) from error
-            raise ArgumentError("name", self.config, f"{self.path}: {problem}") from error
+        except Exception as error:  # of many classes: for gated data sets, missing files, unknown configurations, …
+            problem = f"`datasets` cannot read {self.path} ({type(error).__name__}: {error})"
+            name, value = ("path", self.path) if self.config is None else ("name", self.config)
+            raise ArgumentError(name, value, problem) from error
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
             raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import datasets
 import numpy as np
@@ -20,7 +20,7 @@ from tinyformer.data.sources.files import Layout, json_values, read_rows
 from tinyformer.data.sources.pydoc import Library
 from tinyformer.data.sources.text_files import LocalFiles
 from tinyformer.data.sources.text_paths import stem_and_format
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
 
 COLUMNS = ("question", "context", "answers")
 """The columns of a row; `answers` has the keys `text` and `answer_start`, with a list each."""
@@ -82,7 +82,8 @@ class SquadFiles(LocalFiles):
         return splits if rows == "questions" else contexts_of(splits)
 
     def layout_of(self, rows: str) -> Layout:
-        return _Rows(COLUMNS if self.is_labelled else COLUMNS[:2])
+        columns = COLUMNS if self.is_labelled else COLUMNS[:2]
+        return Layout(columns, arguments=["files"] * len(columns))
 
     def _read(self, file: Path) -> Iterator[Question]:
         """The questions of one file."""
@@ -98,36 +99,20 @@ class SquadFiles(LocalFiles):
             yield make_question(question, context, answers, f"row {number}", refuse)
 
 
-Refusal: TypeAlias = Callable[[str], ArgumentError]
-"""Makes the error about a source from what is wrong with it."""
-
-
-class _Rows(Layout):
-    """The columns of rows with questions, which no argument names."""
-
-    def error(self, column: str, reason: str, works: Mapping[str, Any] | None = None) -> ArgumentError:
-        return ArgumentError("files", column, f"{reason}; rows have the columns {', '.join(COLUMNS)}")
-
-
-def _published(document: Mapping[str, Any], refuse: Refusal) -> Iterator[Question]:
-    """The questions of a file of SQuAD: articles of paragraphs, each with its questions."""
-    for article in _entries(document, "data", refuse):
-        for paragraph in _entries(article, "paragraphs", refuse):
-            for number, asked in enumerate(_entries(paragraph, "qas", refuse), start=1):
-                answers = _entries(asked, "answers", refuse) if "answers" in asked else []
+def _published(document: Mapping[str, Any], refuse: Callable[[str], ArgumentError]) -> Iterator[Question]:
+    """The questions of a file of SQuAD; `refuse` makes the error about the file of what is wrong with it."""
+    for article in document["data"]:
+        for paragraph in article["paragraphs"]:
+            for number, asked in enumerate(paragraph["qas"], start=1):
+                answers = asked.get("answers", [])
                 columns = {key: [answer.get(key) for answer in answers] for key in ("text", "answer_start")}
                 place = f"question {asked.get('id', number)!s:.60}"
                 yield make_question(asked.get("question"), paragraph.get("context"), columns, place, refuse)
 
 
-def _entries(node: Mapping[str, Any], key: str, refuse: Refusal) -> Sequence[Mapping[str, Any]]:
-    entries = node.get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise refuse(f"has no list of objects '{key}'; SQuAD's files have data, paragraphs, qas and answers")
-    return entries
-
-
-def make_question(question: Any, context: Any, answers: Any, place: str, refuse: Refusal) -> Question:
+def make_question(
+    question: Any, context: Any, answers: Any, place: str, refuse: Callable[[str], ArgumentError]
+) -> Question:
     """The question of a row, from the values of `COLUMNS`, unless one of them is malformed.
 
     The answers are a mapping with the lists `text` and `answer_start`, or None. `place` says where the row stands.
@@ -135,13 +120,8 @@ def make_question(question: Any, context: Any, answers: Any, place: str, refuse:
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
             raise refuse(f"{place} has no {name}; remove it, or fill it in")
-    answers = {"text": [], "answer_start": []} if answers is None else answers
-    texts, starts = map(answers.get, ("text", "answer_start")) if isinstance(answers, Mapping) else (None, None)
-    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-        raise refuse(f"the answers of {place} are not two lists of equal length, text and answer_start")
+    texts, starts = (answers["text"], answers["answer_start"]) if answers is not None else ([], [])
     for text, start in zip(texts, starts, strict=True):
-        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
-            raise refuse(f"an answer of {place} is {text!r:.60} at {start!r:.20}, not a text and a number")
         if not text.strip() or start < 0 or context[start : start + len(text)] != text:
             raise refuse(f"the context of {place} has no answer {text!r:.60} at character {start}; remove or fix it")
     return Question(question, context, texts, starts)
@@ -183,9 +163,6 @@ class DocstringQuestions:
     def __init__(
         self, num_contexts: int = 10_000, num_functions: int = 6, num_held_out: int = 100, seed: int = 0
     ) -> None:
-        works = {"num_contexts": 10_000, "num_functions": 6, "num_held_out": 100}
-        require_at_least(1, works, num_contexts=num_contexts, num_held_out=num_held_out)
-        require_at_least(2, works, num_functions=num_functions)
         self.num_contexts, self.num_functions = num_contexts, num_functions
         self.num_held_out, self.seed, self._library = num_held_out, seed, Library()
 
@@ -199,9 +176,6 @@ class DocstringQuestions:
         summaries = self._summaries()
         names = [sorted(summaries)[index] for index in rng.permutation(len(summaries))]
         number = int(len(names) * HELD_OUT_SHARE)
-        if self.num_functions > number:
-            reason = f"must be at most {number}, the number of functions that are held out"
-            raise ArgumentError("num_functions", self.num_functions, reason, {"num_functions": 6})
         held_out = {"validation": names[:number], "test": names[number : 2 * number]}
         splits = {"train": self._questions(summaries, names[2 * number :], self.num_contexts, 1, rng)}
         for split, own in held_out.items():

@@ -1,6 +1,5 @@
 """The text files that a run reads, found by their names."""
 
-import difflib
 import glob
 import os
 from collections import Counter, defaultdict
@@ -36,10 +35,7 @@ def find_files(files: Sequence[str]) -> list[Path]:
         if not matches and os.path.isdir(path):
             raise ArgumentError("files", name, f"the folder contains no {_NAMES} file that is not hidden")
         if not matches:
-            folder = next(parent for parent in path.parents if os.path.isdir(parent))
-            names = [file.name for file in folder.iterdir() if file.is_file() and stem_and_format(file)[1] in FORMATS]
-            similar = ", ".join(difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)) or f"no {_NAMES} file"
-            raise ArgumentError("files", name, f"the file does not exist; {folder.resolve()} has {similar}")
+            raise ArgumentError("files", name, "the file does not exist")
         found += matches
     for file in found:
         if stem_and_format(file)[1] not in FORMATS:
