@@ -178,9 +178,7 @@ CARDS = {
     "parent": ("[{config_name: default, data_dir: x/../..}]", "data_dir='x/../..'"),
     "server": ("[{config_name: default, data_files: 'github://a:b@c/d.txt'}]", "data_files='github:"),
     "chain": ("[{config_name: default, data_files: 'simplecache::a.txt'}]", "data_files='simplecache:"),
-    "slow": ("[{config_name: default, data_files: a.txt, sep: '(a|a)+$'}]", "sep='(a|a)+$'"),
     "engine": ("[{config_name: default, data_files: a.txt, engine: python}]", "engine='python'"),
-    "number": ("[{config_name: 5, data_files: a.txt}]", "config_name='5'"),
     "no-list": ("{a: 1}", "has no list of configurations"),
 }
 """Configurations in a README, and what is said of those that are refused."""

@@ -1,7 +1,6 @@
 """Preparing text: exact streams, built once, never half-written, also shard by shard; where the cache folder is."""
 
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -85,20 +84,6 @@ def test_max_tokens_are_reached_although_a_part_is_held_out(tmp_path):
     splits = Recipe(source, CharTokenizer(), WindowFormat(8, max_tokens=503), 0.3, 0.2).prepare(tmp_path).splits
     assert splits["train"].num_tokens == 503
     assert sum(split.num_documents for split in splits.values()) < 200  # not all of the source was read
-
-
-def test_a_damaged_folder_is_built_again(tmp_path, capsys):
-    source = Texts("some text" * 1000)
-    recipe = Recipe(source, ByteTokenizer(), WINDOWS)
-    folder = recipe.prepare(tmp_path).folder
-    expected = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for loads, name in enumerate(("train.npy", "train.offsets.npy", "meta.json", "tokenizer.json"), start=2):
-        os.truncate(folder / name, 100)
-        assert recipe.open(tmp_path) is None
-        recipe.prepare(tmp_path)
-        assert source.loads == loads
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
-        assert capsys.readouterr().err == f"{folder} is damaged; it is built again.\n"
 
 
 def test_an_error_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import re
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -95,7 +93,7 @@ class Recipe:
         return self._open(folder) or self._make(folder)
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
-        """The data that `prepare` left in the cache folder; None if they are missing or incomplete."""
+        """The data that `prepare` left in the cache folder; None if it has not been called."""
         return self._open(self._folder(cache_dir))
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
@@ -104,23 +102,19 @@ class Recipe:
         return parent / f"{source}-{self.tokenizer.name}-{self.key[:12]}"
 
     def _open(self, folder: Path) -> Prepared | None:
-        try:
-            facts = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            tokenizer = TextTokenizer.from_json((folder / _TOKENIZER).read_text(encoding="utf-8"))
-            splits = {name: open_split(folder, name, tokenizer, of) for name, of in facts.pop("splits").items()}
-            trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
-            return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
-        except (OSError, ValueError, KeyError, EOFError):
+        if not folder.exists():
             return None
+        facts = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        tokenizer = TextTokenizer.from_json((folder / _TOKENIZER).read_text(encoding="utf-8"))
+        splits = {name: open_split(folder, name, tokenizer, of) for name, of in facts.pop("splits").items()}
+        trained_on = np.load(folder / _TRAINED_ON) if (folder / _TRAINED_ON).exists() else None
+        return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
 
     def _make(self, folder: Path) -> Prepared:
         """Build the folder, which has its name only when it is complete; another process may have built it first."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{folder}.lock"):
             if (prepared := self._open(folder)) is None:
-                if folder.exists():
-                    print(f"{folder} is damaged; it is built again.", file=sys.stderr)
-                    shutil.rmtree(folder)
                 with atomic_write(folder) as temporary:
                     self._build(temporary)
                 prepared = self._open(folder)

@@ -83,18 +83,11 @@ def _downloaded(path: str, download: Callable[..., str]) -> Path:
 CARDS = ("README.md", ".huggingface.yaml")
 """The files of a repository that `datasets` takes options from."""
 
-OPTIONS = {
-    "config_name": r"[\w.+ -]*[\w+]",
-    "default": r"true|True|false|False",
-    "description": r"(?s).*",
-    "version": r"\d+\.\d+\.\d+",
-    "sep": r".",
-    "delimiter": r".",
-    "quotechar": r".",
-    "encoding": r"[\w-]+",
-    "field": r"\w+",
-}
-"""The options of a configuration that are followed, besides those of `PATHS`, each with the values that it may have."""
+HARMLESS = ("default", "description", "sep", "delimiter", "quotechar", "encoding", "field")
+"""The options of a configuration that are followed whatever their values."""
+
+NAMES = {"config_name": r"[\w.+ -]*[\w+]", "version": r"\d+\.\d+\.\d+"}
+"""Options that become the names of folders, each with the values that it may have."""
 
 PATHS = ("data_files", "data_dir")
 """Options that name files of the repository."""
@@ -136,9 +129,8 @@ def _problem(card: Any) -> str | None:
         return "has no list of configurations"
     for config in configs or ():
         for name, value in config.items():
-            is_option = name in OPTIONS and isinstance(value, str | bool | None)
-            is_plain = is_option and (value is None or re.fullmatch(OPTIONS[name], str(value)))
-            if not is_plain and not (name in PATHS and all(map(_is_own_file, _texts(value)))):
+            is_name = name in NAMES and (value is None or re.fullmatch(NAMES[name], str(value)))
+            if name not in HARMLESS and not is_name and not (name in PATHS and all(map(_is_own_file, _texts(value)))):
                 return f"has the option {str(name)[:50]}={str(value)[:100]!r}, which is not followed"
     return None
 
