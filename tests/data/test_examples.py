@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tinyformer.data import (
     ByteTokenizer,
@@ -17,7 +16,6 @@ from tinyformer.data import (
     LabelledSplit,
     SimilarLengthLoader,
     SourceDataModule,
-    TextTokenizer,
 )
 from tinyformer.data.examples import truncate
 from tinyformer.data.sources.documents import from_columns
@@ -262,13 +260,6 @@ def test_a_model_of_single_texts_is_not_given_pairs_nor_the_reverse(make):
         assert [make(train=rows, num_texts=n).num_texts for n in (None, num_texts)] == [num_texts] * 2
         with pytest.raises(ArgumentError, match=r"^source='labelled': has .* texts, and the model classifies "):
             make(train=rows, num_texts=3 - num_texts)
-
-
-def test_tokens_may_drop_white_space(make):
-    words = Tokenizer(models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    data = make(train=list(reviews(40)), tokenizer=TextTokenizer(words))
-    assert set(data.splits["train"].ids.tolist()) == {0, 1} != {data.tokenizer.mask_id}
 
 
 def test_two_epochs_drop_different_tokens(make):

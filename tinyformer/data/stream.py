@@ -5,9 +5,7 @@ import os
 import sys
 import tempfile
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -62,7 +60,7 @@ def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterat
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)
 
 
-_BATCH = 2**20  # characters tokenised at a time: the encodings of three batches take about 1 GB at most
+_BATCH = 2**20  # characters tokenised at a time: their encodings take about 0.3 GB at most
 
 
 class Split(ABC):
@@ -221,7 +219,8 @@ class _ArrayWriter:
 def encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None = None) -> Iterator[Encoded]:
     """The stream of documents, in batches; it ends after `limit` scored tokens, if there is a limit."""
     room = sys.maxsize if limit is None else limit
-    for texts, encoded in _prefetched(batches_of(documents, _BATCH), tokenizer.encode_batch):
+    for texts in batches_of(documents, _BATCH):
+        encoded = tokenizer.encode_batch(texts)
         for index, tokens in enumerate(encoded):
             if len(tokens) >= room:
                 texts[index:], encoded[index:] = [tokenizer.prefix(texts[index], room)], [tokens[:room]]
@@ -232,18 +231,3 @@ def encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None
                 yield Encoded.of(texts[: index + 1], encoded[: index + 1], tokenizer)
                 return
         yield Encoded.of(texts, encoded, tokenizer)
-
-
-def _prefetched(
-    batches: Iterable[list[str]], encode: Callable[[list[str]], list[list[int]]]
-) -> Iterator[tuple[list[str], list[list[int]]]]:
-    """Each batch and its tokens; threads encode the next two (outside of the GIL) meanwhile."""
-    with ThreadPoolExecutor(2) as executor:
-        pending: deque[tuple[list[str], Future[list[list[int]]]]] = deque()
-        for texts in batches:
-            pending.append((texts, executor.submit(encode, texts)))
-            if len(pending) > 2:
-                first, encoded = pending.popleft()
-                yield first, encoded.result()
-        for texts, encoded in pending:
-            yield texts, encoded.result()

@@ -322,8 +322,8 @@ class MaskedLM(TokenTask):
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
         """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
-        if (mask_id := getattr(reader.own_tokenizer, "mask_id", None)) is None:
-            raise ArgumentError("tokenizer", None, "has no mask token")
+        mask_id = reader.tokenizer.mask_id
+        assert mask_id is not None
         nats, places = [], [(row != IGNORED).nonzero()[:, 0] for row in batch["targets"]]
         for row, length, masked in zip(batch["inputs"], batch["lengths"].tolist(), places, strict=True):
             nats.append(pseudo_nats(reader.network, row[:length], masked, mask_id).sum())

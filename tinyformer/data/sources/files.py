@@ -88,17 +88,10 @@ def _require_no_pointer(file: Path) -> None:
             raise _error(file, "is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches")
 
 
-def _decompress(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened, pa.input_stream(opened, COMPRESSIONS.get(file.suffix.lower())) as stream:
-            return bytes(stream.read())
-    except OSError as error:
-        raise _error(file, f"cannot be read ({error})") from error
-
-
 def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
-    data = _decompress(file)
+    with file.open("rb") as opened, pa.input_stream(opened, COMPRESSIONS.get(file.suffix.lower())) as stream:
+        data = bytes(stream.read())
     if b"\0" in data[: 2**16]:  # which is valid UTF-8, and in no text
         raise _error(file, "holds NUL bytes: it is no text, or UTF-16, which `iconv -f UTF-16 -t utf-8` converts")
     try:
@@ -223,23 +216,18 @@ def _read_json(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def _read_parquet(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
-    try:
-        table = pq.ParquetFile(file)
-        schema, needed = table.schema_arrow, layout.needed
-        chosen = [field for field in schema if any(f"{column}.".startswith(f"{field.name}.") for column in needed)]
-        features = datasets.Features.from_arrow_schema(pa.schema(chosen, schema.metadata)).flatten()
-        layout.require_columns(file, [*schema.names, *(name for name in features if name not in schema.names)])
-        labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
-        for batch in table.iter_batches(batch_size=_ROWS, columns=None if layout.whole else needed):
-            for row in batch.to_pylist():
-                values = flatten(row, needed)
-                for name in labels.keys() & values.keys():
-                    values[name] = None if values[name] in (None, -1) else labels[name].int2str(values[name])
-                yield values
-    except ArgumentError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        raise _error(file, f"cannot be read as parquet ({error})") from error
+    table = pq.ParquetFile(file)
+    schema, needed = table.schema_arrow, layout.needed
+    chosen = [field for field in schema if any(f"{column}.".startswith(f"{field.name}.") for column in needed)]
+    features = datasets.Features.from_arrow_schema(pa.schema(chosen, schema.metadata)).flatten()
+    layout.require_columns(file, [*schema.names, *(name for name in features if name not in schema.names)])
+    labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
+    for batch in table.iter_batches(batch_size=_ROWS, columns=None if layout.whole else needed):
+        for row in batch.to_pylist():
+            values = flatten(row, needed)
+            for name in labels.keys() & values.keys():
+                values[name] = None if values[name] in (None, -1) else labels[name].int2str(values[name])
+            yield values
 
 
 READERS: dict[str, Callable[[Path, Layout], Iterator[dict[str, Any]]]] = {
