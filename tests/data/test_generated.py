@@ -104,16 +104,6 @@ def test_what_is_scored_is_what_a_solver_predicts(kind):
             assert module.tokenizer.decode(targets[n] for n in scored) == "".join(text[n] for n in scored)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_completion_is_what_the_prompt_determines(kind):
-    module = prepared(kind)
-    prompt, end = module.completion
-    text, scored = next(texts(module, "validation"))
-    assert text.startswith(prompt + end)
-    assert scored[-len(end) :] == list(range(len(prompt), len(prompt + end)))  # its end, and all of that, is scored
-    assert len(prompt) - 1 not in scored
-
-
 def test_lengths_of_copies_and_the_whole_table_of_sums():
     module = prepared("copy", num_validation_sequences=200)
     for split, lengths in {"train": (2, 7), "validation": (2, 7), "test": (8, 12)}.items():
@@ -193,8 +183,6 @@ def test_a_run_its_training_accuracy_and_what_an_evaluation_may_change(program):
     assert "not every token is scored" in out
     module, results = prepared("modular_addition", modulus=7, train_fraction=0.5), results_of("run")
     assert (results["val/bits_per_byte"], results["val/num_tokens"]) == (None, 25)
-    prompt, end = module.completion
-    assert f"\nA completion:\n  prompt     {prompt}\n  expected   {end}\n  generated  " in out
     ids = torch.tensor(module.splits["train"].ids.tolist()).view(-1, 6)
     predicted = tinyformer.load("run/checkpoints/last.ckpt").logits(ids[:, :-1])[:, -1].argmax(-1)
     logged = [float(value) for value in column("run", "train/accuracy").values()]

@@ -76,11 +76,6 @@ class DataModule(lightning.LightningDataModule):
         """Return True if `prepare` would only open files, and give the tokens of this tokenizer."""
 
     @property
-    def completion(self) -> tuple[str, str] | None:
-        """The beginning of a validation text, and how it ends; None where the beginning does not determine the end."""
-        return None
-
-    @property
     def title(self) -> str:
         """The name in pictures, with what distinguishes these data from others of the same name."""
         return self.name

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tinyformer.config.errors import indent
 from tinyformer.data import DataModule, TextTokenizer
-from tinyformer.generation.generation import ends, generate, stream
+from tinyformer.generation.generation import ends, stream
 from tinyformer.nn import EncoderDecoder, Network, Transformer
 from tinyformer.run.settings import Generation
 from tinyformer.tasks import Seq2Seq, Task
@@ -30,13 +30,11 @@ def describe_prompts(
 
 
 def print_generated(generation: Generation, task: Task, network: Network, data: DataModule) -> Any:
-    """Print what a model generates; see `print_outputs`, `print_completion` and `print_samples`."""
+    """Print what a model generates; see `print_outputs` and `print_samples`."""
     if isinstance(task, Seq2Seq):
         assert isinstance(network, EncoderDecoder)
         return print_outputs(generation, task, network, data.tokenizer)
     assert isinstance(network, Transformer)
-    if data.completion is not None and not generation.has_prompt:
-        return print_completion(*data.completion, generation, network, data.tokenizer)
     return print_samples(generation, network, data.tokenizer)
 
 
@@ -48,7 +46,8 @@ def print_outputs(
         shown = task.outputs[:NUM_OUTPUTS]
         for number, output in enumerate(shown, start=1):
             print(f"\nOutput {number} of {len(task.outputs):,}:")
-            print_named(source=output.source, reference=output.reference, output=output.output)
+            for name, text in vars(output).items():
+                print(indent(f"{name:<10} {text}"))
         return [output.output for output in shown] or None
     reader = TextReader(network, tokenizer)
     texts = list(map(tokenizer.decode, task.generate(reader, task.prompts(reader, generation.prompts))))
@@ -72,25 +71,6 @@ def print_samples(generation: Generation, network: Transformer, tokenizer: TextT
         pieces = tokenizer.pieces((token for (token,) in steps if token is not None), after=tokens)
         texts.append(_print_pieces(itertools.chain([prompt], pieces)))
     return generation.of(texts)
-
-
-def print_completion(
-    prompt: str, expected: str, generation: Generation, network: Transformer, tokenizer: TextTokenizer
-) -> str:
-    """Print the start of a text, its end, and the end that the model generates in as many tokens; return the latter."""
-    (tokens,), num_tokens = tokenizer.read([prompt]), len(tokenizer.encode(expected))
-    sampling = generation.sampling(tokenizer.missing_ids(network.encoder.vocab_size))
-    [new] = generate(network, [tokens], num_tokens, sampling, generation.seed, **ends(tokenizer, generation.stops))
-    text = tokenizer.continuation(new, after=tokens)
-    print("\nA completion:")
-    print_named(prompt=prompt, expected=expected, generated=text)
-    return text
-
-
-def print_named(**texts: str) -> None:
-    """Print texts, indented, each after its name."""
-    for name, text in texts.items():
-        print(indent(f"{name:<10} {text}"))
 
 
 def _print_pieces(pieces: Iterator[str]) -> str:

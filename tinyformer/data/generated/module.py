@@ -101,16 +101,6 @@ class GeneratedDataModule(DataModule):
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
         return tokenizer.fingerprint == self.tokenizer.fingerprint
 
-    @property
-    def completion(self) -> tuple[str, str] | None:
-        """The first validation sequence, up to its last run of scored symbols, and this run."""
-        split = self.splits["validation"]
-        symbols = slice(split.offsets[0] + 1, split.offsets[1])  # without <eos>
-        ids, scored = split.ids[symbols], split.scored[symbols]
-        end = np.flatnonzero(scored)[-1] + 1
-        start = np.flatnonzero(~scored[:end])[-1] + 1
-        return self.tokenizer.decode(ids[:start]), self.tokenizer.decode(ids[start:end])
-
     def _tokens(self, drawn: Drawn) -> TokenSplit:
         symbols = np.pad(drawn.symbols.astype(np.int16), ((0, 0), (1, 0)))
         present, scored = symbols != ABSENT, np.pad(drawn.scored, ((0, 0), (1, 0)))
