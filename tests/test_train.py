@@ -287,7 +287,7 @@ TOLD = {
     "evaluate --help": (0, "how text is generated"),
     "train modle.d_model=8": (2, "Error: modle.d_model: there is no such key."),
     "train hydra.mode=MULTIRUN": (2, "Error: hydra.mode=MULTIRUN: starts no sweep; -m does."),
-    "train data=text data.files=book.txt": (2, "Error: data.files=book.txt: the file does not exist; "),
+    "train data=text data.files=book.txt": (2, "Error: data.files=book.txt: the file does not exist."),
 }
 
 

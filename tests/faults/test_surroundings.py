@@ -27,7 +27,7 @@ FINDINGS = ["-m", "tinyformer", "findings"]
 
 LONG = "a" * 252
 PLACES = [
-    (f"data.files={LONG}.text", "data.files=a+…: the file does not exist; .* has book.txt"),
+    (f"data.files={LONG}.text", "data.files=a+…: the file does not exist"),
     *(
         (f"hydra.run.dir={place}", "hydra.run.dir=.*: it cannot be made .*; hydra.run.dir=.* works")
         for place in ("/proc/run", "/sys/run", "book.txt/run", LONG)

@@ -244,9 +244,6 @@ def test_the_summary_names_the_tokens_of_bleu_and_warns_where_words_are_none():
 
 
 def test_rouge_by_hand():
-    # "on" and "the" and "mat" and "cat" and "the": 5 of 6 words; the longest common subsequence has as many.
-    metrics = text_metrics(OUTPUTS[:1], REFERENCES[:1])
-    assert (metrics["rouge1"], metrics["rougeL"]) == (pytest.approx(500 / 6), pytest.approx(500 / 6))
     assert text_metrics(["b a"], ["a b"])["rouge1"] == 100
     assert text_metrics(["b a"], ["a b"])["rougeL"] == 50
     assert text_metrics(["he walks"], ["he walked"])["rouge1"] == 100  # of stems

@@ -23,9 +23,6 @@ from tinyformer.data.tokenizer.recipes import TokenizerRecipe
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, argument_path, printable, require_at_least
 
-SAMPLE_SEED = 0
-"""The seed of `DataModule.sample`: not that of a run, so that runs with different seeds draw the same rows."""
-
 
 class DataModule(lightning.LightningDataModule):
     """The data of a run. A subclass prepares the splits.
@@ -138,7 +135,8 @@ class DataModule(lightning.LightningDataModule):
         self.require_split(split)
         rows = self._rows(split)
         judged = self.row_format.judged(self.splits[split], rows)
-        chosen = np.sort(np.random.default_rng(SAMPLE_SEED).permutation(judged)[:num_rows])
+        # Not the seed of a run: runs with different seeds draw the same rows.
+        chosen = np.sort(np.random.default_rng(0).permutation(judged)[:num_rows])
         for part in np.array_split(chosen, -(-len(chosen) // self.batch_size)):
             yield rows.__getitems__(part.tolist())
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,6 @@ from tinyformer.data.sources.documents import TEXTS, Source
 from tinyformer.data.stream import Prepared, Split, TokenSplit
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
-
-TooLong = Literal["truncate", "skip"]
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class PairFormat(RowFormat):
     def __init__(
         self,
         seq_len: int,
-        too_long: TooLong = "truncate",
+        too_long: str = "truncate",
         special_tokens: SpecialTokens | None = None,
         max_examples: int | None = None,
     ) -> None:

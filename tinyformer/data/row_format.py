@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tinyformer.data.batches.loader import EpochLoader, EvaluationBatches, ResumableLoader, SimilarLengthLoader, share
 from tinyformer.data.batches.masking import MaskedWindows, Masker, Masking
-from tinyformer.data.batches.windows import PACKS, Batch, Pack, Rows, Windows
+from tinyformer.data.batches.windows import Batch, Pack, Rows, Windows
 from tinyformer.data.sources.documents import Source, batches_of, iterate_rows, iterate_texts
 from tinyformer.data.stream import Prepared, Split, TokenSplit, write_rows
 from tinyformer.data.tokenizer.tokenizer import TextTokenizer
@@ -130,7 +130,7 @@ class WindowFormat(RowFormat):
     ) -> None:
         super().__init__(seq_len)
         require_at_least(1, {"max_tokens": 1_000_000}, max_tokens=max_tokens)
-        require_choice("pack", pack, PACKS)
+        require_choice("pack", pack, ("concat", "document"))
         self.pack, self.max_tokens, self.masking = cast(Pack, pack), max_tokens, masking
         self.needs_mask = masking is not None
         self._document_mask = document_mask

@@ -1,7 +1,7 @@
 """A batch, and windows of fixed length over a token stream."""
 
 from abc import ABC, abstractmethod
-from typing import Literal, NotRequired, TypedDict, cast, get_args
+from typing import Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from tinyformer.data.stream import TokenSplit
 
 Pack = Literal["concat", "document"]
-PACKS: tuple[str, ...] = get_args(Pack)
 
 
 IGNORED = -100
