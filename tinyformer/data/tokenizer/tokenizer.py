@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 
 from tinyformer.errors import ArgumentError
 
-# Set explicitly, or the library warns and turns parallelism off in loader workers, which never tokenise.
+# Set explicitly, or the library warns and turns parallelism off in forked processes, which never tokenise.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 EOS = "<eos>"
