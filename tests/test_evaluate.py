@@ -186,7 +186,6 @@ MISTAKES = {
     "split=dev": "split=dev: should be 'train', ",
     "step=9": "step=9: is none of the 7 steps with a snapshot; the nearest: 8, 15; step=8 works.",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "data.source=text: of its validation ",
-    "score=false": "score=false: leaves nothing to do without an analysis; score=true works.",
     "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
     "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
     "analysis=prune analysis.fraction=0.9": "analysis.fraction=0.9: is ",

@@ -197,17 +197,13 @@ TRANSLATES = "task=seq2seq data.files=pairs.tsv"
 REFUSED = {
     "data.source.separator=x": "data.source.separator: follows from data.separator, and cannot be ",
     "generate.prompt=a\udcff": r"generate.prompt='a\udcff': holds half of a surrogate pair",
-    "+logger.project=a": "logger.project=a: must have the _target_ of a logger of Lightning.",
-    "+logger.mine._target_=lightning.pytorch.loggers.CometLogger": "logger.mine: needs comet-ml, which is not",
+    "+logger.mine._target_=lightning.pytorch.loggers.CometLogger": "logger.mine: Requirement 'comet-ml",
     "data.files=short.txt": "model.max_seq_len=16: ",
     "model.vocab_size=3": "model.vocab_size=3: must be at least ",
-    "feed_forward.d_ff=100000000000": "model: its matrices take ",
-    "feed_forward.d_model=2": "the parts of the network do not fit together (mat1 and mat2 ",
     "position=rotary position.relative.max_seq_len=8": "model.max_seq_len=16: must be at most 8, the number of ",
-    "freeze_encoder=true": "freeze_encoder=true: no parameter would be trained",
     "task=masked_lm generate.prompt=a": "generate.prompt=a: MaskedLM cannot generate text; ",
     "task=span": "data.source=text: has no questions about contexts",
-    "task=span data=induction": "data=induction: has no questions about contexts for task=span",
+    "task=span data=induction": "data=induction: has not what task=span needs.",
     "cross_attention=gqa": "cross_attention: only an encoder–decoder has it",
     "network=encoder_decoder": "network: its decoder has no cross_attention",
     "network=encoder_decoder cross_attention=mha": "network: CausalLM needs",
@@ -258,8 +254,7 @@ def test_loggers_of_lightning_get_scalars_and_figures(program: Program, book: Pa
         if find_spec(logger):
             assert (ended.code, len([*Path().glob(file)])) == (0, 1), ended.err
         else:
-            sentence = f"logger: needs {logger}, which is not installed; `pip install {logger}` installs it."
-            assert (ended.code, ended.err, Path(f"run-{logger}").exists()) == (2, f"Error: {sentence}\n", False)
+            assert (ended.code, logger in ended.err, Path(f"run-{logger}").exists()) == (2, True, False)
     csv = "{_target_: lightning.pytorch.loggers.CSVLogger, name: own, version: v"
     words = [f"+logger.{name}={csv}, save_dir: {name}}}" for name in ("a", "b")]
     ran(program, "train.py", *f"{SMALL} {TEXT} hydra.run.dir=run".split(), *words, f"+logger.c={csv}}}", split=False)
@@ -287,7 +282,7 @@ TOLD = {
     "evaluate --help": (0, "how text is generated"),
     "train modle.d_model=8": (2, "Error: modle.d_model: there is no such key."),
     "train hydra.mode=MULTIRUN": (2, "Error: hydra.mode=MULTIRUN: starts no sweep; -m does."),
-    "train data=text data.files=book.txt": (2, "Error: data.files=book.txt: the file does not exist."),
+    "train ~norm": (2, "Error: ~norm: a run needs this axis; "),
 }
 
 

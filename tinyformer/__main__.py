@@ -4,8 +4,6 @@ import difflib
 import importlib
 import sys
 
-from tinyformer.config.process import escape_output
-
 PROGRAMS = {
     "train": "train a model",
     "evaluate": "score a checkpoint, analyse its heads, sample text",
@@ -28,7 +26,6 @@ def main() -> int:
     Returns:
         The exit code: 0, 1 for a bug, 2 for a mistake of the user.
     """
-    escape_output()
     program = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if program in ("-h", "--help"):
         print(USAGE)

@@ -114,10 +114,9 @@ def relative_path(path: Path) -> str:
 
 
 def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: int | None = None) -> None:
-    """Refuse sizes below 1, and more than 10,000 layers."""
+    """Refuse sizes below 1."""
     sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
     require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
-    require_at_most(10_000, {"num_layers": 4}, num_layers=num_layers)
 
 
 def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:

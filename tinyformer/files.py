@@ -36,10 +36,6 @@ def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(temporary, path)
-    except OSError as error:
-        if error.errno is not None and error.filename is None:  # such as that of a full disk
-            error.filename = str(path)
-        raise
     finally:
         _remove(temporary)
 

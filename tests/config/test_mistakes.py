@@ -27,7 +27,7 @@ from tinyformer.run.trainer import make_callbacks, training_trainer
 SMALL = ("model.num_layers=2", "model.num_heads=2", "model.d_model=16", "model.max_seq_len=16", "model.vocab_size=10")
 
 
-CURE = re.compile(r"""((?:[\w.]+=(?:'[^']*'|"[^"]*"|[^\s;'"])+ )+)(?:works|is the default|is (?:a|one) text)\.""")
+CURE = re.compile(r"""((?:[\w.]+=(?:'[^']*'|"[^"]*"|[^\s;'"])+ )+)works\.""")
 """The overrides that a sentence says would work."""
 
 
@@ -40,7 +40,7 @@ def suggested(told: str, command: str) -> Iterator[str]:
     for cure in re.findall(r"VALUE, such as (\S+?)[.,](?: |$)", told):
         yield re.sub(rf"{wrong}( \w\S*)?$", cure, command)
     yield from re.findall(r"as in ('.*')\.$", told)
-    for words in re.findall(r"leave (\S+) out", told) + re.findall(r"without the (\+) it is set", told):
+    for words in re.findall(r"leave (\S+) out", told):
         yield command.replace(words, "")
     for name in (name for names in re.findall(r"Did you mean (.*?)\?", told) for name in names.split(" or ")):
         if wrong in command:
@@ -53,10 +53,10 @@ def suggested(told: str, command: str) -> Iterator[str]:
 def mistake_in(*overrides: str) -> str:
     """The sentence about a config: what the steps of a run before its data say, and its data's constructor."""
     try:
-        config, invocation = compose_run("train", [*SMALL, *overrides])
+        config, _ = compose_run("train", [*SMALL, *overrides])
         with config_keys(config):
-            check_early(config, invocation.choices)
-            check_config(config, invocation.choices)
+            check_early(config)
+            check_config(config)
             values = OmegaConf.to_container(config, resolve=True)
             generation = make_generation(values["generate"])
             training_trainer(make_settings(values["trainer"], Options.of(values)), Path(), [], [])
@@ -78,13 +78,9 @@ def mistake_in(*overrides: str) -> str:
     ("overrides", "sentence"),
     [
         ("seed=0", "none"),
-        ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer; model.num_heads=4 is the default."),
-        ("model.dropout=null", "model.dropout=null: should be a valid number; model.dropout=0.0 is the default."),
-        ("optimizer.lr=-1", "optimizer.lr=-1*; optimizer.lr=0.001 works."),
-        ("optimizer=adamw optimizer.betas=[0.9,1.0]", "optimizer.betas=[0.9,1.0]: must be two numbers from 0 to *"),
+        ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer."),
+        ("model.dropout=null", "model.dropout=null: should be a valid number."),
         ("+callbacks.attention.thresholds.sink=0.5", "callbacks.attention.thresholds=sink: must be one of previous*"),
-        ("callbacks.attention.probe_text=''", "callbacks.attention.probe_text=*: must not be empty; *"),
-        ("schedule.warmup_steps=-1", "schedule.warmup_steps=-1: must be at least 0; schedule.warmup_steps=100 works."),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
@@ -95,12 +91,9 @@ def mistake_in(*overrides: str) -> str:
         ("--epochs 5", "--epochs: is no option; *. Did you mean trainer.max_epochs or trainer.max_steps?"),
         ("--multirun --lr=0.1", "--lr: is no option; values are set by KEY=VALUE. Did you mean optimizer.lr?"),
         ("seed=0 attention gqa", "attention: is no KEY=VALUE, such as attention=gqa."),
-        ("data=text data.files book.txt", "data.files: is no KEY=VALUE, such as data.files=book.txt."),
-        ("run/last.ckpt", "run/last.ckpt: is no KEY=VALUE, such as init_from=run/last.ckpt, or checkpoint=*"),
         ("generate.prompt=A cat", "cat: is no KEY=VALUE, and a text *quoted, as in 'generate.prompt=A cat'."),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
         ("model.d_ff=1,2", "model.d_ff=1,2: -m makes a run of each value."),
-        ("generate.prompt=${5", "generate.prompt=*: ${…} refers to another key, which is not there; *\\${5* is a*"),
         ("analysis=heads", "analysis: there is no such key here; evaluate.py has it."),
         ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
         # Raised deep inside of the network, told by the key that the user sets.
@@ -113,18 +106,10 @@ def mistake_in(*overrides: str) -> str:
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),
         # What Lightning, torch or Hydra would refuse later, in words of their own.
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
-        (
-            "trainer.strategy={_target_:lightning.pytorch.strategies.DDPStrategy,broadcast_buffer:false}",
-            "trainer.strategy.broadcast_buffer: DDPStrategy has no *Did you mean trainer.strategy.broadcast_buffers?",
-        ),
-        ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn: *trainer.strategy=ddp works."),
         ("trainer.num_nodes=2", "trainer.num_nodes=2: needs a process on each node, *; trainer.num_nodes=1 works."),
         ("+trainer.fast_dev_run=true", "trainer.fast_dev_run=true: is no argument that a run takes; remove it."),
         ("trainer.val_check_interval=0.5", "none"),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
-        ("trainer.max_time=5", "trainer.max_time=5: must be days, *; trainer.max_time=00:00:30:00 works."),
-        ("+trainer.detect_anomaly=true", "+trainer.detect_anomaly: adds a key that is there already; without the +*"),
-        ("optimizer.weight_decay=inf", "optimizer.weight_decay=inf: must be finite; optimizer.weight_decay=0.1 *"),
         ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens; choose task=mask*"),
         ("norm._target_=tinyformer.nn.NoNorm", "*_target_=tinyformer.nn.NoNorm: cannot be imported from here; *"),
     ],
@@ -138,11 +123,11 @@ def test_a_mistake_is_reported_by_its_key(overrides: str, sentence: str, tmp_pat
         assert re.fullmatch("none|init_from=.* does not exist; .*", mistake_in(*shlex.split(command))), (told, command)
 
 
-def test_a_bug_of_a_library_is_no_mistake_and_a_long_sentence_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_of_a_library_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InstantiationException) as of_a_library:
         instantiate({"_target_": "decimal.Decimal", "value": "abc"})
     assert describe(of_a_library.value, "train") is None
-    assert report(MisconfigurationException("1\n2\n3\n4\n5"), "train") == USER_MISTAKE == 2
-    assert capsys.readouterr() == ("", "Error: 1\n2\n3\n4 …\n")
+    assert report(MisconfigurationException("1\n2"), "train") == USER_MISTAKE == 2
+    assert capsys.readouterr() == ("", "Error: 1\n2\n")
     assert report(KeyError("x"), "train") == BUG
     assert capsys.readouterr().err == "KeyError: 'x'\n"

@@ -127,15 +127,14 @@ USED = {
     "train.py hydra.run.dir=run seed=5": "hydra.run.dir=run: this folder contains a run; resume=run continues it",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=run data.files=book.txt": "hydra.run.dir=run: this",
     "train.py -m hydra.sweep.dir=sweep seed=1,2": "hydra.sweep.dir=sweep: this folder contains a sweep; -m resume=",
-    "train.py -m resume=run": "resume=run: a sweep cannot resume a run; leave -m out.",
-    "train.py -m resume=nowhere": "resume=nowhere: the folder contains no sweep; a sweep's folder looks like multirun",
-    "train.py resume=sweep": "resume=sweep: the folder contains a sweep; add -m to resume all of its jobs.",
+    "train.py -m resume=run": "resume=run: the folder contains no sweep; leave -m out to resume a run.",
+    "train.py resume=sweep": "resume=sweep: the folder contains no run; add -m to resume all jobs of a sweep.",
     "train.py -m resume=sweep seed=3,4": "seed=3,4: the sweep has values of its own; its jobs are resumed with these.",
     "train.py -m resume=sweep optimizer.lr=1": "optimizer.lr=1: jobs of the sweep have ended without it; resume=",
     "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
     "train.py -m resume=unknown": "resume=unknown: unknown/multirun.yaml says attention=mha,x, which chooses 'x'",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
-    "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the state in run/checkpoints/last.ckpt",
+    "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: optimizer, trainer and callbacks",
 }
 
 

@@ -65,7 +65,6 @@ NEEDED |= {"OnExceptionCheckpoint": "dirpath:failed", "StochasticWeightAveraging
 OTHERS = {*callbacks.__all__} - {name for name, _, _ in WORKS}
 REFUSED = [
     *((name, NEEDED.get(name, ""), f"={name}: .*; callbacks.mine=null works.") for name in sorted(OTHERS)),
-    *((name, "monitor:val/los", ".monitor=val/los: .* works.") for name in ("EarlyStopping", "ModelCheckpoint")),
 ]
 
 

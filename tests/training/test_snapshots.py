@@ -88,14 +88,12 @@ def test_under_weight_averaging_they_have_the_average_as_checkpoints_do(tmp_path
 
 
 def test_too_many_are_refused_and_a_run_without_an_end_stops_at_the_bound(tmp_path):
-    """The schedule that the refusal names is the first that fits, of those that are twice as sparse as the last."""
     checkpoints = Checkpoints(tmp_path, CONTENTS)
     fit(tmp_path, Snapshots(8), checkpoints, max_steps=1)
     gb = at_step(tmp_path, 1).stat().st_size / 1e9
     said = r"^every_n_steps=1: makes 9 snapshots of 0\.\d\d MB, \d\.\d MB in all, and max_gb=.*; "
-    for most, works in {5: "every_n_steps=4 works", 4: "max_gb=1 works"}.items():  # steps 0, 1, 2, 4 and 8
-        with pytest.raises(ArgumentError, match=said + works):
-            fit(tmp_path / "refused", Snapshots(1, max_gb=(most + 0.5) * gb), checkpoints)
+    with pytest.raises(ArgumentError, match=said + "max_gb=1 works"):
+        fit(tmp_path / "refused", Snapshots(1, max_gb=8.5 * gb), checkpoints)
     assert not (tmp_path / "refused" / "snapshots").exists()
     fit(tmp_path / "fits", Snapshots(4, max_gb=5.5 * gb), checkpoints)
     stop = Do(8, lambda trainer: setattr(trainer, "should_stop", True))

@@ -51,16 +51,12 @@ def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
     separate the values of several runs.
     """
     found = []
-    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+    for before, word in zip(["", *words], words, strict=False):
         key, equals, value = word.partition("=")
         if key.startswith("--") and key not in OPTIONS:
             raise NoOverrideError(key, "is no option; values are set by KEY=VALUE")
         if not equals and not word.startswith(("-", "~")) and not before.startswith("-"):
             cure = "such as attention=gqa"
-            if word.endswith(".ckpt"):
-                cure = f"such as init_from={word}, or checkpoint={word} of evaluate"
-            elif after and "=" not in after and not after.startswith("-"):
-                cure = f"such as {word}={after}"
             if TEXTS.fullmatch(before.partition("=")[0]):
                 cure = f"and a text with a space is quoted, as in {shell_word(f'{before} {word}')}"
             raise NoOverrideError(word, f"is no KEY=VALUE, {cure}")
@@ -292,15 +288,11 @@ def default_num_kv_heads(num_heads: Any) -> Any:
     """The largest divisor of a number of heads that is at most half of it; 1 for a single head."""
     if not isinstance(num_heads, int) or num_heads < 2:
         return num_heads  # refused by the check of model.num_heads
-    if num_heads > 2**20:
-        return 1  # refused there, too; finding its divisors would take forever
     return next(n for n in range(num_heads // 2, 0, -1) if num_heads % n == 0)
 
 
 def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
     """d_model^-0.5 · warmup_steps^-0.5, the highest rate of the original transformer (arXiv 1706.03762, §5.3)."""
-    if not all(isinstance(size, int) and size > 0 for size in (d_model, warmup_steps)):
-        return 1e-3  # the check of these keys refuses them
     return float((d_model * warmup_steps) ** -0.5)
 
 

@@ -1,12 +1,9 @@
 """The folder of a run: what it may contain before Hydra writes into it, and which process writes there."""
 
 import contextlib
-import errno
 import itertools
 import os
 import re
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,16 +60,6 @@ def _changed(folder: Path) -> dict[str, int]:
 
 
 def claim_folder(config: DictConfig, key: str) -> Claim:
-    """Call `_claim`; a `ConfigError` names the key if the folder cannot be made."""
-    try:
-        return _claim(config, key)
-    except OSError as error:
-        own = format_value(config.hydra[key.split(".")[1]].dir)
-        problem = f"it cannot be made ({error.strerror}); {key}={tempfile.gettempdir()}/run works."
-        raise ConfigError(f"{key}={own}: {problem}") from error
-
-
-def _claim(config: DictConfig, key: str) -> Claim:
     """Lock and make the folder at a key of Hydra, or refuse it; it is composed with its `hydra` node.
 
     A folder that is named by the time gets a suffix, such as `-2`, if it exists. Of several processes of a run, the
@@ -114,26 +101,11 @@ def _make_next(folder: Path) -> Path:
 
 def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
     """Refuse the folder at a key if it has unexpected files, such as symlinks."""
-
-    def problem(path: Path, what: str) -> ConfigError:
-        return ConfigError(f"{key}={folder}: {path} {what}; remove it.")
-
-    def tell(error: OSError) -> None:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise problem(Path(error.filename), "cannot be listed") from error
-
-    walk = os.walk(folder, onerror=tell)
-    for path in sorted(Path(parent, name) for parent, folders, files in walk for name in folders + files):
-        try:
-            mode = path.lstat().st_mode
-        except FileNotFoundError:  # another process, which the lock reports later, has moved its temporary file
-            continue
-        if stat.S_ISLNK(mode) and not _is_link_of_wandb(path, folder):
-            raise problem(path, "is a symbolic link, which a run does not make")
+    for path in sorted(Path(parent, name) for parent, folders, files in os.walk(folder) for name in folders + files):
+        if path.is_symlink() and not _is_link_of_wandb(path, folder):
+            raise ConfigError(f"{key}={folder}: {path} is a symbolic link, which a run does not make; remove it.")
         if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
-            raise problem(path, "is a checkpoint that a run does not make")
-        if not stat.S_ISLNK(mode) and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise problem(path, "is neither a file nor a folder")
+            raise ConfigError(f"{key}={folder}: {path} is a checkpoint that a run does not make; remove it.")
 
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:
@@ -170,8 +142,8 @@ def process_number() -> str | None:
     """
     found = {name: os.environ[name] for name in SET_WITH if name in os.environ}
     for name, value in found.items():
-        if not value.isdecimal() or (int(value) and SET_WITH[name] not in os.environ):
-            reason = f"without {SET_WITH[name]} no process is the first" if value.isdecimal() else "is no number"
+        if int(value) and SET_WITH[name] not in os.environ:
+            reason = f"without {SET_WITH[name]} no process is the first"
             raise ConfigError(f"{name}={value}: {reason}; unset {name}, which torchrun, Slurm or trainer=ddp sets.")
     # torchrun sets RANK, in jobs of Slurm, too; Lightning, where it starts the processes itself, sets the last two.
     names = ("RANK",) if "RANK" in found else ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")

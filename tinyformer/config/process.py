@@ -6,9 +6,7 @@ import importlib
 import io
 import logging
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from datetime import datetime
@@ -68,20 +66,12 @@ def isolated_hydra() -> Iterator[None]:
         VersionBase.set_instance(version)
 
 
-def escape_output() -> dict[io.TextIOWrapper, str | None]:
-    r"""Print what the terminal cannot encode as an escape, such as `\u4e2d`; returns the former handlers of errors."""
-    former = {stream: stream.errors for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)}
-    for stream in former:
-        stream.reconfigure(errors="backslashreplace")
-    return former
-
-
 @contextlib.contextmanager
 def isolated_process() -> Iterator[None]:
     """Restore at the end of the block what training sets for a whole process.
 
     These are the states of random number generators, torch's flags, the current GPU, environment variables, filters of
-    warnings, levels of loggers, and the output's handlers of errors. Lightning restores the handlers of signals.
+    warnings, and levels of loggers. Lightning restores the handlers of signals.
     """
     import torch
 
@@ -94,7 +84,6 @@ def isolated_process() -> Iterator[None]:
     gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
     environment = dict(os.environ)
     levels = {name: logger.level for name, logger in _loggers().items()}
-    handlers = escape_output()
     with warnings.catch_warnings():
         try:
             yield
@@ -109,8 +98,6 @@ def isolated_process() -> Iterator[None]:
             restore_random_state(random)
             for name, logger in _loggers().items():
                 logger.setLevel(levels.get(name, logger.level))
-            for stream, errors in handlers.items():
-                stream.reconfigure(errors=errors)
 
 
 def _loggers() -> dict[str, logging.Logger]:
@@ -129,19 +116,6 @@ def guard_imports() -> None:
 
 
 @contextlib.contextmanager
-def ending_at_ctrl_c() -> Iterator[None]:
-    """End the process at once on Ctrl-C inside the block: libraries that are imported may catch `KeyboardInterrupt`."""
-    if threading.current_thread() is not threading.main_thread():  # where no handler can be set
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
 def argv(words: list[str]) -> Iterator[None]:
     """Set `sys.argv` inside the block."""
     before, sys.argv = sys.argv, words
@@ -149,12 +123,6 @@ def argv(words: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-def close_output() -> int:
-    """The exit code of a program whose output is no longer read, as in `| head -1`; it prints nothing further."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
-    return 128 + signal.SIGPIPE
 
 
 class NamedLines(io.TextIOBase):
@@ -179,7 +147,6 @@ class NamedLines(io.TextIOBase):
 @contextlib.contextmanager
 def named_lines(name: str) -> Iterator[None]:
     """Prefix each line that the block prints with a name; the block may be the first of another process."""
-    escape_output()
     out, err = NamedLines(sys.stdout, name), NamedLines(sys.stderr, name)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from tinyformer.checkpoint.paths import newest_checkpoint
@@ -97,7 +96,7 @@ def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[st
 
     def read(*names: str) -> dict[str, Any]:
         paths = (folder / name for name in names)
-        return dict(leaf for path in paths if path.is_file() for leaf in leaves(_read(folder, path)))
+        return dict(leaf for path in paths if path.is_file() for leaf in leaves(_read(path)))
 
     def composed(overrides: list[str]) -> dict[str, Any]:
         return dict(leaves(OmegaConf.to_container(compose_whole("train", overrides), resolve=False)))
@@ -137,18 +136,15 @@ def _overrides_of_run(saved: Path) -> list[str]:
     if not saved.is_file() or not has_checkpoint(run):
         raise ConfigError(f"resume={run}: {_what_is_missing(run, saved)}")
     refuse_foreign_files(run)
-    return _texts(run, saved)
+    return _texts(saved)
 
 
 def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     sweep = saved.parent
     if not saved.is_file():
-        if has_checkpoint(sweep):
-            raise ConfigError(f"resume={sweep}: a sweep cannot resume a run; leave -m out.")
-        example = "multirun/2026-01-31/12-00-00"
-        raise ConfigError(f"resume={sweep}: the folder contains no sweep; a sweep's folder looks like {example}.")
+        raise ConfigError(f"resume={sweep}: the folder contains no sweep; leave -m out to resume a run.")
     refuse_foreign_files(sweep)
-    entries, of_hydra = (_texts(sweep, saved, f"hydra.overrides.{kind}") for kind in ("task", "hydra"))
+    entries, of_hydra = (_texts(saved, f"hydra.overrides.{kind}") for kind in ("task", "hydra"))
     for entry in of_hydra:
         if not entry.startswith(OF_SWEEPS) and entry not in new:
             raise ConfigError(f"resume={sweep}: {saved} says {entry[:200]}; if you trust it, add it to the command.")
@@ -164,18 +160,12 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     return entries
 
 
-def _read(folder: Path, saved: Path) -> Any:
-    try:
-        return load_plain_yaml(saved.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"resume={folder}: {saved} cannot be read; a run writes it, and YAML alone.") from error
+def _read(saved: Path) -> Any:
+    return load_plain_yaml(saved.read_text(encoding="utf-8"))
 
 
-def _texts(folder: Path, saved: Path, key: str = "") -> list[str]:
-    entries = dict(leaves(_read(folder, saved))).get(key)
-    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ConfigError(f"resume={folder}: {saved} contains no list of overrides; a run writes one.")
-    return entries
+def _texts(saved: Path, key: str = "") -> list[str]:
+    return dict(leaves(_read(saved)))[key]
 
 
 def _what_is_missing(run: Path, saved: Path) -> str:
@@ -183,8 +173,6 @@ def _what_is_missing(run: Path, saved: Path) -> str:
         newest = newest_checkpoint()
         hint = f" The newest run is resume={format_value(newest.parent.parent)}." if newest else ""
         return f"the folder does not exist.{hint}"
-    if (run / "multirun.yaml").is_file():
-        return "the folder contains a sweep; add -m to resume all of its jobs."
     if not saved.is_file():
-        return "the folder contains no run; a run's folder looks like outputs/2026-01-31/12-00-00."
+        return "the folder contains no run; add -m to resume all jobs of a sweep."
     return "the run stopped before it wrote a checkpoint; start it again without resume."

@@ -223,7 +223,7 @@ def _job(config: DictConfig, folder: Path, invocation: CommandLine) -> TrainedRu
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
         importlib.invalidate_caches()  # a cell may just have written the file of a class
-        check_early(config, invocation.choices)
+        check_early(config)
         import_matplotlib()
         from tinyformer.run.pipeline import train
 

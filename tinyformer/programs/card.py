@@ -135,7 +135,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
     vocab_size = GPT2_VOCAB_SIZE if config.model.vocab_size is None else config.model.vocab_size
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     with config_keys(config):
-        check_types(config, "network", config.hydra.runtime.choices)
+        check_types(config, "network")
         if config.get("match") is not None:
             match_size(config, CommandLine(overrides), vocab_size, CONFIG_NAME)
         with device("meta"):
@@ -150,7 +150,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
         for name, count in counts.items():
             if config[name] is not None:
                 check_value(count, name, config[name], name)
-                check_types(config, "optimizer", config.hydra.runtime.choices)
+                check_types(config, "optimizer")
                 card[name] = asdict(count(make_network, instantiate(config.optimizer), config[name], config.dtype))
         if config.mfu is not None:
             check_value(_speed, "mfu", config.mfu, "mfu")

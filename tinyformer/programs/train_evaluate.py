@@ -16,7 +16,7 @@ from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
 from tinyformer.config.launch import CommandLine, launch, offer_stored_run, training_words, with_last
-from tinyformer.config.process import argv, ending_at_ctrl_c, guard_imports, import_matplotlib
+from tinyformer.config.process import argv, guard_imports, import_matplotlib
 from tinyformer.errors import relative_path
 
 # Torch and Lightning take seconds to import: the jobs import them once the config is composed.
@@ -30,11 +30,10 @@ def train_program(words: Sequence[str], command: str) -> int:
             config.resume = None
         may_have_ended = config.resume == "auto" or (invocation.is_sweep and config.resume is not None)
         if not may_have_ended:  # such a run is skipped, even if its text files no longer exist
-            check_early(config, invocation.choices)
-        with ending_at_ctrl_c():
-            import_matplotlib()
-            from tinyformer.run.pipeline import train
-            from tinyformer.run.starting_checkpoint import continue_job
+            check_early(config)
+        import_matplotlib()
+        from tinyformer.run.pipeline import train
+        from tinyformer.run.starting_checkpoint import continue_job
 
         if not may_have_ended or continue_job(config, folder):
             run_job(partial(train, config, folder, invocation), folder, invocation)
@@ -55,9 +54,8 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
         checkpoint = offer_stored_run(arguments)
 
         def job(config: DictConfig, folder: Path, invocation: CommandLine) -> None:
-            with ending_at_ctrl_c():
-                import_matplotlib()
-                from tinyformer.run.pipeline import evaluate
+            import_matplotlib()
+            from tinyformer.run.pipeline import evaluate
 
             run_job(partial(evaluate, config, folder, invocation, checkpoint), folder, invocation)
 

@@ -75,9 +75,6 @@ def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, pro
             f"match.by={format_value(match.by)}: is not a config key of a whole number; match.by=model.d_ff works."
         )
 
-    if config.get("init_from") is not None:
-        raise ConfigError("match: the sizes are those of the checkpoint of init_from=; leave match= out.")
-
     sized = copy.deepcopy(config)
 
     @functools.cache
@@ -90,8 +87,7 @@ def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, pro
             cause = cause_of(error)
             if not isinstance(cause, ArgumentError):
                 raise
-            other = f"match.multiple_of={2 * config.model.num_heads * match.multiple_of} tries others"
-            raise ConfigError(f"match.by={match.by}: {size} cannot be, since {cause} Perhaps {other}.") from error
+            raise ConfigError(f"match.by={match.by}: {size} cannot be, since {cause} Set match.multiple_of.") from error
 
     target = match.to
     if target is None:

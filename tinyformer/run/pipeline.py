@@ -1,6 +1,7 @@
 """A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses one that was trained."""
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
@@ -43,7 +44,6 @@ from tinyformer.run.trainer import (
     log_hyperparameters,
     make_callbacks,
     make_loggers,
-    require_monitored,
     require_one_process,
     scoring_trainer,
     set_up_process,
@@ -142,7 +142,6 @@ def _add_trainer(
 ) -> None:
     """Choose the kernels of a training run, and make its Lightning module, loggers, callbacks and trainer."""
     config, folder, data, task, network = run.config, run.folder, run.data, run.task, run.network
-    require_monitored(chosen, task, network, data)
     run.kernels, run.backends = training_kernels(network, run.settings, run.mask, task, data)
     run.settings = settings = decide_compiling(run.settings, network, data)
     run.module = TrainingModule(network, task, data, optimizer, schedule)

@@ -20,8 +20,7 @@ from omegaconf import DictConfig
 from tinyformer.analysis import Analysis
 from tinyformer.checkpoint.file import Checkpoint
 from tinyformer.config.admission import Plain
-from tinyformer.config.conf import format_value
-from tinyformer.config.errors import OUT_OF_MEMORY, ConfigError
+from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import is_first_process
 from tinyformer.config.launch import CommandLine
 from tinyformer.data import DataModule
@@ -109,6 +108,7 @@ def destroy_process_group_on_exit() -> Iterator[None]:
 
 def fit(run: Run) -> None:
     """Run the training loop."""
+    resume = partial(run.invocation.call, f"resume={relative_path(run.folder)}")
     resumed = str(run.checkpoint.path) if run.settings.is_resumed else None
     try:
         passed = {"every_n_steps": "callbacks.snapshots.every_n_steps", "directory": "hydra.run.dir"}
@@ -117,7 +117,6 @@ def fit(run: Run) -> None:
     except (NonFiniteStep, Interrupted) as stop:
         if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop
-        resume = partial(run.invocation.call, f"resume={relative_path(run.folder)}")
         if not isinstance(stop, Interrupted):
             raise ConfigError(_problem(run, stop, resume)) from stop
         how = f"To continue: {resume()}"
@@ -125,29 +124,21 @@ def fit(run: Run) -> None:
             how = "Slurm is asked to start the job again."
         print(f"\nStopped at step {run.trainer.global_step}. {how}", flush=True)
         raise SystemExit(128 + stop.signal_number) from stop
-    except SystemExit as end:  # Lightning's, after Ctrl-C before the first step
-        raise end.__context__ if isinstance(end.__context__, KeyboardInterrupt) else end from None
-    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, ArithmeticError) as error:
-        if (number := run.checkpoints.signal_number) is not None:  # Ctrl-C ends a compiler that the step waits for, too
-            print(f"\nStopped {_amid_a_step(run)}")
-            raise SystemExit(128 + number) from error
-        if isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error):
-            rank_zero_only(print)(f"\nAnother process of the run has ended {_amid_a_step(run)}", file=sys.stderr)
-            for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
-                process.kill()
-            others.clear()  # where Lightning finds one that has ended, it kills this process, too, amid its own end
-            raise SystemExit(1) from error
-        is_explained = isinstance(error, ArgumentError | ConfigError) or OUT_OF_MEMORY.search(str(error))
-        if resumed is None or run.checkpoints.num_begun > 1 or is_explained:
-            raise
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise ConfigError(
-            f"resume={run.config.resume}: the state in {relative_path(Path(resumed))} does not fit this run, or is "
-            f"malformed ({problem}); optimizer, trainer and callbacks must be those of its run."
-        ) from error
-    if not run.trainer.global_step:
-        limit = format_value(run.settings.arguments.get("max_time"))
-        raise ConfigError(f"trainer.max_time={limit}: ended before the first step; trainer.max_time=00:00:30:00 works.")
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        if not (isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)):
+            if resumed is None or run.checkpoints.num_begun > 1 or isinstance(error, ArgumentError | ConfigError):
+                raise
+            needed = "optimizer, trainer and callbacks must be those of its run"
+            raise ConfigError(f"resume={run.config.resume}: {needed}, and its state whole ({error!r}).") from error
+        how = "Nothing was saved."
+        if run.checkpoints.last.exists():
+            how = f"What it has not saved is lost. To continue: {resume()}"
+        where = f"during step {run.trainer.global_step + 1}"
+        rank_zero_only(print)(f"\nAnother process of the run has ended {where}. {how}", file=sys.stderr)
+        for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
+            process.kill()
+        others.clear()  # where Lightning finds one that has ended, it kills this process, too, amid its own end
+        raise SystemExit(1) from error
 
 
 def _problem(run: Run, stop: NonFiniteStep, resume: Callable[..., str]) -> str:
@@ -156,15 +147,6 @@ def _problem(run: Run, stop: NonFiniteStep, resume: Callable[..., str]) -> str:
     if not run.checkpoints.last.exists():
         return f"{stop}\nNothing was saved; {cures}."
     return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {resume('…')}"
-
-
-def _amid_a_step(run: Run) -> str:
-    """The place where a run has ended that could not save, and a remedy."""
-    how = "Nothing was saved."
-    if run.checkpoints.last.exists():
-        command = run.invocation.call(f"resume={relative_path(run.folder)}")
-        how = f"What it has not saved is lost. To continue: {command}"
-    return f"during step {run.trainer.global_step + 1}. {how}"
 
 
 def is_requeued(signal_number: int, invocation: CommandLine) -> bool:
@@ -176,5 +158,4 @@ def requeue() -> None:
     """Ask Slurm to start this job again, or this task of an array of jobs; it ends the processes that still run."""
     names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
     task = "_".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else None
-    with contextlib.suppress(FileNotFoundError):  # a container without Slurm's programs
-        subprocess.run(["scontrol", "requeue", task or os.environ["SLURM_JOB_ID"]], check=False)
+    subprocess.run(["scontrol", "requeue", task or os.environ["SLURM_JOB_ID"]], check=False)

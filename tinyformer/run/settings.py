@@ -12,14 +12,12 @@ import lightning as L
 import torch
 from hydra.utils import instantiate
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.plugins.environments import (
     LSFEnvironment,
     MPIEnvironment,
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,9 +37,6 @@ from tinyformer.training.sharding import PRECISIONS
 from tinyformer.training.trainer_parts import PROFILERS
 
 WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that record the kernels of a step as CUDA graphs
-
-NEEDED = ("accelerator", "precision", "max_steps", "limit_val_batches", "enable_progress_bar")
-"""Arguments of Lightning's trainer that a run reads itself."""
 
 POSITIVE: dict[str, tuple[int, str]] = {
     "max_steps": (2000, "must be at least 1, or -1 for no limit"),
@@ -218,7 +213,7 @@ def read_settings(
 
     Sets `trainer.precision`, and `model.vocab_size` where the checkpoint has more rows than its tokenizer has tokens.
     """
-    check_config(config, invocation.choices)
+    check_config(config)
     values: Any = OmegaConf.to_container(config, resolve=True)
     options, generation, arguments = Options.of(values), make_generation(values["generate"]), values["trainer"]
     if not is_training:
@@ -246,25 +241,23 @@ def read_settings(
     return replace(settings, generation=generation, start=start)
 
 
-def check_config(config: DictConfig, choices: Mapping[str, Any]) -> None:
+def check_config(config: DictConfig) -> None:
     """Check the type of every value that a class or function receives."""
     if "decoder" in config.network and config.get("cross_attention") is None:
         raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     register_score(unresolved)
-    check_types(config, choices=choices, groups={"": Options, "generate": Generation})
+    check_types(config, groups={"": Options, "generate": Generation})
 
 
 def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
     """Decide if the split of an evaluation is scored: `score`; where that is null, if there is no analysis.
 
-    Nothing to do is refused, and a prompt that would be ignored.
+    What would be ignored, such as a prompt, is refused.
     """
     if options.predict and (is_analysed or options.score or options.split or generation.has_prompt):
         reason = "predicts all rows of the files, without a score, a split, an analysis or a prompt"
         raise ArgumentError("predict", True, reason, {"predict": False})
-    if options.score is False and not is_analysed:
-        raise ArgumentError("score", False, "leaves nothing to do without an analysis", {"score": True})
     is_scored = not (is_analysed or options.predict) if options.score is None else options.score
     if not is_scored:
         with argument_path("generate"):
@@ -286,12 +279,9 @@ def trainer_errors() -> Iterator[None]:
 
 def make_settings(arguments: dict[str, Any], options: Options = Options()) -> Settings:
     """The `trainer` group as Lightning's arguments, each checked; the device is chosen."""
-    if missing := [name for name in NEEDED if name not in arguments]:
-        raise ConfigError(f"trainer.{missing[0]} is needed; leave ~trainer.{missing[0]} out.")
     with argument_path("trainer"):
         if isinstance(strategy := arguments.get("strategy"), dict) and "_target_" in strategy:
             arguments["strategy"] = instantiate(strategy)
-        _check_time(arguments.get("max_time"))
         _check_arguments(arguments)
         if isinstance(arguments.get("val_check_interval"), float) and arguments.get("check_val_every_n_epoch") is None:
             arguments["check_val_every_n_epoch"] = 1  # the fraction is one of each epoch
@@ -329,28 +319,12 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
         raise ArgumentError(name, arguments[name], "is no argument that a run takes; remove it")
 
 
-def _check_time(limit: Any) -> None:
-    """Refuse what is not a time in a sentence about it: Lightning's are about the arguments of `timedelta`."""
-    try:
-        Timer(limit)
-    except (AttributeError, TypeError, MisconfigurationException) as error:
-        reason = "must be days, hours, minutes and seconds as DD:HH:MM:SS, or a mapping of some of these"
-        raise ArgumentError("max_time", limit, reason, {"max_time": "00:00:30:00"}) from error
-
-
 def _check_strategy(arguments: dict[str, Any]) -> None:
-    """Refuse processes that could not be started, or that would train apart."""
+    """Refuse processes on several nodes that nothing starts: Lightning would wait for them forever."""
     in_cluster = "NODE_RANK" in os.environ or any(cluster.detect() for cluster in CLUSTERS)
     if (arguments.get("num_nodes") or 1) > 1 and not in_cluster:
         reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
         raise ArgumentError("num_nodes", arguments["num_nodes"], reason, {"num_nodes": 1})
-    strategy = arguments.get("strategy")
-    copies = str(strategy).startswith(("ddp_spawn", "ddp_fork", "ddp_notebook"))
-    if copies or getattr(strategy, "_start_method", "popen") != "popen":
-        reason = "starts processes with a copy of the run, which cannot be made"
-        raise ArgumentError("strategy", str(strategy), reason, {"strategy": "ddp"})
-    if isinstance(strategy, ModelParallelStrategy):
-        raise ArgumentError("strategy", type(strategy).__name__, "shards nothing by itself", {"strategy": "fsdp"})
 
 
 @trainer_errors()

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from secrets import token_hex
@@ -26,16 +26,14 @@ from lightning.pytorch.plugins.environments import (
 from lightning.pytorch.strategies import Strategy
 from omegaconf import DictConfig, OmegaConf
 
-from tinyformer.config.conf import format_value, values_of_keys
+from tinyformer.config.conf import values_of_keys
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.folder import is_first_process, process_number
 from tinyformer.costs.network import count_costs
-from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError, relative_path
 from tinyformer.hardware import keep_freed_memory
 from tinyformer.nn import Network
 from tinyformer.run.settings import Settings, trainer_errors
-from tinyformer.tasks import Task
 from tinyformer.training import FiniteCheck, RunCSVLogger, RunWandbLogger, Snapshots
 from tinyformer.training.loggers import map_texts, public
 from tinyformer.training.sharding import FullyShardedStrategy
@@ -206,37 +204,16 @@ def make_callbacks(group: DictConfig) -> dict[str, L.Callback]:
     return {name: made[name] for name in sorted(made, key=rank.__getitem__)}
 
 
-def require_monitored(callbacks: Mapping[str, L.Callback], task: Task, network: Network, data: DataModule) -> None:
-    """Refuse a callback that needs a metric which validation does not log, as the scores of its first batch show."""
-    kinds = (of_lightning.EarlyStopping, of_lightning.ModelCheckpoint)
-    needs = {name: each.monitor for name, each in callbacks.items() if isinstance(each, kinds) and each.monitor}
-    known: list[str] = []
-    if needs:
-        with torch.no_grad(), contextlib.suppress(ArgumentError):  # a backend that runs on CUDA alone
-            scores = task.score(network.eval(), next(iter(data.evaluation_dataloader("validation"))))
-            metrics = task.metrics(scores, data.splits["validation"])
-            known = [f"val/{name}" for name, value in metrics.items() if value is not None]
-        network.train()
-    for name, monitor in needs.items():
-        if known and monitor not in known and getattr(callbacks[name], "strict", True):
-            reason = f"is no metric of validation, which logs {', '.join(known)}"
-            raise ArgumentError(f"callbacks.{name}.monitor", monitor, reason, {"monitor": f"val/{task.monitor}"})
-
-
 def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
     """The loggers of a run: `metrics.csv`, and those of the `logger` group; the folder is made if it does not exist.
 
     The group is the node of a logger, or has one for each. The runs of a sweep are one group in Weights & Biases. A
     resumed run continues from `first_step`.
     """
-    chosen = {"logger": group} if "_target_" in group else {f"logger.{name!s}": node for name, node in group.items()}
-    nodes = {key: node for key, node in chosen.items() if node is not None}
-    for key, node in nodes.items():
-        if not (OmegaConf.is_dict(node) and "_target_" in node and issubclass(get_class(node._target_), Logger)):
-            raise ConfigError(f"{key}={format_value(node)}: must have the _target_ of a logger of Lightning.")
+    nodes = [group] if "_target_" in group else [node for node in group.values() if node is not None]
     folder.mkdir(parents=True, exist_ok=True)
     loggers: list[Logger] = [RunCSVLogger(folder / "metrics.csv", first_step)]
-    for node in nodes.values():
+    for node in nodes:
         loggers.append(instantiate(node, _convert_="all", **_facts_of_run(node, folder, is_sweep)))
     return loggers
 

@@ -2,13 +2,10 @@
 
 import contextlib
 import csv
-import http.client
 import io
 import json
 import netrc
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,24 +16,18 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from tinyformer.errors import ArgumentError, relative_path
+from tinyformer.errors import relative_path
 from tinyformer.files import write_whole
 from tinyformer.report import AnalysisResult
 
-WAIT_SECONDS = 10
-"""Seconds to wait for Weights & Biases before a run is logged offline: for a connection, then for an answer."""
-
-_MAX_TAG = 64  # characters, wandb's limit
 MIN_SECRET = 8  # characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged
 
 
 def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The rows of a `metrics.csv` by step; a ValueError, KeyError or csv.Error if it is malformed."""
+    """The rows of a `metrics.csv` by step."""
     # A last line without a newline was cut short when the machine went down.
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     rows = [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(whole.splitlines())]
-    if any(None in row or None in row.values() for row in rows):
-        raise ValueError("rows of different length")
     return {int(row["step"]): row for row in rows}
 
 
@@ -65,11 +56,7 @@ class RunCSVLogger(Logger):
         self._columns: list[str] = []
         self._last_written = -1
         if self.path.exists():
-            try:
-                self.rows = {step: row for step, row in _read_rows(self.path).items() if step <= first_step}
-            except (ValueError, KeyError, csv.Error) as error:
-                reason = f"is not the metrics of a run ({error}); remove it, and the run continues without its history"
-                raise ArgumentError("path", str(self.path), reason) from error
+            self.rows = {step: row for step, row in _read_rows(self.path).items() if step <= first_step}
 
     @property
     def name(self) -> str:
@@ -146,19 +133,8 @@ def wandb_url() -> str:
     return os.environ.get("WANDB_BASE_URL") or str(wandb.Settings().base_url)
 
 
-def unreachable(url: str, seconds: float) -> str | None:
-    """The reason why a server does not respond within some seconds; None if it responds, with any status."""
-    try:
-        urllib.request.urlopen(url, timeout=seconds).close()
-    except urllib.error.HTTPError:
-        return None
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return str(getattr(error, "reason", error)) or type(error).__name__
-    return None
-
-
 class RunWandbLogger(WandbLogger):
-    """Weights & Biases: online if there is an API key and a network, else offline, and never with a prompt.
+    """Weights & Biases: online if there is an API key, else offline, and never with a prompt.
 
     It reads no Git repository around the run, and saves neither code nor the command line. Its settings are the user's,
     not those of the current folder.
@@ -185,15 +161,6 @@ class RunWandbLogger(WandbLogger):
 
         mode = os.environ.get("WANDB_MODE", "")  # Lightning sets it to "dryrun" for an offline run
         self.is_offline = mode in ("offline", "dryrun") or (mode == "" and not has_wandb_key())
-        if not self.is_offline and mode == "" and (problem := unreachable(wandb_url(), WAIT_SECONDS)):
-            self.is_offline = True
-            rank_zero_only(print)(f"{wandb_url()} cannot be reached ({problem}): the run is logged offline.")
-        try:
-            wandb.Settings(project=project)
-        except wandb.errors.UsageError as error:
-            raise ArgumentError("project", project, str(error).rstrip("."), {"project": "tinyformer"}) from error
-        if not all(isinstance(tag, str) and 1 <= len(tag) <= _MAX_TAG for tag in tags or []):
-            raise ArgumentError("tags", tags, f"must be texts of 1 to {_MAX_TAG} characters", {"tags": ["baseline"]})
         super().__init__(
             name=name or "/".join(Path(run_dir).parts[-2:]),
             save_dir=Path(run_dir).absolute(),

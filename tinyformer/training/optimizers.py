@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tinyformer.errors import ArgumentError, require_at_least
+from tinyformer.errors import ArgumentError
 from tinyformer.hardware import has_native_bf16
 from tinyformer.training.step import of_all_processes, own_part, rows_of_whole, whole_of_own
 
@@ -21,9 +21,6 @@ class Schedule:
     """Linear warm-up; what follows, a subclass defines."""
 
     warmup_steps: int = 100  # optimizer steps
-
-    def __post_init__(self) -> None:
-        require_at_least(0, {"warmup_steps": 100}, warmup_steps=self.warmup_steps)
 
     def factor(self, step: int, total_steps: int | None) -> float:
         """The factor at a step, counted from 0; if `total_steps` is not known, it does not decay."""
@@ -54,7 +51,6 @@ class WarmupStableDecay(Schedule):
     final_factor: float = 0.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 0 <= self.decay_fraction <= 1:
             raise ArgumentError("decay_fraction", self.decay_fraction, "must be from 0 to 1", {"decay_fraction": 0.2})
 
@@ -72,14 +68,6 @@ class InverseSquareRoot(Schedule):
 
     def factor(self, step: int, total_steps: int | None) -> float:
         return min(self._warmup(step), math.sqrt((self.warmup_steps + 1) / (step + 1)))
-
-
-WORKS = {"lr": 1e-3, "adamw_lr": 1e-3, "weight_decay": 0.1, "eps": 1e-8}
-
-
-def _require_decay_rates(argument: str, betas: Sequence[float]) -> None:
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ArgumentError(argument, list(betas), "must be two numbers from 0 to below 1", {argument: [0.9, 0.95]})
 
 
 def _embeddings(network: nn.Module) -> set[Tensor]:
@@ -115,10 +103,6 @@ class AdamW:
     weight_decay: float = 0.1  # times the learning rate, the fraction of a weight that each step subtracts
     decay_all: bool = False  # norms, biases and embeddings, too
 
-    def __post_init__(self) -> None:
-        require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, eps=self.eps)
-        _require_decay_rates("betas", self.betas)
-
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps}
         return _adamw(network, network.parameters(), self.weight_decay, self.decay_all, **options)
@@ -136,12 +120,6 @@ class MuonWithAdamW:
     weight_decay: float = 0.1
     adamw_lr: float = 3e-3
     adamw_betas: Sequence[float] = (0.9, 0.95)
-
-    def __post_init__(self) -> None:
-        require_at_least(0, WORKS, lr=self.lr, weight_decay=self.weight_decay, adamw_lr=self.adamw_lr)
-        if not 0 <= self.momentum < 1:
-            raise ArgumentError("momentum", self.momentum, "must be at least 0 and below 1", {"momentum": 0.95})
-        _require_decay_rates("adamw_betas", self.adamw_betas)
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         embeddings = _embeddings(network)

@@ -11,7 +11,6 @@ from contextlib import redirect_stdout
 from rich.console import Console
 
 from tinyformer.config.errors import exit_code_of
-from tinyformer.config.process import ending_at_ctrl_c
 
 OVERRIDES = ("experiment=induction_cpu", "callbacks.snapshots.every_n_steps=20")
 NUM_WINDOWS = 64  # of the validation split, on which heads are measured and removed
@@ -29,14 +28,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _demonstrate(overrides: Sequence[str]) -> None:
-    waiting = Console(stderr=True)
-    with ending_at_ctrl_c():
-        from tinyformer.analysis import TrainingFilm
-        from tinyformer.analysis.over_training.over_steps import events_of_snapshots
-        from tinyformer.errors import relative_path
-        from tinyformer.model.loading import train
-        from tinyformer.programs.demo.sentences import describe
+    from tinyformer.analysis import TrainingFilm
+    from tinyformer.analysis.over_training.over_steps import events_of_snapshots
+    from tinyformer.errors import relative_path
+    from tinyformer.model.loading import train
+    from tinyformer.programs.demo.sentences import describe
 
+    waiting = Console(stderr=True)
     message = "Training two layers of attention on letters that repeat: … A B … A"
     # Without the summary of the run, whose figures `results.json` has, too.
     with waiting.status(message), redirect_stdout(io.StringIO()):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyformer.config.errors import exit_code_of, say
-from tinyformer.config.process import ending_at_ctrl_c, import_matplotlib
+from tinyformer.config.process import import_matplotlib
 from tinyformer.files import write_whole
 
 if TYPE_CHECKING:
@@ -97,9 +97,8 @@ def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
 
 def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
     """Make the runs of findings, and measure those whose runs have all ended; returns the exit code."""
-    with ending_at_ctrl_c():
-        from tinyformer.programs.findings.outcomes import conclude
-        from tinyformer.programs.findings.running import plan, run_all
+    from tinyformer.programs.findings.outcomes import conclude
+    from tinyformer.programs.findings.running import plan, run_all
 
     planned = {}
     for finding in findings:

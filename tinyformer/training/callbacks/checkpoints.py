@@ -27,7 +27,7 @@ from tinyformer.checkpoint.file import (
     snapshots_of,
 )
 from tinyformer.checkpoint.format import KEY, encode, write_raw
-from tinyformer.errors import ArgumentError, relative_path, require_at_least, require_choice
+from tinyformer.errors import ArgumentError, relative_path
 from tinyformer.hardware import synchronize
 from tinyformer.training.callbacks.report import Report
 from tinyformer.training.module import TrainingModule, num_steps
@@ -229,8 +229,6 @@ class Snapshots(L.Callback):
     def __init__(
         self, every_n_steps: int = 0, dtype: Literal["float32", "bfloat16"] = "float32", max_gb: float = 10.0
     ) -> None:
-        require_at_least(0, {"every_n_steps": 100}, every_n_steps=every_n_steps)
-        require_choice("dtype", dtype, ("float32", "bfloat16"))
         self.every_n_steps, self.dtype, self.max_gb = every_n_steps, getattr(torch, dtype), max_gb
         self._most = 0  # number of snapshots that `max_gb` allows
         self._first: dict[str, Any] | None = None  # the snapshot of step 0 until it is written
@@ -287,11 +285,9 @@ class Snapshots(L.Callback):
         number = num_scheduled(steps, self.every_n_steps)
         each += f", {number * size / 1e6:,.1f} MB in all"
         if number > self._most:
-            sparser = (self.every_n_steps << doubled for doubled in range(1, steps.bit_length() + 1))
-            works = [{"every_n_steps": n} for n in sparser if num_scheduled(steps, n) <= self._most]
             reason = f"makes {number:,} snapshots {each}, and max_gb={self.max_gb:g}"
-            more = {"max_gb": -(-number * size // 10**9)}
-            raise ArgumentError("every_n_steps", self.every_n_steps, reason, [*works, more][0])
+            works = {"max_gb": -(-number * size // 10**9)}
+            raise ArgumentError("every_n_steps", self.every_n_steps, reason, works)
         rank_zero_only(print)(f"snapshots: {number:,} {each}, in {folder}")
 
     def _save(self, trainer: L.Trainer, module: L.LightningModule, raw: dict[str, Any] | None = None) -> None:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from tinyformer.errors import require_at_least, require_choice
+from tinyformer.errors import require_choice
 from tinyformer.measures import first_non_finite
 from tinyformer.tasks import Batch
 from tinyformer.training.module import TrainingModule
@@ -62,7 +62,6 @@ class FiniteCheck(L.Callback):
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
         require_choice("action", action, ("stop", "skip"))
-        require_at_least(1, {"max_skipped": 10}, max_skipped=max_skipped)
         self.action, self.max_skipped = action, max_skipped
         self.skipped: list[int] = []  # the steps that were left out
         self._last_loss: float | None = None

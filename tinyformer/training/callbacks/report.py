@@ -20,7 +20,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tinyformer.costs.network import TrainingFlops, batch_sizes
 from tinyformer.data.batches.loader import EpochLoader
 from tinyformer.data.module import count
-from tinyformer.errors import require_at_least
 from tinyformer.hardware import Peak, compute_dtype, matmul_peak, peak_memory
 from tinyformer.training.module import TrainingModule, num_steps
 from tinyformer.training.step import sum_over_processes
@@ -221,7 +220,6 @@ class TrainingScores(L.Callback):
     """
 
     def __init__(self, num_rows: int = 0) -> None:
-        require_at_least(0, num_rows=num_rows)
         self.num_rows = num_rows
         self.metrics: dict[str, float] = {}  # of the last validation
 

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tinyformer import measures, report
 from tinyformer.data import DataModule, Pairs, PairSplit
 from tinyformer.data.module import count
-from tinyformer.errors import ArgumentError, relative_path, require_at_least, require_at_most
+from tinyformer.errors import ArgumentError, relative_path, require_at_least
 from tinyformer.files import write_table
 from tinyformer.generation.generation import Beam
 from tinyformer.hardware import synchronize
@@ -135,14 +135,9 @@ class AttentionTelemetry(L.Callback):
         probe_text: str | None = None,
         num_tokens: int = 24,
     ) -> None:
-        many = {"num_windows": num_windows, "num_sequences": num_sequences}
-        others = {"num_rows": num_rows, "period": period, "num_tokens": num_tokens}
-        require_at_least(1, None, every_n_steps=every_n_steps, **many, **others)
-        require_at_most(4096, {"num_windows": 4, "num_sequences": 4}, **many)
+        require_at_least(1, every_n_steps=every_n_steps, num_windows=num_windows)
         if not 0 <= hysteresis < 1:
             raise ArgumentError("hysteresis", hysteresis, "must be at least 0 and below 1", {"hysteresis": 0.2})
-        if probe_text == "":
-            raise ArgumentError("probe_text", probe_text, "must not be empty", {"probe_text": "A cat."})
         self.every_n_steps = every_n_steps
         self.sizes = Sizes(num_windows, num_rows, num_sequences, period, probe_text, num_tokens)
         self.detector = measures.EventDetector(measures.head_traits(thresholds), hysteresis)
