@@ -33,14 +33,6 @@ def evaluate(program: Program, checkpoint: Path | str, *overrides: str) -> dict[
     return results_of("evaluated")
 
 
-def edit_checkpoint(trained: Trained, path: str, scale: float = 1.0, **overrides: str) -> None:
-    """Write a copy of the checkpoint with other overrides, and with one weight scaled."""
-    raw = load_raw(trained.last)
-    raw["state_dict"]["network.encoder.layers.0.attention.o_proj.weight"] *= scale
-    raw["tinyformer"]["overrides"] |= overrides
-    write_raw(Path(path), raw)
-
-
 @pytest.mark.smoke
 def test_it_gives_the_loss_of_the_run(program: Program, trained: Trained) -> None:
     results = evaluate(program, trained.last)
@@ -66,7 +58,9 @@ def test_weights_and_backend_are_those_that_are_asked_for(program: Program, trai
     assert (eager["attention_kernel"], eager["val/num_tokens"]) == ("eager", trained.results["val/num_tokens"])
     assert eager["val/loss"] == pytest.approx(trained.results["val/loss"], abs=1e-5)
     # The file alone is needed, wherever it is.
-    edit_checkpoint(trained, "scaled.ckpt", scale=1.5)
+    raw = load_raw(trained.last)
+    raw["state_dict"]["network.encoder.layers.0.attention.o_proj.weight"] *= 1.5
+    write_raw(Path("scaled.ckpt"), raw)
     assert abs(evaluate(program, "scaled.ckpt")["val/loss"] - trained.results["val/loss"]) > 1e-4
 
 
@@ -180,10 +174,8 @@ def test_a_prompt_is_continued(program: Program, trained: Trained) -> None:
 
 MISTAKES = {
     "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
-    "checkpoint=foreign.ckpt": "checkpoint=foreign.ckpt: its norm._target_ calls 'posix.system'",
     "model.num_layers=3": "checkpoint=",
     "optimizer.lr=1": "optimizer.lr: there is no such key here; train.py has it.",
-    "split=dev": "split=dev: should be 'train', ",
     "step=9": "step=9: is none of the 7 steps with a snapshot; the nearest: 8, 15; step=8 works.",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "data.source=text: of its validation ",
     "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
@@ -198,7 +190,6 @@ MISTAKES = {
 def test_a_mistake_is_reported_in_a_few_lines_and_leaves_no_results(
     words: str, program: Program, trained: Trained
 ) -> None:
-    edit_checkpoint(trained, "foreign.ckpt", **{"norm._target_": "posix.system"})
     ended = program("evaluate.py", f"checkpoint={trained.last} data.files=book.txt hydra.run.dir=evaluated", words)
     assert ended.code == 2, ended.err
     assert ended.err.startswith(f"Error: {MISTAKES[words]}"), ended.err

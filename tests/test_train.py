@@ -6,10 +6,8 @@ import math
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ import torch
 import yaml
 from commands import ROOT, SMALL, TEXT, Program, Trained, column, ran, results_of, spawned, table, weights_of, without
 from wandb_file import read_history
-
-from tinyformer.checkpoint.file import load_raw
 
 RESULT_KEYS = {
     *("val/loss", "val/perplexity", "val/bits_per_byte", "val/num_tokens", "val/num_bytes", "train/num_tokens"),
@@ -291,22 +287,3 @@ def test_help_and_what_a_config_shows_is_told_without_torch(tmp_path: Path) -> N
     ended = spawned([*TOLD], tmp_path, without("torch", "lightning", "wandb", "datasets", "matplotlib"))
     for (code, words), each in zip(TOLD.values(), ended, strict=True):
         assert (each.code, words in each.out + each.err) == (code, True), each
-
-
-@pytest.mark.slow
-def test_a_signal_saves_the_run_exactly(program: Program, book: Path, tmp_path: Path) -> None:
-    settings = f"{SMALL} {TEXT} schedule=wsd schedule.decay_fraction=0 model.dropout=0.1"
-    settings += " trainer.accumulate_grad_batches=3 trainer.val_check_interval=10"  # a part of a step is not saved
-    arguments = f"{settings} trainer.max_steps=100000 hydra.run.dir=stopped".split()
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    while not (tmp_path / "stopped" / "checkpoints" / "last.ckpt").exists() and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT, out
-    assert "python train.py resume=stopped" in out
-    step = load_raw(Path("stopped/checkpoints/last.ckpt"))["global_step"]
-    ran(program, "train.py", f"resume=stopped trainer.max_steps={step + 7}")
-    ran(program, "train.py", settings, f"trainer.max_steps={step + 7} hydra.run.dir=unbroken")
-    assert_same_weights("unbroken", "stopped")

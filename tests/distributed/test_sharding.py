@@ -205,8 +205,6 @@ def test_a_strategy_is_given_by_its_name_or_in_full(tmp_path):
     made = [training_trainer(settings_of(strategy=each), tmp_path, [], []) for each in ("ddp", dict(node))]
     sent = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
     assert [trainer.strategy._ddp_kwargs for trainer in made] == [sent, {"static_graph": True}]
-    with pytest.raises(ArgumentError, match="starts processes with a copy of the run"):
-        settings_of(strategy=node | {"start_method": "fork"})
 
 
 def test_what_sharded_weights_do_not_support_is_refused(tmp_path):
@@ -215,9 +213,6 @@ def test_what_sharded_weights_do_not_support_is_refused(tmp_path):
             ArgumentError, match=f"precision='{precision}': must be one of 32-true, bf16-mixed, bf16-true"
         ):
             settings_of(precision=precision)
-    node = {"_target_": "lightning.pytorch.strategies.ModelParallelStrategy"}
-    with pytest.raises(ArgumentError, match="strategy='ModelParallelStrategy': shards nothing by itself"):
-        settings_of(strategy=node)
     for averages in (EMAWeightAveraging(), StochasticWeightAveraging(0.1)):
         with pytest.raises(ArgumentError, match=r"trainer.strategy='fsdp': cannot average weights"):
             training_trainer(settings_of(), tmp_path, [], [averages])

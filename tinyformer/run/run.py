@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -117,8 +117,12 @@ def fit(run: Run) -> None:
     except (NonFiniteStep, Interrupted) as stop:
         if not is_first_process():  # the first one reports how the run ended
             raise SystemExit(0) from stop
-        if not isinstance(stop, Interrupted):
-            raise ConfigError(_problem(run, stop, resume)) from stop
+        if isinstance(stop, NonFiniteStep):
+            cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
+            saved = f"Nothing was saved from there on; with the last checkpoint, {cures}:\n  {resume('…')}"
+            if not run.checkpoints.last.exists():
+                saved = f"Nothing was saved; {cures}."
+            raise ConfigError(f"{stop}\n{saved}") from stop
         how = f"To continue: {resume()}"
         if is_requeued(stop.signal_number, run.invocation):
             how = "Slurm is asked to start the job again."
@@ -139,14 +143,6 @@ def fit(run: Run) -> None:
             process.kill()
         others.clear()  # where Lightning finds one that has ended, it kills this process, too, amid its own end
         raise SystemExit(1) from error
-
-
-def _problem(run: Run, stop: NonFiniteStep, resume: Callable[..., str]) -> str:
-    """The reason why a run stopped, and the command with which it may continue."""
-    cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
-    if not run.checkpoints.last.exists():
-        return f"{stop}\nNothing was saved; {cures}."
-    return f"{stop}\nNothing was saved from there on; with the last checkpoint, {cures}:\n  {resume('…')}"
 
 
 def is_requeued(signal_number: int, invocation: CommandLine) -> bool:

@@ -137,9 +137,6 @@ class Checkpoints(Checkpoint):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Restore the random state of the saved run before the first batch."""
         self.num_begun += 1
-        if self.num_begun == 1 and self.handlers:
-            # Torch's raises an error amid a step where a data worker is killed; the next batch raises one anyway.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self.random_state is not None:
             restore_random_state(self.random_state)
             self.random_state = None
