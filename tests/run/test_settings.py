@@ -6,15 +6,12 @@ import pytest
 import torch
 import yaml
 from commands import BOOK, SMALL, TEXT, column, results_of, weights_of
-from lightning.pytorch import callbacks
 from training.runs import make_data, make_module, snapshots
 
 import tinyformer
 from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.launch import compose_run
 from tinyformer.run.data import evaluation_mask
-from tinyformer.run.trainer import make_callbacks
 
 pytestmark = pytest.mark.filterwarnings("ignore:When using the .ThroughputMonitor., you need to define")
 WORDS = f"{SMALL} {TEXT} trainer.max_steps=6 trainer.val_check_interval=2 trainer.log_every_n_steps=2".split()
@@ -60,12 +57,8 @@ WORKS = [
 ]
 """Callbacks with their arguments, and what they do: the last weights are the mean of those of some steps."""
 
-NEEDED = {"GradientAccumulationScheduler": "scheduling:{1:2}", "ModelPruning": "pruning_fn:l1_unstructured"}
-NEEDED |= {"OnExceptionCheckpoint": "dirpath:failed", "StochasticWeightAveraging": "swa_lrs:0.01"}
-OTHERS = {*callbacks.__all__} - {name for name, _, _ in WORKS}
-REFUSED = [
-    *((name, NEEDED.get(name, ""), f"={name}: .*; callbacks.mine=null works.") for name in sorted(OTHERS)),
-]
+REFUSED = {"BackboneFinetuning": "", "BatchSizeFinder": "", "LearningRateFinder": ""}
+REFUSED |= {"GradientAccumulationScheduler": "scheduling:{1:2}", "StochasticWeightAveraging": "swa_lrs:0.01"}
 
 
 @pytest.mark.slow
@@ -85,12 +78,11 @@ def test_a_callback_does_what_it_documents(name, arguments, effect, tmp_path, pl
         torch.testing.assert_close(load_checkpoint(path).weights, saved[3])
 
 
-@pytest.mark.parametrize(("name", "arguments", "sentence"), REFUSED)
-def test_a_callback_is_refused_before_anything_is_written(name, arguments, sentence, tmp_path):
-    with pytest.raises(ConfigError, match=f"^callbacks.mine{sentence}$") as refused:
+@pytest.mark.parametrize(("name", "arguments"), REFUSED.items())
+def test_a_callback_is_refused_before_anything_is_written(name, arguments, tmp_path):
+    with pytest.raises(ConfigError, match=f"^callbacks.mine={name}: .*; callbacks.mine=null works.$"):
         run(tmp_path, adding(name, arguments))
     assert not (tmp_path / "run").exists()
-    make_callbacks(compose_run("train", [adding(name, arguments), str(refused.value).split()[-2]])[0].callbacks)
 
 
 def test_the_precision_that_was_used_is_stored(tmp_path):

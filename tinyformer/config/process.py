@@ -115,16 +115,6 @@ def guard_imports() -> None:
         os.environ.update(PYTHONSAFEPATH="1", PYTHONPATH=os.pathsep.join(path))
 
 
-@contextlib.contextmanager
-def argv(words: list[str]) -> Iterator[None]:
-    """Set `sys.argv` inside the block."""
-    before, sys.argv = sys.argv, words
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
 class NamedLines(io.TextIOBase):
     """A stream of whole lines, each after the name of its job, so that those of several processes do not mix."""
 

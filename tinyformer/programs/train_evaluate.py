@@ -16,7 +16,7 @@ from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import exit_code_of, indent
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
 from tinyformer.config.launch import CommandLine, launch, offer_stored_run, training_words, with_last
-from tinyformer.config.process import argv, guard_imports, import_matplotlib
+from tinyformer.config.process import guard_imports, import_matplotlib
 from tinyformer.errors import relative_path
 
 # Torch and Lightning take seconds to import: the jobs import them once the config is composed.
@@ -40,8 +40,8 @@ def train_program(words: Sequence[str], command: str) -> int:
 
     def start() -> int:
         expanded = training_words(words)
-        with argv([*sys.argv[: len(sys.argv) - len(words)], *expanded]):  # of the other processes, see Lightning
-            return launch(expanded, "train", job, command)
+        sys.argv[len(sys.argv) - len(words) :] = expanded  # with which Lightning starts other processes
+        return launch(expanded, "train", job, command)
 
     return _run_program(start, "train")
 

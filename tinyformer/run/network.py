@@ -1,6 +1,5 @@
 """The network of a run: made from its config, with weights of its initial checkpoint, compiled, and its backends."""
 
-import contextlib
 import hashlib
 import json
 import math
@@ -277,13 +276,11 @@ def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
     machine = [cpu_name(), torch.get_num_threads(), torch.__version__, FORMAT]
     key = json.dumps([machine, usual, type(layer).__name__, sorted(case.features), str(q.dtype), shapes])
     path = default_cache_dir() / "backends" / hashlib.sha256(key.encode()).hexdigest()
-    with contextlib.suppress(OSError, ValueError):  # none yet, or damaged
-        if (known := path.read_text(encoding="utf-8")) in CANDIDATES:
-            return known
+    if path.exists():
+        return path.read_text(encoding="utf-8")
     name = faster(usual, {name: heads_pass(layer, call, BACKENDS[name]) for name in CANDIDATES}, "cpu")
-    with contextlib.suppress(OSError):  # a folder that cannot be written to
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, name)
     return name
 
 

@@ -41,13 +41,9 @@ from tinyformer.training.trainer_parts import FitLoop, ReplicatedStrategy, Whole
 
 REFUSED: dict[type[L.Callback], str] = {
     of_lightning.BaseFinetuning: "changes which weights are optimized; freeze_encoder=true trains the readout alone",
-    of_lightning.BasePredictionWriter: "has no effect, since a run predicts nothing",
     of_lightning.BatchSizeFinder: "changes batches for which the run has been planned; set data.batch_size",
     of_lightning.GradientAccumulationScheduler: "changes the length of a run; set trainer.accumulate_grad_batches",
     of_lightning.LearningRateFinder: "does not find optimizer.lr; -m optimizer.lr=1e-3,3e-3 compares rates",
-    of_lightning.ModelPruning: "renames weights, after which training fails; model.pruned_heads removes heads",
-    of_lightning.OnExceptionCheckpoint: "starts from a file that another run has left; resume=FOLDER continues a run",
-    of_lightning.SpikeDetection: "lists batches that no run leaves out; callbacks.finite checks each step",
     of_lightning.StochasticWeightAveraging: "averages after the last checkpoint; EMAWeightAveraging does not",
 }
 """Callbacks of Lightning that would not do in a run what Lightning documents: the reason, and what does."""
