@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import itertools
 import logging
 import os
 import random
@@ -30,7 +29,6 @@ import tinyformer
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.config.errors import ConfigError
 from tinyformer.config.process import import_matplotlib
-from tinyformer.training import TrainingModule
 
 WORDS = [*SMALL.split(), *TEXT.split()]
 
@@ -124,35 +122,6 @@ def test_what_cannot_work_is_a_sentence_and_leaves_no_folder(word: str, capsys: 
     assert {path.name for path in Path().iterdir()} == {"book.txt", "rows.csv", "linked"}
     with pytest.raises(ConfigError, match="must be a list of words"):
         tinyformer.train(word)
-
-
-@pytest.mark.parametrize(
-    ("last", "said"),
-    [
-        (1, "\nStopped during step 1. Nothing was saved.\n"),
-        (3, '\nStopped during step 3. What it has not saved is lost. To continue: tinyformer.train(["resume=run"])\n'),
-    ],
-)
-def test_ctrl_c_that_makes_a_step_fail_is_no_error(
-    last: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As when it ends the compiler that a step waits for."""
-    compute, steps = TrainingModule.training_step, itertools.count(1)
-
-    def training_step(module: TrainingModule, *batch: Any) -> torch.Tensor:
-        if next(steps) == last:
-            signal.raise_signal(signal.SIGINT)
-            raise RuntimeError("C++ compile error")
-        return compute(module, *batch)
-
-    monkeypatch.setattr(TrainingModule, "training_step", training_step)
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            tinyformer.train([*WORDS, "trainer.val_check_interval=2", "hydra.run.dir=run"])
-    finally:
-        signal.signal(signal.SIGINT, handler)  # after a signal, the next one is to end the process at once
-    assert capsys.readouterr().out.endswith(said)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tinyformer.nn import Network
+from tinyformer.training.step import whole
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 """What sharded weights are trained in: Lightning has no loss scaling and no fp64 for them."""
@@ -91,22 +92,6 @@ def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
     for block in network.separate_blocks():
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, reshard_after_forward=False)
-
-
-def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: dict | None = None) -> Any:
-    """A state with all of its tensors whole, which all processes have to ask for; empty ones where it is not kept.
-
-    Tied weights, which are one object, stay one.
-    """
-    seen = {} if seen is None else seen
-    if isinstance(values, DTensor):
-        if id(values) not in seen:
-            gathered = values.full_tensor().detach()
-            seen[id(values)] = gathered.to(device or gathered.device) if is_kept else torch.empty(0)
-        return seen[id(values)]
-    if isinstance(values, Mapping):
-        return {name: whole(value, is_kept, device, seen) for name, value in values.items()}
-    return [whole(value, is_kept, device, seen) for value in values] if isinstance(values, list) else values
 
 
 def part_as(own: Any, value: Any) -> Any:

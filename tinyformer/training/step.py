@@ -5,16 +5,20 @@ Collectives between the processes of a run come first; the host waits for none o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from tinyformer.nn import Network
-from tinyformer.tasks import Batch, Task
-from tinyformer.training.sharding import whole
+from tinyformer.nn.readout import Batch
+
+if TYPE_CHECKING:
+    from tinyformer.tasks import Task
 
 
 def has_processes() -> bool:
@@ -85,6 +89,22 @@ def rows_of_whole(
     return received.flatten(0, 1)[:number, :num_rows]
 
 
+def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: dict | None = None) -> Any:
+    """A state with all of its tensors whole, which all processes have to ask for; empty ones where it is not kept.
+
+    Tied weights, which are one object, stay one.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(values, DTensor):
+        if id(values) not in seen:
+            gathered = values.full_tensor().detach()
+            seen[id(values)] = gathered.to(device or gathered.device) if is_kept else torch.empty(0)
+        return seen[id(values)]
+    if isinstance(values, Mapping):
+        return {name: whole(value, is_kept, device, seen) for name, value in values.items()}
+    return [whole(value, is_kept, device, seen) for value in values] if isinstance(values, list) else values
+
+
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The dtype of sums: in fp32, with its 24-bit significand, one over 20 million tokens can be wrong by 1e-3."""
     return torch.float32 if device.type == "mps" else torch.float64
@@ -135,7 +155,7 @@ def clip_gradients(weights: Sequence[nn.Parameter], max_norm: float, norm: Float
 
 
 def train_step(
-    network: Network, task: Task, batches: Sequence[Batch], optimizer: torch.optim.Optimizer, max_norm: float = 1.0
+    network: Network, task: "Task", batches: Sequence[Batch], optimizer: torch.optim.Optimizer, max_norm: float = 1.0
 ) -> Float[Tensor, ""]:
     """Take one optimizer step on some batches, in one process, and return their mean loss in nats per target.
 
