@@ -15,10 +15,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from tinyformer.nn import Network
-from tinyformer.nn.readout import Batch
 
 if TYPE_CHECKING:
-    from tinyformer.tasks import Task
+    from tinyformer.tasks import Batch, Task
 
 
 def has_processes() -> bool:
@@ -155,7 +154,7 @@ def clip_gradients(weights: Sequence[nn.Parameter], max_norm: float, norm: Float
 
 
 def train_step(
-    network: Network, task: "Task", batches: Sequence[Batch], optimizer: torch.optim.Optimizer, max_norm: float = 1.0
+    network: Network, task: "Task", batches: "Sequence[Batch]", optimizer: torch.optim.Optimizer, max_norm: float = 1.0
 ) -> Float[Tensor, ""]:
     """Take one optimizer step on some batches, in one process, and return their mean loss in nats per target.
 
