@@ -237,11 +237,11 @@ def _merged(base: Any, own: Any) -> Any:
 
 def default_choices(chosen: Mapping[str, str]) -> dict[str, str | None]:
     """The choices of the axes of a training run, given some of them; a task may choose others."""
-    choices: dict[str, Any] = axes_of("train") | chosen
+    choices: dict[str, Any] = axes_of("train") | dict(chosen)
     for node in read(choices["task"], "task")["defaults"]:
         if isinstance(node, dict):  # such as "override /data@_global_.data: summaries"
             choices |= {key.partition("/")[2].partition("@")[0]: choice for key, choice in node.items()}
-    return choices | chosen
+    return choices | dict(chosen)
 
 
 def axes_of(program: str) -> dict[str, str | None]:

@@ -1,7 +1,6 @@
 """A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses one that was trained."""
 
 import copy
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
