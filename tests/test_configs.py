@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from tinyformer.config.checks import check_types
 from tinyformer.config.launch import compose_run
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer
-from tinyformer.programs.doctor.exactness import TIMED_SHAPE, make_module
+from tinyformer.programs.doctor.exactness import SHAPE, make_module
 from tinyformer.programs.doctor.variants import VARIANTS
 
 OTHERS = ("finding", "analysis")  # which are chosen by other programs, and run in their tests
@@ -117,7 +117,7 @@ def kind_of(attention: BaseAttention) -> tuple[object, ...]:
 def test_the_overrides_of_a_variant_make_the_same_attention_as_its_arguments(name: str) -> None:
     sizes = ["experiment=gpt2", "model=nano", "model.num_layers=1", "model.vocab_size=9"]
     made = network(*sizes, *VARIANTS[name].overrides).attentions()[0]
-    assert kind_of(made) == kind_of(make_module(VARIANTS[name], TIMED_SHAPE))
+    assert kind_of(made) == kind_of(make_module(VARIANTS[name], SHAPE))
 
 
 def test_each_documented_variant_was_brought_below_the_unigram_entropy() -> None:

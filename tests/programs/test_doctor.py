@@ -7,17 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinyformer import hardware
 from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
-from tinyformer.programs.doctor import verdict
-from tinyformer.programs.doctor.exactness import EXACT_SHAPE, Errors
-
-
-@pytest.fixture(autouse=True)
-def times_are_measured_briefly(monkeypatch):
-    monkeypatch.setattr(verdict, "TIMED_SHAPE", EXACT_SHAPE)
-    monkeypatch.setattr(hardware, "BUDGET_SECONDS", 0.0)
+from tinyformer.programs.doctor.exactness import Errors, _excess
 
 
 @pytest.fixture
@@ -40,18 +32,16 @@ def test_cells_run_forward_only_or_are_refused_with_the_reason(examine):
         cell = cells[name]
         assert [cell[key] for key in ("status", "kernel", "reason", "failure")] == ["ran", "flash", None, None]
         assert all(0 < cell[key] < 1e-5 for key in ("output_error", "gradient_error"))
-        assert 1e-4 < cell["seconds"] < 1
-        assert cell["auto"] == (name == "sdpa mha causal")  # a bias is eager's, when short
+        assert cell["auto"] == name.startswith("sdpa")
     for name, kernel in {"flash t5 causal": "flash", "flex t5 causal": "math"}.items():
         cell = cells[name]
         assert (cell["status"], cell["kernel"], cell["gradient_error"]) == ("ran", kernel, None)
         assert cell["reason"].startswith("forward only: cannot compute ")
         assert cell["output_error"] < 1e-5
-        assert cell["seconds"] > 0
     assert cells["flash dropout causal"]["reason"] == "cannot compute attention dropout on CPU"
     for cell in (cells["flash dropout causal"], cells["fa3 mha causal"]):
         assert cell["status"] == "refused"
-        assert {cell[key] for key in ("kernel", "output_error", "gradient_error", "seconds")} == {None}
+        assert {cell[key] for key in ("kernel", "output_error", "gradient_error")} == {None}
 
 
 SDPA = BACKENDS["sdpa"].compute
@@ -99,9 +89,9 @@ def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(ca
     lines = ended.out.splitlines()
     assert ended.code == 0
     assert re.sub(" +", " ", lines[1].strip()) == "attention dtype eager sdpa flash flex auto output gradient"
-    numbers = r"\s+[\d.e-]+"
-    assert re.fullmatch(f"mha +fp32 +MM{numbers} +FF{numbers} +FF{numbers} +mm{numbers} +sdpa{2 * numbers} *", lines[2])
-    assert re.fullmatch(f"dropout +fp32 +MM{numbers} +MM{numbers} +·· +·· +eager{2 * numbers} *", lines[3])
+    errors = 2 * r"\s+[\d.e-]+"
+    assert re.fullmatch(f"mha +fp32 +MM +FF +FF +mm +sdpa{errors} *", lines[2])
+    assert re.fullmatch(f"dropout +fp32 +MM +MM +·· +·· +eager{errors} *", lines[3])
     assert "fa3 runs on CUDA, not on CPU: all" in lines
     counts = r"24 cells in \d+ s: 12 ran \(2 forward only\), 12 refused. All do what the table says."
     assert re.fullmatch(counts, lines[-1])
@@ -109,5 +99,5 @@ def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(ca
 
 @pytest.mark.parametrize(("error", "of_eager", "fails"), [(1e-3, 1.0, True), (3e-5, 1e-5, False), (3e-5, 1e-7, True)])
 def test_the_errors_of_eager_do_not_excuse_any_error(error, of_eager, fails):
-    excess = verdict._excess(Errors(error, None, None), Errors(of_eager, None, None), torch.float32)
+    excess = _excess(Errors(error, None, None), Errors(of_eager, None, None), torch.float32)
     assert (excess is not None) == fails

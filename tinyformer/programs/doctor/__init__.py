@@ -1,15 +1,13 @@
-"""Exactness and speed of every attention variant by every backend on this machine.
+"""Exactness of every attention variant by every backend on this machine.
 
-`variants` is the table of what is tested, `cases` makes modules and masks from it, `exactness` measures one cell,
-`verdict` compares it with the documented table, and `machine` describes the machine. They import no package of ours
-other than `nn`.
+`variants` is the table of what is tested; `exactness` makes modules and masks from it, measures each cell and compares
+it with the documented table.
 
 Exit code: 0 if all backends do what the documented table says, 1 if one does not, 2 for a mistake on the command line.
 """
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -24,7 +22,7 @@ from tinyformer.files import finite
 from tinyformer.programs.doctor.variants import BACKEND_NAMES, DTYPE_NAMES, MASK_NAMES, VARIANTS
 
 if TYPE_CHECKING:
-    from tinyformer.programs.doctor.verdict import Cell
+    from tinyformer.programs.doctor.exactness import Cell
 
 KERNELS = {
     "flash": ("F", "flash"),
@@ -57,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     # These import torch, which takes seconds; --help does not wait for it.
     import torch
 
-    from tinyformer.programs.doctor.verdict import describe_machine, examine, one_thread, quiet
+    from tinyformer.programs.doctor.exactness import describe_machine, examine, one_thread, quiet
 
     started = time.perf_counter()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -100,7 +98,7 @@ def _print_report(cells: Sequence["Cell"], machine: dict[str, Any], seconds: flo
     kernels = ", ".join(" ".join(KERNELS[kernel]) for kernel in _unique(cell.kernel for cell in cells if cell.kernel))
     console.print(
         f"\nOne letter per mask ({', '.join(masks)}): the kernel that ran ({kernels}); lower case: forward only; "
-        "·: refused; ✗: failed. Then the milliseconds of the heads for the median mask, forward and backward. "
+        "·: refused; ✗: failed. "
         "output, gradient: the largest error of all backends and masks, max|a - b| / max|b| against eager in float64."
         "\n"
     )
@@ -129,18 +127,12 @@ def _table(cells: Sequence["Cell"], masks: Sequence[str]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for variant, dtype in _unique((cell.variant, cell.dtype) for cell in cells):
         row = [cell for cell in cells if (cell.variant, cell.dtype) == (variant, dtype)]
-        entries = [_entry({cell.mask: cell for cell in row if cell.backend == name}, masks) for name in backends]
+        found = {(cell.backend, cell.mask): cell for cell in row}
+        entries = [Text.assemble(*(_letter(found.get((name, mask))) for mask in masks)) for name in backends]
         choices = ", ".join(_unique(cell.backend for cell in row if cell.auto))
         errors = _largest(cell.output_error for cell in row), _largest(cell.gradient_error for cell in row)
         table.add_row(variant, dtype, *entries, choices, *errors)
     return table
-
-
-def _entry(by_mask: dict[str, "Cell"], masks: Sequence[str]) -> Text:
-    """The letters of the masks, and the milliseconds of the median mask."""
-    times = [cell.seconds for cell in by_mask.values() if cell.seconds is not None]
-    milliseconds = f" {1e3 * statistics.median(times):5.1f}" if times else ""
-    return Text.assemble(*(_letter(by_mask.get(mask)) for mask in masks), (milliseconds, "dim"))
 
 
 def _letter(cell: "Cell | None") -> tuple[str, str]:
