@@ -601,7 +601,7 @@ BREAKS = (
     ),
     Break(
         "biases_exported_as_zeros",
-        "programs/convert/exporting.py",
+        "programs/convert/conversion.py",
         "weights=zeros | checkpoint.weights",
         "weights=checkpoint.weights | zeros",
         ("tests/interop/test_export.py", "-k", "logits_text"),

@@ -17,7 +17,7 @@ from tinyformer.checkpoint.format import write_raw
 from tinyformer.config.admission import register_score
 from tinyformer.errors import ArgumentError
 from tinyformer.programs.compare import main as compare_runs
-from tinyformer.programs.convert.exporting import export_model
+from tinyformer.programs.convert.conversion import export_model
 from tinyformer.run import network
 
 

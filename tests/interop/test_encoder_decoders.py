@@ -28,7 +28,7 @@ from interop.models import (
 from tinyformer.measures import capture_attention
 from tinyformer.model.model import Model
 from tinyformer.nn import AttentionMask, EncoderDecoder
-from tinyformer.programs.convert.exporting import export_model
+from tinyformer.programs.convert.conversion import export_model
 
 slow = pytest.mark.slow
 

@@ -1,6 +1,7 @@
 """Imported models of `transformers`: the same logits, or a refusal that names the problem."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from interop.models import (
 )
 from interop.test_vocabulary import their_tokenizer
 from tinyformer.checkpoint.file import load_checkpoint
+from tinyformer.errors import ArgumentError
 
 
 @pytest.fixture
@@ -157,68 +159,45 @@ def test_an_older_config(tmp_path: Path, out: Path) -> None:
     same_logits(model, tmp_path / "model", out)
 
 
-HOSTILE: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
     ("llama", {"tie_word_embeddings": True}, {}, "lm_head.weight differs from model.embed_tokens.weight"),
-    ("gpt2", {"n_layer": 3}, {}, "transformer.h.2.attn.c_attn.bias"),
-    ("gpt2", {"n_layer": 9999}, {}, "asks for 9,999 layers, and the files hold"),
-    ("gpt2", {"n_inner": 51}, {}, "transformer.h.0.mlp.c_fc.weight"),
+    ("gpt2", {"n_layer": 3}, {}, "it has no transformer.h.2.attn.c_attn.bias"),
     ("gpt2", {"model_type": "opt"}, {}, "config.json says model_type=opt; GPT-2, "),
-    ("t5", {"eos_token_id": VOCAB}, {}, "its special token eos=53 must be below 53, the size of the vocabulary"),
-    ("t5", {"eos_token_id": [1, 2]}, {}, "generation_config.json: eos_token_id=[1, 2]: must be one token"),
+    (
+        "gpt2",
+        {},
+        {"transformer.wte.weight": torch.zeros(VOCAB, 42, dtype=torch.int8)},
+        "wte.weight is quantised (int8)",
+    ),
+    ("t5", {"eos_token_id": [1, 2]}, {}, "config.json: eos_token_id=[1, 2]: must be one token"),
     ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
-    ("t5", {}, {"shared.weight": None}, "has no decoder.embed_tokens.weight, which T5ForConditional"),
-    ("t5", {}, {"encoder.final_layer_norm.weight": torch.tensor(1.0)}, "encoder.final_layer_norm.weight does not fit"),
     ("bart", {"model_type": "marian", "scale_embedding": True}, {}, "layernorm_embedding"),
 ]
 
 
-def require_refusal(sentence: str, folder: Path, out: Path) -> None:
-    with pytest.raises(ValueError, match=r"\.$") as caught:
-        checkpoint_of(folder, out)
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
-def test_malformed_files_are_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case[0]}-{[*case[1], *case[2]][0]}")
+def test_what_is_not_supported_is_refused_in_a_sentence(case: Any, tmp_path: Path) -> None:
     variant, fields, weights, sentence = case
     folder = saved(variant, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps(fields))
     change_config(folder, **fields)
     change_weights(folder, **weights)
-    require_refusal(sentence, folder, tmp_path / "in.ckpt")
+    with pytest.raises(ArgumentError, match=re.escape(sentence)):
+        checkpoint_of(folder, tmp_path / "in.ckpt")
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_damaged_folders_are_refused(tmp_path: Path, out: Path) -> None:
-    folder, other = tmp_path / "model", tmp_path / "bert"
-    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-
-    theirs("Bert", "BertModel", **BERT).save_pretrained(other)
-    require_refusal("which BertForMaskedLM has; config.json says architectures=['BertModel']", other, out)
-    require_refusal("is not a folder", folder, out)
-    folder.mkdir()
-    require_refusal("has no config.json", folder, out)
-    for contents, sentence in (
-        (b"{", "config.json': cannot be read as JSON"),
-        (b"[]", "is not a JSON object"),
-        (b"{}", "model_type"),
-    ):
-        (folder / "config.json").write_bytes(contents)
-        require_refusal(sentence, folder, out)
-    theirs("GPT2", **GPT2).save_pretrained(folder)
-    weights.write_bytes(weights.read_bytes()[:9999])
-    require_refusal("model.safetensors cannot be read: it is cut short", folder, out)
-    weights.rename(folder / "pytorch_model.bin")
-    require_refusal("pickle files such as pytorch_model.bin are not read", folder, out)
-    for files, sentence in (
-        ({}, "lists no files"),
-        ({"wte.weight": "../model.safetensors"}, "lists ../model.safetensors, which does not exist"),
-    ):
-        index.write_text(json.dumps({"weight_map": files}))
-        require_refusal(sentence, folder, out)
-    index.unlink()
-    save_file({"wte.weight": torch.zeros(VOCAB, 42, dtype=torch.int8)}, weights)
-    require_refusal("wte.weight is quantised (int8)", folder, out)
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path, out: Path) -> None:
+    folder = tmp_path / "model"
+    theirs("Bert", "BertModel", **BERT).save_pretrained(folder)
+    with pytest.raises(ArgumentError, match=r"is no BertForMaskedLM of its config\.json: it has no cls\."):
+        checkpoint_of(folder, out)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ArgumentError, match=r"pickle files such as pytorch_model\.bin are not read"):
+        checkpoint_of(folder, out)
+    (folder / "config.json").unlink()
+    with pytest.raises(ArgumentError, match=r"has no config\.json"):
+        checkpoint_of(folder, out)
     out.write_text("")
-    require_refusal("exists", folder, out)
+    with pytest.raises(ArgumentError, match="exists already"):
+        checkpoint_of(folder, out)

@@ -132,29 +132,12 @@ def test_the_vocabulary_must_not_exceed_the_embedding(tmp_path: Path) -> None:
         checkpoint_of(folder, tmp_path / "6.ckpt")
 
 
-PIECES = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "</s>": 3}, "merges": [["a", "b"]]}
-PANICS = json.dumps({"model": PIECES | {"continuing_subword_prefix": "é"}})
-"""The library cuts the prefix from pieces byte by byte."""
-
-
-@pytest.mark.parametrize(
-    ("files", "sentence"),
-    [
-        ({"tokenizer.json": "{"}, "tokenizer.json cannot be read by the tokenizers library"),
-        ({"spiece.model": "x"}, "spiece.model is not supported without a tokenizer.json"),
-        ({"tokenizer.json": words().to_str()}, "no token that separates texts; tokenizer_config.json must name one as"),
-        ({"tokenizer.json": words("</s>").to_str(), "tokenizer_config.json": "[]"}, "is not a JSON object"),
-        ({"vocab.txt": "</s>", "tokenizer_config.json": '{"split_special_tokens": 1}'}, "split_special_tokens=1, wh"),
-        ({"tokenizer.json": PANICS}, "tokenizer.json cannot be read by the tokenizers library"),
-    ],
-)
-def test_unreadable_tokenizers_are_refused(files: dict[str, str], sentence: str, tmp_path: Path) -> None:
+def test_a_setting_that_changes_tokens_and_is_not_applied_is_refused(tmp_path: Path) -> None:
     assert read_tokenizer(tmp_path, {}) is None  # without any files
-    for name, contents in files.items():
-        (tmp_path / name).write_text(contents)
-    with pytest.raises(ValueError, match=sentence) as caught:
+    (tmp_path / "vocab.txt").write_text("</s>")
+    (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": 1}')
+    with pytest.raises(ValueError, match="split_special_tokens=1, which changes the tokens of a text"):
         read_tokenizer(tmp_path, {})
-    assert "\n" not in str(caught.value)
 
 
 SPECIAL = ["<s>", "</s>", "<mask>", "<pad>"]

@@ -45,10 +45,11 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     theirs("Marian", **MARIAN).save_pretrained("marian")
     Path("marian/source.spm").write_bytes(b"x")
     told = [call(f"convert hf {name} {name}.ckpt").out for name in ("bert", "marian")]
-    assert "Its weights were converted from bf16 to fp32." in told[0]
     assert "type 0" in told[0]
     assert "Marian's two SentencePiece models are not read: the tokenizers library cannot load them." in told[1]
-    assert all("It has no tokenizer, so programs that read text refuse it; in Python it takes" in out for out in told)
+    assert all(
+        "It has no tokenizer.json, so programs that read text refuse it" in out for out in told
+    )
     bert, marian = tinyformer.load("bert.ckpt"), tinyformer.load("marian.ckpt")
     assert bert.logits(tokens()).shape == (*tokens().shape, VOCAB)
     with pytest.raises(ValueError, match="has no tokenizer, so it takes a tensor of token ids"):
@@ -72,8 +73,7 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
 
 
 MISTAKES = {
-    "hf none/of/these in.ckpt": "DIR_OR_NAME=none/of/these: ",
-    "hf gpt2 none/in.ckpt": "OUT.ckpt=none/in.ckpt: is in a folder that does not exist.",
+    "hf none/of/these in.ckpt": "DIR_OR_NAME=none/of/these: not a repository's name, such as owner/name",
     "hf gpt2 ours.ckpt": "OUT.ckpt=ours.ckpt: exists already.",
     "hf gpt2 in.ckpt": "model.num_heads=5",
     "export none.ckpt out": "FILE.ckpt=none.ckpt: ",

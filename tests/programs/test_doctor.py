@@ -91,7 +91,7 @@ def test_the_report_shows_a_row_for_each_attention_and_a_letter_for_each_mask(ca
     assert re.sub(" +", " ", lines[1].strip()) == "attention dtype eager sdpa flash flex auto output gradient"
     errors = 2 * r"\s+[\d.e-]+"
     assert re.fullmatch(f"mha +fp32 +MM +FF +FF +mm +sdpa{errors} *", lines[2])
-    assert re.fullmatch(f"dropout +fp32 +MM +MM +·· +·· +eager{errors} *", lines[3])
+    assert re.fullmatch(f"dropout +fp32 +MM +MM +·· +·· +eager, sdpa{errors} *", lines[3])
     assert "fa3 runs on CUDA, not on CPU: all" in lines
     counts = r"24 cells in \d+ s: 12 ran \(2 forward only\), 12 refused. All do what the table says."
     assert re.fullmatch(counts, lines[-1])

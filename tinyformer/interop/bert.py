@@ -25,9 +25,7 @@ def read_weights(weights: Weights) -> Weights:
         weights = {
             name.removesuffix(old) + new if name.endswith(old) else name: tensor for name, tensor in weights.items()
         }
-    types, positions = weights.get(TYPES), weights.get(POSITIONS)
-    if types is not None and positions is not None and types.shape[1:] == positions.shape[1:] and len(types):
-        weights[POSITIONS] = positions + weights.pop(TYPES)[0]
+    weights[POSITIONS] = weights[POSITIONS] + weights.pop(TYPES)[0]
     bias = weights.pop(OUTPUT_BIAS, None)
     # A tied output layer uses this bias, whatever is stored under its own name.
     if bias is not None and not {f"{OUTPUT}.weight", f"{OUTPUT}.bias"} <= weights.keys():

@@ -78,9 +78,7 @@ def read_rope(fields: Fields) -> Fields:
     """Move `rope_theta` to the top level, where older files have it; refuse other positions than plain rotary ones."""
     fields = dict(fields)
     for name in ROPE:
-        parameters = fields.pop(name, None) or {}
-        pairs = parameters.items() if isinstance(parameters, dict) else [("rope_type", parameters)]
-        for parameter, value in pairs:
+        for parameter, value in (fields.pop(name, None) or {}).items():
             if parameter == "rope_theta":
                 fields[parameter] = value
             elif value != PLAIN_ROPE.get(parameter):
@@ -102,8 +100,7 @@ def read_neox_fields(fields: Fields) -> Fields:
     """Give the parameters of rotary positions the names that they have in Llama's files."""
     fields = NEOX_DEFAULTS | fields
     theirs = {"rope_theta": fields.pop("rotary_emb_base"), "partial_rotary_factor": fields.pop("rotary_pct")}
-    parameters = fields.get("rope_parameters") or {}
-    return read_rope(fields | {"rope_parameters": theirs | parameters if isinstance(parameters, dict) else parameters})
+    return read_rope(fields | {"rope_parameters": theirs | (fields.get("rope_parameters") or {})})
 
 
 def write_neox_fields(fields: Fields) -> Fields:

@@ -47,11 +47,10 @@ def read_tokens(fields: Fields) -> Fields:
             raise ArgumentError("fields.eos_token_id", end, "must be one token, the only one that ends a target")
         fields = fields | {"eos_token_id": end[0]}
     words, others = fields.get("bad_words_ids") or [], fields.get(SUPPRESSED) or []
-    if not isinstance(words, list) or not all(isinstance(word, list) and len(word) == 1 for word in words):
+    if any(len(word) != 1 for word in words):
         raise ArgumentError("fields.bad_words_ids", words, "supports words of one token only, such as [[0],[5]]")
-    if not words or not isinstance(others, list):  # a malformed field is refused where it is read
-        return fields
-    return fields | {SUPPRESSED: others + [word[0] for word in words if word[0] not in others]}
+    tokens = others + [word[0] for word in words if word[0] not in others]
+    return fields | ({SUPPRESSED: tokens} if words else {})
 
 
 def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fields]:
@@ -70,11 +69,9 @@ def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fie
 
 def spread_embedding(weights: Weights) -> Weights:
     """Give each stack the embedding that both share, whichever of its names it was saved under."""
-    known = next((weights[name] for name in (SHARED, *OF_STACKS, OUTPUT) if name in weights), None)
-    if known is None:
-        return weights
+    known = next(weights[name] for name in (SHARED, *OF_STACKS, OUTPUT) if name in weights)
     spread = dict.fromkeys(OF_STACKS, known) | weights
-    if all(spread[name].shape == known.shape and torch.equal(spread[name], known) for name in OF_STACKS):
+    if all(torch.equal(spread[name], known) for name in OF_STACKS):
         spread.pop(SHARED, None)
     return spread
 
@@ -104,16 +101,10 @@ def is_gated(fields: Fields) -> bool:
 
 
 def read_t5_fields(fields: Fields) -> Fields:
-    """Fill in what follows from other fields; those that contradict each other are refused."""
+    """Fill in what follows from other fields."""
     fields = read_tokens(fields)
     if fields.get("num_decoder_layers") is None:
         fields = fields | {"num_decoder_layers": fields.get("num_layers", 6)}
-    proj, gated = str(fields.get("feed_forward_proj", "relu")), is_gated(fields)
-    act = "gelu_new" if proj == "gated-gelu" else proj.removeprefix(GATED)
-    for name, follows in (("is_gated_act", gated), ("dense_act_fn", act)):
-        if fields.get(name, follows) != follows:
-            reason = f"contradicts feed_forward_proj={proj[:100]}"
-            raise ArgumentError(f"fields.{name}", fields[name], reason)
     tied = fields.get("tie_word_embeddings")
     # Newer files have tie_word_embeddings=true for every model, and a separate field for whether the readout is scaled.
     tied = fields.get("scale_decoder_outputs", True if tied is None else tied)
@@ -227,7 +218,7 @@ IN_TRAINING = "Dropout inside the feed-forward network and of whole layers, used
 def read_bart_weights(weights: Weights) -> Weights:
     """Leave out the rows before the first position, and move the bias of the logits to the output layer."""
     weights = _read_bias(spread_embedding(weights))
-    tables = {name: weights[name][NUM_BEFORE:] for name in POSITIONS if name in weights and weights[name].ndim == 2}
+    tables = {name: weights[name][NUM_BEFORE:] for name in POSITIONS}
     return weights | tables
 
 
@@ -244,11 +235,9 @@ def read_marian_weights(weights: Weights) -> Weights:
 
 
 def _read_bias(weights: Weights) -> Weights:
-    bias, embedding = weights.get(OUTPUT_BIAS), weights.get(OF_STACKS[1])
-    if bias is None and embedding is not None and embedding.ndim == 2:
-        bias = embedding.new_zeros(1, len(embedding))
-    named = {} if bias is None else {LAYER_BIAS: bias[0] if bias.ndim == 2 and len(bias) == 1 else bias}
-    return {name: tensor for name, tensor in weights.items() if name != OUTPUT_BIAS} | named
+    embedding = weights[OF_STACKS[1]]
+    bias = weights.get(OUTPUT_BIAS, embedding.new_zeros(1, len(embedding)))
+    return {name: tensor for name, tensor in weights.items() if name != OUTPUT_BIAS} | {LAYER_BIAS: bias[0]}
 
 
 def _write_bias(weights: Weights) -> Weights:

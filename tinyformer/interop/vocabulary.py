@@ -1,9 +1,8 @@
 """Tokenizer files of Hugging Face model folders, read and written."""
 
 import base64
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from tinyformer.data import TextTokenizer
-from tinyformer.data.tokenizer.tokenizer import add_special, telling, template
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.data.tokenizer.tokenizer import add_special, template
+from tinyformer.errors import ArgumentError
 from tinyformer.interop.family import Fields
 
-SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 SETTINGS = "tokenizer_config.json"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
 
@@ -24,14 +22,8 @@ NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "c
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; anything else is refused."""
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # not UTF-8, or no JSON
-        raise ArgumentError("path", str(path), f"cannot be read as JSON ({error})") from error
-    if isinstance(contents, dict):
-        return contents
-    raise ArgumentError("path", str(path), "is not a JSON object")
+    """The JSON object in a file; empty if there is no such file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _bert(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
@@ -74,11 +66,6 @@ AS_IT_IS = ("None", "PreTrainedTokenizer", "Qwen2Tokenizer", "TokenizersBackend"
 """The class by `model_type`, where no file names one, and classes that use a `tokenizer.json` whatever the settings."""
 
 
-def read_json_of(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of a folder; empty if there is no such file."""
-    return read_json(folder / name) if (folder / name).is_file() else {}
-
-
 def _from_merges(vocabulary: str, merges: str) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE.from_file(vocabulary, merges))
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,7 +79,7 @@ FORMATS: dict[tuple[str, ...], tuple[Callable[..., Tokenizer], str | None]] = {
 }
 """Readers by the files that they need, and the class of such a tokenizer; the first whose files exist is used."""
 
-TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, ADDED, *SENTENCEPIECE)
+TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, ADDED)
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
@@ -102,44 +89,20 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
-        if model := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
-            reason = (
-                f"{model} is not supported without a tokenizer.json, which "
-                "AutoTokenizer.from_pretrained(…).save_pretrained(…) of transformers writes"
-            )
-            raise ArgumentError("folder", str(folder), reason)
         return None
-    with argument_path(passed={"path": "folder"}):
-        special, settings, added = (read_json_of(folder, name) for name in (SPECIAL, SETTINGS, ADDED))
+    special, settings, added = (read_json(folder / name) for name in (SPECIAL, SETTINGS, ADDED))
     settings = special | settings if "added_tokens_decoder" in settings else settings | special
     reader, kind = FORMATS[names]
     kind = kind or _class_of(settings, fields)
     _require_applied(settings, kind, folder, names[0])
-    with _library_errors(folder, names[0]):
-        tokenizer = reader(*(str(folder / name) for name in names))
-        _set_parts(tokenizer, kind, settings)
-        # Only the `config.json` of BART names the tokens around a text where its tokenizer is in `vocab.json`.
-        is_silent = tokenizer.post_processor is None and names[0] != "tokenizer.json"
-    with _library_errors(folder, SETTINGS):
-        _add_tokens(tokenizer, settings, added)
+    tokenizer = reader(*(str(folder / name) for name in names))
+    _set_parts(tokenizer, kind, settings)
+    # Only the `config.json` of BART names the tokens around a text where its tokenizer is in `vocab.json`.
+    is_silent = tokenizer.post_processor is None and names[0] != "tokenizer.json"
+    _add_tokens(tokenizer, settings, added)
     ends = _end_ids(tokenizer, fields)
     first, mask = _first_token(tokenizer, settings, ends), _content(settings.get("mask_token"))
-    try:
-        return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")), ends, mask)
-    except ArgumentError as error:
-        reason = f"the tokenizer has no token that separates texts; {SETTINGS} must name one as eos_token"
-        reason = reason if error.path == ("eos_token",) else f"{names[0]} {error.reason}"
-        raise ArgumentError("folder", str(folder), reason) from error
-
-
-@contextlib.contextmanager
-def _library_errors(folder: Path, name: str) -> Iterator[None]:
-    """Turn errors of the tokenizers library into `ArgumentError`s about a file."""
-    try:
-        with telling("be read by the tokenizers library"):
-            yield
-    except ArgumentError as error:
-        raise ArgumentError("folder", str(folder), f"{name} {error.reason}") from error
+    return TextTokenizer(tokenizer, first, not (is_silent and fields.get("is_encoder_decoder")), ends, mask)
 
 
 def tokenizer_files(

@@ -277,25 +277,6 @@ class Network(nn.Module):
         for address, of_layer in heads.items():
             prune_heads(layers[address], of_layer)
 
-    def unpruned(self, pruned: "Network", weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights of this network, given those of the same one without some heads, which get zeros."""
-        full, names = dict(weights), {module: name for name, module in self.named_modules()}
-        for layer, smaller in zip(self.attentions(), pruned.attentions(), strict=True):
-            left, num_heads, num_kv_heads = smaller.head_map.ids, layer.num_heads, layer.num_kv_heads
-            kv_left = sorted({head // (num_heads // num_kv_heads) for head in left})
-            for linear, dim, num_parts, indices in (
-                (layer.q_proj, 0, num_heads, left),
-                (layer.k_proj, 0, num_kv_heads, kv_left),
-                (layer.v_proj, 0, num_kv_heads, kv_left),
-                (layer.o_proj, 1, num_heads, left),
-            ):
-                for name, parameter in linear.named_parameters(names[linear]):
-                    if parameter.ndim > dim:  # a bias has output features only
-                        parts = weights[name].unflatten(dim, (len(indices), -1))
-                        zeros = parts.new_zeros(parameter.shape).unflatten(dim, (num_parts, -1))
-                        full[name] = zeros.index_copy(dim, torch.tensor(indices), parts).flatten(dim, dim + 1)
-        return full
-
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> None:
         """Choose the attention backend of every layer, see `resolve_backend`.
 

@@ -1,7 +1,7 @@
 """Checkpoints from and to Hugging Face folders: `tinyformer convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
 GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; `tinyformer/interop` maps their weights and config fields to
-ours. `importing` turns a folder into a checkpoint, `exporting` a checkpoint into a folder.
+ours, and `conversion` turns a folder into a checkpoint and back.
 """
 
 import argparse
@@ -31,15 +31,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _convert(options: argparse.Namespace) -> None:
     import_matplotlib()
-    # These import torch, which takes seconds; --help does not wait for it.
-    if options.direction == "hf":
-        from tinyformer.programs.convert.importing import import_model
+    # This imports torch, which takes seconds; --help does not wait for it.
+    from tinyformer.programs.convert.conversion import export_model, import_model
 
+    if options.direction == "hf":
         with option_names(source="DIR_OR_NAME", name="DIR_OR_NAME", folder="DIR_OR_NAME", path="OUT.ckpt"):
             lines = import_model(options.source, options.checkpoint)
     else:
-        from tinyformer.programs.convert.exporting import export_model
-
         with option_names(path="FILE.ckpt", checkpoint="FILE.ckpt", folder="DIR"):
             lines = export_model(options.checkpoint, options.folder)
     say("\n".join(lines))

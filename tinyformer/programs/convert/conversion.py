@@ -1,0 +1,252 @@
+"""From a Hugging Face folder to a checkpoint, and from a checkpoint to such a folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from tinyformer.checkpoint.file import Checkpoint, load_checkpoint, require_fitting, save_network
+from tinyformer.config.admission import Plain, admit_config, composed, describe_config, never_instantiated
+from tinyformer.config.conf import format_value, key_of
+from tinyformer.config.errors import ConfigError, config_keys
+from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.interop import FAMILIES
+from tinyformer.interop.encoder_decoders import special_ids
+from tinyformer.interop.family import Depths, Family, Fields, Weights
+from tinyformer.interop.folder import (
+    CONFIG,
+    Difference,
+    find_differences,
+    find_folder,
+    read_config,
+    read_tensors,
+    write_folder,
+)
+from tinyformer.interop.vocabulary import read_tokenizer, tokenizer_files
+from tinyformer.nn import Network
+from tinyformer.run.starting_checkpoint import tokenizer_of
+
+EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
+DECODER_EMBEDDING = "decoder.token_embedding.weight"
+
+WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
+"""Arguments that do not change the function of a trained network."""
+
+TRAINING_ONLY = ("dropout",)  # arguments that change the function in training only
+
+FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
+
+
+def import_model(source: str, path: Path) -> list[str]:
+    """Write a Hugging Face model, from its folder or by its name on the Hub, as a checkpoint; returns lines to print.
+
+    An `ArgumentError` if the folder's model is not supported.
+    """
+    if path.exists():
+        raise ArgumentError("path", path, "exists already")
+    with argument_path(passed={"path": "source"}):  # of a name on the Hub that cannot be reached
+        folder = find_folder(source)
+    fields = read_config(folder)
+    family = _family_of(fields, folder)
+    try:
+        settings = family.settings(fields)
+    except ArgumentError as error:
+        error.path = (f"{folder / CONFIG}: {'.'.join(error.path[1:])}",)
+        raise
+    config = compose_family(family, settings)
+    tokenizer = read_tokenizer(folder, fields)
+    if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
+        reason = (
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
+            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the others"
+        )
+        raise ArgumentError("source", source, reason)
+    network = meta_network(config)
+    weights = _our_weights(read_tensors(folder), family, settings, network, depths_of(config["model"]), folder)
+    layers = " + ".join(str(len(stack.layers)) for stack in network.stacks())
+    size = f"{network.num_parameters():,} parameters in {layers} layers of {settings['model.num_heads']} heads"
+    lines = [f"{family.name}, {size}, saved in {path}."]
+    # Assigned, since the network is on the meta device.
+    network.load_state_dict(weights, assign=True)
+    facts = {"precision": "32-true", "data_fingerprint": None, "train/num_tokens": None}
+    text = tokenizer.to_json() if tokenizer else None
+    overrides = describe_config(config, family.groups)
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    save_network(path, network, Checkpoint(path, weights, overrides, text, facts, step=0), overrides)
+    lines += [family.note] if family.note else []
+    if tokenizer is None:
+        return [*lines, "It has no tokenizer.json, so programs that read text refuse it; in Python it takes token ids."]
+    program = f"python evaluate.py checkpoint={format_value(path)} data=text"
+    file = "PAIRS" if len(network.stacks()) > 1 else "FILE"
+    return [*lines, f"To analyse its heads: {program} data.files={file} analysis=heads"]
+
+
+def compose_family(family: Family, settings: Plain) -> Plain:
+    """Our unresolved config of a family's model, as a checkpoint stores it; `settings` are values by config key."""
+    config = OmegaConf.create(composed(family.groups)[0])
+    OmegaConf.set_struct(config, True)
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
+
+
+def depths_of(model: Plain) -> Depths:
+    """The number of layers of each stack, given the values of the `model` group."""
+    depth, encoder = model["num_layers"], model.get("num_encoder_layers")
+    return {"encoder": encoder if isinstance(encoder, int) else depth, "decoder": depth}
+
+
+def meta_network(config: Plain) -> Network:
+    """The network of a config on the meta device, which allocates no memory for weights."""
+    created = OmegaConf.create(config)
+    with torch.device("meta"), config_keys(created):
+        return instantiate(created.network, _convert_="all")
+
+
+def _family_of(fields: Fields, folder: Path) -> Family:
+    for family in FAMILIES:
+        if family.model_type == fields.get("model_type") and family.covers(fields):
+            return family
+    supported = f"{FAMILY_NAMES} are supported ({', '.join(dict.fromkeys(known.model_type for known in FAMILIES))})"
+    reason = f"config.json says model_type={str(fields.get('model_type'))[:100]}; {supported}"
+    raise ArgumentError("source", folder, reason)
+
+
+def _our_weights(
+    tensors: Weights, family: Family, settings: Plain, network: Network, depths: Depths, folder: Path
+) -> Weights:
+    """The weights of a family under our names; refused if one is missing or has no place here."""
+    expected = network.state_dict()
+    weights, others = family.read(tensors, depths, settings["model.num_heads"])
+    tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
+    for name in tied if EMBEDDING in weights else ():
+        if name not in expected:  # one stack has no second embedding
+            continue
+        if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
+            reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
+            if name == OUTPUT:
+                reason += ", although config.json says tie_word_embeddings=true; tie_word_embeddings=false keeps both"
+            raise ArgumentError("source", folder, reason)
+        weights[name] = weights[EMBEDDING]
+    lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
+    others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
+    if lacking or others:
+        problem = f"has no {lacking[0]}, which that has" if lacking else f"has {others[0]}, which has no place in that"
+        raise ArgumentError("source", folder, f"is no {family.architecture} of its config.json: it {problem}")
+    return weights
+
+
+def export_model(path: Path, folder: Path) -> list[str]:
+    """Write a checkpoint as a folder that `transformers` loads; returns a report, as lines to print.
+
+    A `ConfigError` names what has no counterpart in any family.
+    """
+    checkpoint = load_checkpoint(path)
+    with argument_path(passed={"path": "checkpoint"}):
+        config = admit_config(checkpoint, never_instantiated)  # classes are compared by name
+    sized = OmegaConf.create(_with_sizes(checkpoint, config))
+    written = OmegaConf.to_container(sized, resolve=False)
+    function = _function_of(sized)
+    # A network of another class differs in a single argument, its class, and would count as the nearest.
+    kind = function["network"]["_target_"]
+    alike = [family for family in FAMILIES if composed(family.groups)[0]["network"]["_target_"] == kind]
+    candidates = [_as_family(family, sized, function) for family in alike or FAMILIES]
+    family, fields, config, differences = min(candidates, key=lambda candidate: len(_relevant(candidate[3])))
+    if lacking := _relevant(differences):
+        setting = f"{_key(lacking[0], written)}={_shown(lacking[0].value)}"
+        raise ConfigError(
+            f"{setting} has no counterpart in {family.name}, the nearest of {FAMILY_NAMES}: there it is "
+            f"{_shown(lacking[0].other)}."
+        )
+    network = meta_network(config)
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(config).model, resolve=True)
+    depths = depths_of(resolved)
+    dtype, shapes = checkpoint.weights[EMBEDDING].dtype, {name: w.shape for name, w in network.state_dict().items()}
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items() if name.endswith(".bias")}
+    full = replace(checkpoint, weights=zeros | checkpoint.weights)
+    require_fitting(network, full)
+    weights = family.write(full.weights, depths, config["model"]["num_heads"])
+    if config["model"]["tied_readout"]:
+        del weights[family.name_of(OUTPUT, depths)]
+    fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
+    write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
+    left_out = sorted({f"{_key(d, written)}={_shown(d.value)}" for d in differences if d.name in TRAINING_ONLY})
+    lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
+    for setting in left_out:
+        lines.append(f"{setting} affects training only and is left out: {family.name} has no field for it.")
+    if not checkpoint.tokenizer:
+        lines.append("The checkpoint has no tokenizer, so the folder has none.")
+    return lines
+
+
+def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
+    """A checkpoint's config, with the sizes that are null in it taken from the weights."""
+    weights, model = checkpoint.weights, dict(config["model"])
+    # A feed-forward network without `up_proj` is a user's class, which no family has anyway.
+    up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
+    sizes = {"vocab_size": weights[EMBEDDING].shape[0], "d_ff": up.shape[0]}
+    model |= {key: size for key, size in sizes.items() if model.get(key) is None}
+    return config | {"model": model}
+
+
+def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
+    """The fields of a family that come closest to a config, the config that they describe, and their differences."""
+    values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
+    configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
+    plain = values | configs
+    fields = family.describe(plain)
+    config = compose_family(family, family.settings(fields))
+    return family, fields, config, list(find_differences(function, _function_of(OmegaConf.create(config))))
+
+
+def _function_of(config: DictConfig) -> Plain:
+    """The part of a config that determines the model's function, resolved."""
+    objective = OmegaConf.to_container(config.task.objective, resolve=True)
+    return {"network": OmegaConf.to_container(config.network, resolve=True), "task": {"objective": objective}}
+
+
+def _relevant(differences: Sequence[Difference]) -> list[Difference]:
+    """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
+    harmless, bias_of_zeros = (*WITHOUT_EFFECT, *TRAINING_ONLY), ("bias", False, True)
+    return [d for d in differences if d.name not in harmless and (d.name, d.value, d.other) != bias_of_zeros]
+
+
+def _key(difference: Difference, written: Any) -> str:
+    try:
+        return key_of(written, f"{difference.path}.{difference.name}").removesuffix("._target_")
+    except KeyError:  # the checkpoint's config leaves the argument to its default
+        return f"{difference.path}.{difference.name}"
+
+
+def _shown(value: Any) -> str:
+    """A value as on a command line; a node or a class by the name of the class."""
+    if isinstance(value, dict):
+        value = value.get("_target_", value)
+    if isinstance(value, str) and value.startswith("tinyformer."):
+        return value.rpartition(".")[2]
+    return json.dumps(value, separators=(",", ":"), default=str).strip('"')
+
+
+def _files(fields: Fields, family: Family, checkpoint: Checkpoint, model: Plain) -> dict[str, Plain]:
+    """The JSON files of a folder, given the values of the `model` group."""
+    tokenizer = tokenizer_of(checkpoint) if checkpoint.tokenizer else None
+    if "cross_attention" in family.groups:
+        special, decoding = special_ids(model["special_tokens"], tokenizer.eos_id if tokenizer else None)
+        files = {"config.json": fields | special, "generation_config.json": decoding}
+        start = [] if special["bos_token_id"] is None else [special["bos_token_id"]]
+        around = (start, [special["eos_token_id"]])
+    elif tokenizer is None:
+        return {"config.json": fields}
+    else:
+        special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+        special["bos_token_id"] = tokenizer.start_id
+        ends = special | {"eos_token_id": [*tokenizer.end_ids] if len(tokenizer.end_ids) > 1 else tokenizer.end_ids[0]}
+        generation = {"generation_config.json": ends} if family.generates else {}
+        files, around = {"config.json": fields | ends, **generation}, ([tokenizer.eos_id], [])
+    return files | (tokenizer_files(tokenizer, model["max_seq_len"], special, around) if tokenizer else {})
