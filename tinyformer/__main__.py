@@ -1,6 +1,5 @@
 """The programs of tinyformer: `tinyformer train attention=gqa`, or `python -m tinyformer train attention=gqa`."""
 
-import difflib
 import importlib
 import sys
 
@@ -31,9 +30,7 @@ def main() -> int:
         print(USAGE)
         return 0
     if program not in PROGRAMS:
-        close = difflib.get_close_matches(program, PROGRAMS, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"Programs: {', '.join(PROGRAMS)}."
-        print(f"Error: tinyformer {program}: there is no such program. {hint}", file=sys.stderr)
+        print(f"Error: tinyformer {program}: there is no such program.\n{USAGE}", file=sys.stderr)
         return 2
     # Imported only now: each program imports what it needs, and torch takes seconds.
     if program in ("train", "evaluate"):

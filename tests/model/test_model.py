@@ -176,7 +176,7 @@ def test_texts_may_be_longer_than_in_training_unless_positions_are_learned(posit
     path, ids = our_checkpoint(tmp_path / "own.ckpt", f"position={position}", "model.vocab_size=53").path, tokens()
     short = tinyformer.load(path)
     if position == "learned":
-        with pytest.raises(ArgumentError, match=r"^max_seq_len=64: must be 21: the .*; max_seq_len=21 works\.$"):
+        with pytest.raises(ArgumentError, match=r"has shape \[21, 48\] there and \[64, 48\] here"):
             tinyformer.load(path, max_seq_len=64)
         return
     longer = tinyformer.load(path, max_seq_len=64)

@@ -62,19 +62,10 @@ def test_any_weights_are_drawn_with_their_tokens(tmp_path):
     assert (scores[0].images[0].norm.vmin, scores[1].get_ylabel()) == (-2, "Score")
 
 
-@pytest.mark.parametrize(
-    ("shape", "arguments", "message"),
-    [
-        ((6, 6), {}, "tokens=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 rows"),
-        ((3, 6), {}, "keys=['The', 'cat', 'sat']: has 3 tokens, while the weights have 6 columns"),
-        ((1, 2, 3, 3), {}, "weights.shape=(1, 2, 3, 3): must be the shape of one map"),
-    ],
-)
-def test_weights_without_their_tokens_are_refused(shape, arguments, message):
-    with pytest.raises(ArgumentError, match=re.escape(message)):
-        heat_map(torch.ones(shape) / 9, "The cat sat", **arguments)
-    with pytest.raises(ArgumentError, match="not finite"):
-        heat_map(torch.full((3, 3), -torch.inf), "a b c")
+@pytest.mark.parametrize(("shape", "side"), [((6, 6), "tokens"), ((3, 6), "keys")])
+def test_weights_without_their_tokens_are_refused(shape, side):
+    with pytest.raises(ArgumentError, match=rf"^{side}=.*: has 3 tokens, while the weights have 6 "):
+        heat_map(torch.ones(shape) / 9, "The cat sat")
 
 
 def test_maps_have_a_picture_for_where_no_page_is_shown():

@@ -153,7 +153,7 @@ def test_a_source_and_its_target():
     assert {row["kind"] for row in maps.measures()} == {"encoder", "decoder", "cross"}
     assert {*maps.measures()[-1]} == {"kind", "layer", "head", *MEASURES, *PATTERNS, *CROSS_MEASURES}
     assert maps.words()["cross", 0, 0].shape == (2, 2)  # "fgh" and <eos>
-    assert maps.rollout("encoder").shape == (6, 6)
+    assert maps.rollout().shape == (6, 6)
 
 
 def test_a_source_alone_has_the_target_that_the_model_decodes():

@@ -9,23 +9,19 @@ from pathlib import Path
 import pytest
 from commands import Program, spawned, without
 
-from tinyformer.hardware import TFLOPS
-
 
 def test_variants_stand_side_by_side(call: Program) -> None:
-    words = "card attention=mha,gqa model=base attention.window=[null,16] mfu=0.4"
+    words = "card attention=mha,gqa model=base attention.window=[null,16]"
     saved, ended = json.loads(call(f"{words} --json").out)["cards"], call(words)
     assert (ended.code, ended.err) == (0, "")
     title, *lines, _ = [" ".join(line.split()) for line in ended.out.splitlines()]
-    assert title == "model=base attention.window=[null,16] mfu=0.4"
+    assert title == "model=base attention.window=[null,16]"
     for label, *shown in (
         ("attention", "mha", "gqa"),
         ("weights of a layer", "2,359,296", "1,769,472"),
         ("vocabulary, tokens", "50,257", "50,257"),
         ("KV cache, bytes per token", "36,864", "18,432"),
         ("reduction from multi-head", "1.00x", "2.00x"),
-        ("of peak TFLOP/s", "989.5", "989.5"),
-        ("seconds of a training step",),
         ("parameters", *(f"{card['num_parameters']:,}" for card in saved)),
         ("if masked pairs are skipped", *(f"{card['attended_flops_per_token']:,}" for card in saved)),
     ):
@@ -33,13 +29,10 @@ def test_variants_stand_side_by_side(call: Program) -> None:
     assert "bytes of a training step" not in ended.out
 
 
-WITH_BF16 = [name.rstrip("$") for name in TFLOPS if not name.startswith(("V100", "T4"))]
 MISTAKES = {
     "attention=mha,gqaa": "attention=gqaa: ",
     "model.num_heads=5": "model.num_heads=5",
     "dtype=fp8": "dtype=fp8: ",
-    "mfu=0.4,40": "mfu=40: must be above 0, and at most 1; mfu=0.4 works.",
-    "mfu=0.4 peak_of=T4": f"peak_of=T4: must be one of {', '.join(WITH_BF16)}, whose peak in bf16 is known",
     "seed=interval(1,2)": "seed=interval(1,2): lists no values; ",
 }
 
@@ -53,15 +46,12 @@ def test_a_mistake_exits_with_2_and_a_short_sentence(call: Program) -> None:
 
 
 def test_alternatives_are_combined(call: Program) -> None:
-    ended = call("card dtype=bf16,fp32 model.num_layers=range(1,3) model.vocab_size=100 mfu=0.5 batch=8 --json")
+    ended = call("card dtype=bf16,fp32 model.num_layers=range(1,3) model.vocab_size=100 --json")
     first, *_, last = cards = json.loads(ended.out)["cards"]
     assert first["overrides"][:3] == ["dtype=bf16", "model.num_layers=1", "model.vocab_size=100"]
     assert last["overrides"][:3] == ["dtype=fp32", "model.num_layers=2", "model.vocab_size=100"]
     assert [card["cache_bytes_per_token"] for card in cards] == [2 * 128 * size for size in (2, 4, 4, 8)]
     assert [card["flops_per_token_by_part"]["readout"] for card in cards] == [2 * 100 * 128] * 4
-    for card, peak in zip(cards, [989.5e12, 989.5e12, 67e12, 67e12], strict=True):  # of an H200, which is the default
-        assert card["speed"]["tokens_per_second"] == round(0.5 * peak / card["training_flops_per_token"])
-        assert card["speed"]["step_seconds"] == pytest.approx(card["batch"]["training_flops"] / peak / 0.5)
 
 
 @pytest.mark.slow
@@ -75,7 +65,7 @@ def test_the_largest_preset_takes_no_memory_and_waits_for_no_training_library(tm
 
 ANSWERS = {
     "": (0, "usage: tinyformer PROGRAM"),
-    "doctr": (2, "Error: tinyformer doctr: there is no such program. Did you mean doctor?"),
+    "doctr": (2, "Error: tinyformer doctr: there is no such program."),
     "card --help": (0, "differential"),
     "card atention=mha": (2, "Error: atention: "),
     "compare nowhere": (2, "Error: RUN=nowhere: does not exist; a sweep is in multirun/DATE/TIME."),
@@ -90,4 +80,3 @@ def test_help_and_mistakes_do_not_wait_for_torch(tmp_path: Path) -> None:
     answers = spawned(list(ANSWERS), tmp_path, without("torch", "matplotlib", "lightning"))
     for (code, words), ended in zip(ANSWERS.values(), answers, strict=True):
         assert (ended.code, words in ended.out + ended.err) == (code, True), ended
-        assert not ended.err.startswith("Error: ") or len(ended.err.splitlines()) <= 4

@@ -47,9 +47,7 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     told = [call(f"convert hf {name} {name}.ckpt").out for name in ("bert", "marian")]
     assert "type 0" in told[0]
     assert "Marian's two SentencePiece models are not read: the tokenizers library cannot load them." in told[1]
-    assert all(
-        "It has no tokenizer.json, so programs that read text refuse it" in out for out in told
-    )
+    assert all("It has no tokenizer.json, so programs that read text refuse it" in out for out in told)
     bert, marian = tinyformer.load("bert.ckpt"), tinyformer.load("marian.ckpt")
     assert bert.logits(tokens()).shape == (*tokens().shape, VOCAB)
     with pytest.raises(ValueError, match="has no tokenizer, so it takes a tensor of token ids"):

@@ -24,8 +24,6 @@ def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) ->
     """Ablate heads inside the block, see `Model.ablated`; the context has one batch, from which replacements come."""
     require_choice("mode", mode, MODES)
     network = context.network
-    if not isinstance(heads, Sequence):
-        raise ArgumentError("heads", heads, "must be a list of heads", {"heads": [(*network.layer_addresses()[0], 0)]})
     pairs = [network.find_head("heads", entry) for entry in heads]
     if mode != "zero" and not context.batches:
         reason = f"must be given for mode={mode!r}, whose replacements are computed from texts"

@@ -1,17 +1,15 @@
 """`load`, the trained model of a checkpoint in Python, and `train`, a training run started from Python."""
 
-import contextlib
 import functools
 import importlib
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -25,15 +23,12 @@ from tinyformer.config.launch import CommandLine, launch, training_words
 from tinyformer.config.process import import_matplotlib, isolated_process
 from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.model.model import Model, Origin
-from tinyformer.nn import EncoderDecoder, LearnedPosition, Network, SpanReadout
+from tinyformer.model.notebook import Table
 from tinyformer.nn.heads import plain_address
 from tinyformer.nn.transformer import NoInitialisation
 from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
-
-if TYPE_CHECKING:
-    from tinyformer.model.model import Model
 
 
 def load(
@@ -60,10 +55,8 @@ def load(
             loaded in place of the checkpoint.
 
     Raises:
-        ArgumentError: the file cannot be read, or the backend or the device does not exist or support the model.
+        ArgumentError: the file cannot be read, or the backend does not exist or support the model.
     """
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError("device", device, "this machine has none", {"device": "cpu"})
     with argument_path(passed={"path": "checkpoint"}):
         stored = load_step(checkpoint, None if step is None else int(step))
         plain = admit_config(stored, lambda key, name: name in trusted, "name it in `trusted`")
@@ -73,18 +66,13 @@ def load(
     for axis in ("attention", "cross_attention"):
         if config.get(axis) is not None:
             config[axis].backend = backend
-    longest = config.model.max_seq_len
     if max_seq_len is not None:
         (config.model.max_seq_len,) = plain_address([max_seq_len])
     try:
         with NoInitialisation():
             network = make_network(config, tokenizer)
-        _require_positions(network, longest)
     except InstantiationException as error:
-        cause = cause_of(error)
-        if isinstance(cause, ArgumentError) and cause.path[-1] in ("backend", "max_seq_len"):
-            cause.path = cause.path[-1:]
-        raise cause from error
+        raise cause_of(error) from error
     require_fitting(network, stored)
     for name, own in network.state_dict(keep_vars=True).items():
         own.data = stored.weights[name].to(own.dtype)  # mapped from the file, not copied
@@ -92,29 +80,11 @@ def load(
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
     kept = replace(stored, weights=network.state_dict())  # the same memory
-    has_spans = isinstance(network.readout, SpanReadout)
-    belongs = isinstance(network, task.network_class) and isinstance(task, SpanExtraction) == has_spans
-    if not belongs or (tokenizer is None and has_spans):
-        names = f"{type(network).__name__} and a {type(task).__name__}"
-        raise ArgumentError("checkpoint", str(checkpoint), f"has a {names}, which do not belong together")
     require_known_tokens(task, network)
-    if isinstance(network, EncoderDecoder) and tokenizer is None and task.special_tokens.eos is None:
-        reason = "has no tokenizer, and does not say which token ends a text (model.special_tokens.eos)"
-        raise ArgumentError("checkpoint", str(checkpoint), reason)
-    for name in ("max_question_length", "stride") if has_spans else ():  # as the run cut contexts into windows
-        if (value := OmegaConf.select(config, f"data.{name}")) is not None:
-            if type(value) is not int or value < 1:
-                reason = f"its data.{name}={value!r:.60} is no positive integer"
-                raise ArgumentError("checkpoint", str(checkpoint), reason)
+    for name in ("max_question_length", "stride") if isinstance(task, SpanExtraction) else ():
+        if (value := OmegaConf.select(config, f"data.{name}")) is not None:  # as the run cut contexts into windows
             setattr(task, name, value)
     return Model(network, tokenizer, task, Origin(kept, trusted))
-
-
-def _require_positions(network: Network, longest: int) -> None:
-    """Refuse another length than that of the run, `longest`, where positions are learned."""
-    if network.max_seq_len != longest and any(isinstance(part, LearnedPosition) for part in network.modules()):
-        reason = f"must be {longest}: the model has learned a vector for each position, and has no others"
-        raise ArgumentError("max_seq_len", network.max_seq_len, reason, {"max_seq_len": longest})
 
 
 PROGRAM = "tinyformer.train"
@@ -140,10 +110,8 @@ class TrainedRun:
         return self.folder / "checkpoints" / "best.ckpt"
 
     @functools.cached_property
-    def model(self) -> "Model":
+    def model(self) -> Model:
         """The trained model on the CPU, as `tinyformer.load` gives it for `checkpoint`."""
-        from tinyformer.model.loading import load
-
         return load(self.checkpoint, trusted=self.trusted)
 
     def __repr__(self) -> str:
@@ -151,8 +119,6 @@ class TrainedRun:
         return f"TrainedRun({facts})"
 
     def _repr_html_(self) -> str:
-        from tinyformer.model.notebook import Table
-
         return Table([self._summary()])._repr_html_()
 
     def _summary(self) -> dict[str, str]:
@@ -182,32 +148,22 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
             in the environment, the error that caused it is shown, too.
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
-    with _alone(), in_sentences("train"):
-        try:
-            return launch(training_words(_checked(overrides)), "train", _job, PROGRAM, in_python=True)
-        except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
-            if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from None
-            raise
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Refuse a run while another thread trains."""
     if not _TRAINING.acquire(blocking=False):
-        raise ConfigError(
-            f"{PROGRAM}: another thread of this process is training, and threads share random number generators; "
-            "another process, such as `tinyformer train`, trains at the same time."
-        )
+        raise ConfigError(f"{PROGRAM}: another thread of this process is training, and both share random numbers.")
     try:
-        yield
+        with in_sentences("train"):
+            return launch(training_words(_checked(overrides)), "train", _job, PROGRAM, in_python=True)
+    except SystemExit as end:  # raised by Lightning, or by a run that has saved its state
+        if end.code == 128 + signal.SIGINT or isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
     finally:
         _TRAINING.release()
 
 
 def _checked(overrides: Sequence[str]) -> Sequence[str]:
     """The overrides of one run, which must be a list of words without options of the command line."""
-    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+    if isinstance(overrides, str):
         raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
     for word in overrides:
         if word.startswith("-") and not is_multirun([word]):

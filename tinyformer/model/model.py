@@ -1,12 +1,11 @@
 """A trained model in Python: it scores, answers and generates texts, and shows what its heads do."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 from jaxtyping import Float, Int
@@ -38,8 +37,6 @@ from tinyformer.run.run import Run
 from tinyformer.tasks import CausalLM, Prediction, SpanExtraction, Task
 from tinyformer.tasks.span import require_one_window
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, is_row, require_token_ids, texts_of
-
-Result = TypeVar("Result")
 
 
 class Origin(NamedTuple):
@@ -224,7 +221,7 @@ class Model:
         the last token of the answer, whose loss is the mean over both, and over the windows of its context; the answer
         is empty if there is none.
         """
-        batch = self._reading(self.task.read_scored, texts, *others, **named)
+        batch = self.task.read_scored(self._reader, texts, *others, **named)
         nats, targets = self.task.nats_of_texts(self._reader, batch)
         for index in (targets == 0).nonzero().flatten().tolist():
             reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
@@ -287,7 +284,7 @@ class Model:
     def _generated(self, rows: list[list[int]], *others: Any, **settings: Any) -> list[list[int]]:
         if not self.task.generates:
             raise ArgumentError("task", type(self.task).__name__, "cannot generate text; CausalLM can")
-        return self._reading(self.task.generate, rows, *others, **settings)
+        return self.task.generate(self._reader, rows, *others, **settings)
 
     def answer(
         self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
@@ -346,16 +343,7 @@ class Model:
         return evaluation_in_python(checkpoint, self.network, overrides, folder, trusted)
 
     def _batch(self, texts: Texts, *others: Any, **named: Any) -> Batch:
-        return self._reading(self.task.read, texts, *others, **named)
-
-    def _reading(self, method: Callable[..., Result], *texts: Any, **named: Any) -> Result:
-        """The result of a method of the task for texts, if it takes as many, and those that are named."""
-        try:
-            inspect.signature(method).bind(self._reader, *texts, **named)
-        except TypeError as error:
-            takes = ", ".join([*inspect.signature(method).parameters][1:])
-            raise ArgumentError("task", type(self.task).__name__, f"takes {takes}, and nothing else") from error
-        return method(self._reader, *texts, **named)
+        return self.task.read(self._reader, texts, *others, **named)
 
 
 class Generated(list[str]):

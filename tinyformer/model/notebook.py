@@ -78,12 +78,6 @@ def heat_map(
         titles: one for each map.
     """
     maps = torch.as_tensor(weights).detach().float()
-    if maps.ndim not in (2, 3) or not maps.numel():
-        reason = "must be the shape of one map, queries × keys, or of several, maps × queries × keys"
-        raise ArgumentError("weights.shape", tuple(maps.shape), reason, {"weights.shape": tuple(maps.shape[-2:])})
-    if not maps.isfinite().all():
-        reason = "has values that are not finite; those that a mask hides are 0 in weights"
-        raise ArgumentError("weights", float(maps[~maps.isfinite()][0]), reason)
     sides = [side.split() if isinstance(side, str) else list(map(str, side)) for side in (tokens, keys or tokens)]
     axes = ("tokens", "rows (queries)"), ("keys", "columns (keys)")
     for (name, what), side, size in zip(axes, sides, maps.shape[-2:], strict=True):

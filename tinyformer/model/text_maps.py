@@ -150,15 +150,8 @@ class TextMaps:
         layer = next((layer for layer in self.layers if layer.address == parts[:-1]), None)
         if layer is not None and parts[-1] in (*layer.heads, *layer.names):
             return layer
-        form, known = "(layer, head)" if "" in self.axes else "(kind, layer, head)", f"there are {self._layer_titles()}"
-        if layer is not None:
-            known = f"{layer_title(layer.address)} has heads {', '.join(map(str, layer.heads))}"
-        nearest = layer or self.layers[0]
-        works = {"head": (*nearest.address, nearest.heads[0])}
-        raise ArgumentError("head", address, f"must be the {form} of a head: {known}", works)
-
-    def _layer_titles(self) -> str:
-        return ", ".join(layer_title(layer.address) for layer in self.layers)
+        form = "(layer, head)" if "" in self.axes else "(kind, layer, head)"
+        raise ArgumentError("head", address, f"must be the {form} of a head", {"head": self.heads[0]})
 
     def words(self) -> "TextMaps":
         """The maps of words, see `words_of` and `merge_words`.
@@ -185,33 +178,28 @@ class TextMaps:
         """
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
-            reason = f"must be the number of a layer, after its kind if any: {self._layer_titles()}"
+            reason = "must be the number of a layer, after its kind if any"
             raise ArgumentError("layer", address, reason, {"layer": self.layers[0].address})
         living = torch.cat([layer.active_heads() for layer in chosen])
         if not len(living):
             raise ArgumentError("layer", address, "has no head that is not ablated")
         return living.mean(dim=0)
 
-    def rollout(self, kind: str | None = None) -> Float[Tensor, "queries keys"]:
+    def rollout(self) -> Float[Tensor, "queries keys"]:
         """Attention rollout (Abnar & Zuidema 2020, arXiv 2005.00928): how much of each token reaches each output.
 
         A = A_L · … · A_1 with A_l = |branch| (mean of the heads of layer l) + |skip| I, whose rows are normalised to
         sum to 1. The identity stands for the residual connection; the scales are those of the model's `Residual`, 1 in
         the paper. Ablated heads are left out of the mean; in a layer of ablated heads alone, A_l = I. A row of the
         result is a token of the last layer, a column a token of the input. Negative weights, as in differential
-        attention, have none. The `kind` of an encoder–decoder is "encoder", whose layers read only their own stack.
+        attention, have none. In an encoder–decoder it is that of the encoder, whose layers read only their own stack.
         """
-        stack = "encoder" if "encoder" in self.axes else None
-        if kind != stack:
-            reason = "must be None for a model of one stack of layers"
-            if stack:
-                reason = 'must be "encoder": the decoder also reads the encoder, which a product of its maps leaves out'
-            raise ArgumentError("kind", kind, reason, {"kind": stack})
-        layers = [layer for layer in self.layers if layer.kind == (stack or "")]
+        stack = "encoder" if "encoder" in self.axes else ""
+        layers = [layer for layer in self.layers if layer.kind == stack]
         if any(layer.is_signed for layer in layers):
             reason = "has negative weights, which are no shares of attention; rollout is not defined"
             raise ArgumentError("attention", "differential" if layers[0].factor else "signed", reason)
-        total = identity = torch.eye(len(self.axes[stack or ""].queries))
+        total = identity = torch.eye(len(self.axes[stack].queries))
         for layer in layers:
             living = layer.active_heads().float()
             mixed = abs(layer.branch) * living.sum(dim=0) / max(len(living), 1) + abs(layer.skip) * identity
@@ -224,9 +212,6 @@ class TextMaps:
         With several kinds of attention, the first column is `kind`. The measures are `MEASURES`, `PATTERNS` (on this
         text; None if no token repeats) and, for cross-attention, `CROSS_MEASURES`; words have none.
         """
-        if not self.ids:
-            reason = "have no measures, which are defined for tokens; call measures() before words()"
-            raise ArgumentError("maps", "words", reason)
         rows: list[dict[str, Any]] = []
         for index, layer in enumerate(self.layers):
             for number, name in enumerate(layer.names):

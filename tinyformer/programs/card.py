@@ -17,7 +17,7 @@ from tinyformer.config.checks import check_types, check_value
 from tinyformer.config.conf import describe_axes
 from tinyformer.config.errors import config_keys, exit_code_of
 from tinyformer.config.launch import CommandLine, compose_sweep
-from tinyformer.errors import ArgumentError, argument_path
+from tinyformer.errors import argument_path
 from tinyformer.programs.console import print_table
 
 CONFIG_NAME = "card"
@@ -25,7 +25,7 @@ AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forw
 
 Card: TypeAlias = dict[str, Any]
 """The overrides of a variant and the fields of its `Costs`; in `batch` and `gpus` those of `BatchCosts` and `GpuCosts`,
-in `speed` what `_speed` returns, or None."""
+or None."""
 
 GPT2_VOCAB_SIZE = 50_257  # used in place of the tokenizer's vocabulary size where `model.vocab_size` is null
 
@@ -74,10 +74,6 @@ ROWS = (
     ("    part of the optimizer's state", "gpus.sharded_optimizer_bytes"),
     ("    whole weights", "gpus.whole_weight_bytes"),
     ("    whole gradients", "gpus.whole_gradient_bytes"),
-    ("model FLOPs utilisation", "speed.mfu"),
-    ("  of peak TFLOP/s", "speed.peak_tflops"),
-    ("  tokens per second of a GPU", "speed.tokens_per_second"),
-    ("  seconds of a training step", "speed.step_seconds"),
 )
 """The rows of the table from top to bottom: labels, and fields of a `Card`."""
 
@@ -90,10 +86,6 @@ GPU_NOTES = """\
 With trainer=ddp each GPU holds all that its batch needs; with trainer=fsdp a part of weights, gradients and state, and
 whole those outside of the blocks, the weights of two blocks and the gradients of one. The first GPU holds all weights
 while heads are measured and checkpoints are scored. What Muon sends in addition is not counted."""
-
-SPEED_NOTES = """\
-Speed is that at the assumed MFU, which is lower where GPUs wait for one another. With task=seq2seq, a token of the
-source and one of the target count once."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -144,7 +136,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
             network = instantiate(sized.network, _convert_="all")
         with argument_path(passed={"cache_dtype": "dtype"}):
             costs = count_costs(network, str(config.dtype))
-        card: Card = {"overrides": list(overrides), **asdict(costs), "batch": None, "gpus": None, "speed": None}
+        card: Card = {"overrides": list(overrides), **asdict(costs), "batch": None, "gpus": None}
         make_network = functools.partial(instantiate, sized.network, _convert_="all")
         counts: dict[str, Callable[..., Any]] = {"batch": count_batch, "gpus": count_gpus}
         for name, count in counts.items():
@@ -152,32 +144,7 @@ def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
                 check_value(count, name, config[name], name)
                 check_types(config, "optimizer")
                 card[name] = asdict(count(make_network, instantiate(config.optimizer), config[name], config.dtype))
-        if config.mfu is not None:
-            check_value(_speed, "mfu", config.mfu, "mfu")
-            has_tf32 = config.matmul_precision != "highest"
-            card["speed"] = _speed(card, config.mfu, str(config.peak_of), config.dtype, has_tf32)
     return card
-
-
-def _speed(card: Card, mfu: float, gpu: str, dtype: str, has_tf32: bool) -> dict[str, float | None]:
-    """The speed of training on a GPU at an assumed model FLOPs utilisation, see `Work.mfu`."""
-    from torch import bfloat16, float32
-
-    from tinyformer.hardware import TFLOPS, known_flops
-
-    if not 0 < mfu <= 1:
-        raise ArgumentError("mfu", mfu, "must be above 0, and at most 1", {"mfu": 0.4})
-    names = [name.rstrip("$") for name in TFLOPS]
-    peaks = {name: known_flops(name, {"bf16": bfloat16, "fp32": float32}[dtype], has_tf32) for name in names}
-    if (peak := peaks.get(gpu)) is None:
-        known = ", ".join(name for name in names if peaks[name])
-        raise ArgumentError("peak_of", gpu, f"must be one of {known}, whose peak in {dtype} is known")
-    return {
-        "mfu": mfu,
-        "peak_tflops": peak / 1e12,
-        "tokens_per_second": round(mfu * peak / card["training_flops_per_token"]),
-        "step_seconds": card["batch"] and card["batch"]["training_flops"] / (mfu * peak),
-    }
 
 
 def _print_table(cards: Sequence[Card]) -> None:
@@ -187,7 +154,7 @@ def _print_table(cards: Sequence[Card]) -> None:
     title = " ".join(column[0] for column in columns if column not in differing)
     names = ["\n".join(column[0].partition("=")[0] for column in differing)]
     names += ["\n".join(column[index].partition("=")[2] for column in differing) for index in range(len(cards))]
-    notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES, "speed": SPEED_NOTES}
+    notes = {"": NOTES, "batch": BATCH_NOTES, "gpus": GPU_NOTES}
     given = [group for group in notes if not group or any(card[group] for card in cards)]
     groups = {field: field.partition(".")[0] for _, field in ROWS}
     shown = [(label, field) for label, field in ROWS if groups[field] in given or groups[field] not in notes]
@@ -197,9 +164,9 @@ def _print_table(cards: Sequence[Card]) -> None:
 
 
 def _shown(card: Card, field: str) -> str:
-    """A figure of a card; empty if the card lacks it, such as the seconds of a step without `batch`."""
+    """A figure of a card."""
     group, _, name = field.rpartition(".")
-    value = (card[group] or {}).get(name) if group else card[name]
+    value = card[group].get(name) if group else card[name]
     if isinstance(value, float):
         return f"{value:.2f}x" if name == "cache_reduction" else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else value or ""

@@ -5,7 +5,6 @@ One row per setting, averaged over seeds; a setting is the values of the config 
 """
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from tinyformer.config.errors import exit_code_of, option_names, say
 from tinyformer.config.process import import_matplotlib
 from tinyformer.errors import ArgumentError
 from tinyformer.files import write_table
-from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, as_typed, compare, notes_on, number
+from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, compare, notes_on
 from tinyformer.programs.compare.folders import find_runs, read_run
 from tinyformer.programs.console import print_table
 
@@ -38,7 +37,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="the folder for CSV and figure (default: the one of the runs)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args(arguments)
     return exit_code_of(lambda: _show(options), "train")
 
@@ -55,26 +53,20 @@ def _show(options: argparse.Namespace) -> None:
     notes = notes_on(comparison, folders)
     lines = [row.settings | _statistics(row) for row in comparison.rows]
     write_table(table, list(lines[0]), [list(line.values()) for line in lines])
-    if not options.json:
-        _print_table(comparison, notes)
-    _draw(comparison, picture)
-    if options.json:
-        print(_as_json(comparison, notes, {"csv": str(table), "picture": str(picture)}))
-    else:
-        say(f"Saved in {table} and {picture.name}.")
+    _print_table(comparison, notes)
+    import_matplotlib()  # takes a second, for which the table does not wait
+    from tinyformer.programs.compare.chart import chart_of_seeds
+    from tinyformer.report import save_png
+
+    save_png(chart_of_seeds(comparison), picture)
+    say(f"Saved in {table} and {picture.name}.")
 
 
 def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
     """The folder for CSV and figure, created if needed; the one that contains all runs unless `out` is given."""
     common = os.path.commonpath([run.resolve() for run in runs])
     folder = out or (runs[0] if len(runs) == 1 else Path(os.path.relpath(common)))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"cannot be created ({error.strerror})"
-        raise ArgumentError("out", folder, reason, {"out": "comparison"}) from error
-    if not os.access(folder, os.W_OK):
-        raise ArgumentError("out", folder, "is not writable", {"out": "comparison"})
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -91,7 +83,7 @@ def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
             NONE if row.mean is None else f"{row.mean:,.{decimals}f}",
             f"one {comparison.by}" * bool(row.values) if row.std is None else f"± {row.std:,.{decimals}f}",
             str(row.num_seeds),
-            "–".join(f"{size:,}" for size in dict.fromkeys(row.num_parameters[:1] + row.num_parameters[-1:])) or NONE,
+            NONE if row.num_parameters is None else f"{row.num_parameters:,}",
             NONE if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}",
         ]
         for row in comparison.rows
@@ -103,18 +95,6 @@ def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
         say(f"Note: {note}")
 
 
-def _as_json(comparison: Comparison, notes: Sequence[str], files: dict[str, str]) -> str:
-    metric, by = comparison.metric, comparison.by
-
-    def as_row(row: Row) -> dict[str, Any]:
-        values = [{"path": str(run.path), by: as_typed(run.value(by)), metric: number(run, metric)} for run in row.runs]
-        return {"settings": row.settings, **_statistics(row), "runs": values}
-
-    contents = {key: getattr(comparison, key) for key in ("metric", "by", "columns", "constant")}
-    contents |= {"rows": list(map(as_row, comparison.rows)), "notes": notes, "files": files}
-    return json.dumps(contents, indent=2, ensure_ascii=False)
-
-
 def _statistics(row: Row) -> dict[str, Any]:
     """The numbers of a row, under the names of the CSV's columns."""
     return {
@@ -124,14 +104,6 @@ def _statistics(row: Row) -> dict[str, Any]:
         "max": max(row.values, default=None),
         "num_seeds": row.num_seeds,
         "num_runs": len(row.values),
-        "num_parameters": max(row.num_parameters, default=None),
+        "num_parameters": row.num_parameters,
         SPEED: row.tokens_per_second,
     }
-
-
-def _draw(comparison: Comparison, path: Path) -> None:
-    import_matplotlib()  # takes a second, for which the table does not wait
-    from tinyformer.programs.compare.chart import chart_of_seeds
-    from tinyformer.report import save_png
-
-    save_png(chart_of_seeds(comparison), path)

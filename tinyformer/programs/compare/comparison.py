@@ -1,6 +1,5 @@
 """Runs grouped by what differs between them and averaged over seeds, with notes on what the averages leave out."""
 
-import difflib
 import json
 import re
 import statistics
@@ -49,9 +48,9 @@ class Row:
         return statistics.stdev(self.values) if self.num_seeds > 1 else None
 
     @property
-    def num_parameters(self) -> list[float]:
-        """The distinct parameter counts; several only where the vocabularies differ."""
-        return sorted(set(numbers(self.runs, "num_parameters")))
+    def num_parameters(self) -> float | None:
+        """The largest parameter count; others differ only where the vocabularies do."""
+        return max(numbers(self.runs, "num_parameters"), default=None)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -128,9 +127,9 @@ def as_typed(value: Any) -> str:
 
 
 def notes_on(comparison: Comparison, folders: RunFolders) -> list[str]:
-    """Notes on missing runs, missing numbers, repeated seeds and runs that are not comparable, a sentence each."""
+    """Notes on missing runs, missing numbers and runs that are not comparable, a sentence each."""
     runs = [run for row in comparison.rows for run in row.runs]
-    return [*_lacking(comparison, runs, folders), *_repeated(comparison), *_unlike(comparison, runs)]
+    return [*_lacking(comparison, runs, folders), *_unlike(comparison, runs)]
 
 
 def _lacking(comparison: Comparison, runs: Sequence[Run], folders: RunFolders) -> Iterator[str]:
@@ -139,29 +138,12 @@ def _lacking(comparison: Comparison, runs: Sequence[Run], folders: RunFolders) -
             f"{len(folders.unfinished)} of {len(folders.finished + folders.unfinished)} runs have no results.json "
             f"(failed, stopped or still running): {_named(folders.unfinished)}."
         )
-    for sweep, count in folders.not_started.items():
-        yield f"{count} more runs of {sweep}/multirun.yaml were not started."
-    if folders.evaluations:
-        yield f"Evaluations are not runs and were left out: {_named(folders.evaluations)}."
     without = [run.path for run in runs if number(run, comparison.metric) is None]
     if without:
         yield (
             f"{comparison.metric} is not a finite number in {len(without)} of {len(runs)} runs, which are left out of "
             f"the means: {_named(without)}."
         )
-
-
-def _repeated(comparison: Comparison) -> Iterator[str]:
-    for row in comparison.rows:
-        by_seed: dict[str, list[Path]] = defaultdict(list)
-        for run in row.scored:
-            by_seed[as_typed(run.value(comparison.by))].append(run.path)
-        for seed, paths in by_seed.items():
-            if len(paths) > 1:
-                yield (
-                    f"{_named(paths)} have the same settings and {comparison.by}={seed}; each of them counts, so ± is "
-                    f"not over {comparison.by} alone."
-                )
 
 
 def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
@@ -176,17 +158,6 @@ def _unlike(comparison: Comparison, runs: Sequence[Run]) -> Iterator[str]:
     steps = set(numbers(runs, "steps"))
     if len(steps) > 1 and "trainer.max_steps" not in comparison.columns:
         yield f"The runs made different numbers of steps: {min(steps):,} to {max(steps):,}."
-    for row in comparison.rows:
-        matches = [run.results["matched"] for run in row.runs if isinstance(run.results.get("matched"), dict)]
-        solved = {
-            (f"{match.get('by')}={match.get('size')}", count, str(match.get("quantity")), target)
-            for match in matches
-            if isinstance(count := match.get("number"), int) and isinstance(target := match.get("target"), int)
-        }
-        for size, count, quantity, target in sorted(solved):
-            setting = " ".join(f"{key}={value}" for key, value in row.settings.items()) or "all"
-            name = quantity.removeprefix("num_").replace("_", " ").replace("flops", "FLOPs")
-            yield f"{setting}: {size} was solved for {count:,} {name}, to match {target:,}."
 
 
 def _named(paths: Sequence[Path]) -> str:
@@ -233,17 +204,11 @@ def _as_number(value: Any) -> float | None:
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:
-    known = list(dict.fromkeys(key for run in runs for key in run.results if number(run, key) is not None))
+    known = dict.fromkeys(key for run in runs for key in run.results if number(run, key) is not None)
     if metric not in known:
-        has_key = any(metric in run.results for run in runs)
-        reason = "is not a number in any run" if has_key else "is not a key of results.json"
-        nearest = difflib.get_close_matches(metric, known, n=1)
-        works = {"metric": nearest[0]} if nearest else None
-        raise ArgumentError("metric", metric, f"{reason} (numbers: {', '.join(known)})", works)
+        raise ArgumentError("metric", metric, f"is not a number in any results.json; {', '.join(known)} are")
 
 
 def _check_key(runs: Sequence[Run], by: str) -> None:
     if all(run.value(by) is ABSENT for run in runs):
-        known = dict.fromkeys(key for run in runs for key in [*dict(leaves(run.config)), *run.choices])
-        nearest = difflib.get_close_matches(by, known, n=1)
-        raise ArgumentError("by", by, "is not a key of config.yaml", {"by": nearest[0] if nearest else "seed"})
+        raise ArgumentError("by", by, "is not a key of config.yaml", {"by": "seed"})

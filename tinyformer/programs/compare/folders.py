@@ -1,19 +1,16 @@
 """Finding and reading run folders, as `train.py` writes them."""
 
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tinyformer.config.admission import alternatives
 from tinyformer.errors import ArgumentError
 from tinyformer.files import load_plain_yaml
 
+A_SWEEP = "a sweep is in multirun/DATE/TIME"
 ABSENT = object()  # the value of a key that a config does not have; null is a value
 
 
@@ -35,12 +32,10 @@ class Run:
 
 @dataclass
 class RunFolders:
-    """Folders of runs with and without a `results.json`, and of evaluations; and how many jobs of a sweep have none."""
+    """Folders of runs with and without a `results.json`."""
 
     finished: list[Path] = field(default_factory=list)
     unfinished: list[Path] = field(default_factory=list)
-    evaluations: list[Path] = field(default_factory=list)
-    not_started: dict[Path, int] = field(default_factory=dict)
 
 
 def find_runs(folders: Sequence[Path]) -> RunFolders:
@@ -48,7 +43,7 @@ def find_runs(folders: Sequence[Path]) -> RunFolders:
     runs, seen = RunFolders(), set()
     for folder in folders:
         if not folder.is_dir():
-            raise _nothing_to_compare(folder, "does not exist")
+            raise ArgumentError("folders", folder, f"does not exist; {A_SWEEP}")
         for path in _folders_in(folder):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
@@ -56,17 +51,17 @@ def find_runs(folders: Sequence[Path]) -> RunFolders:
     if not runs.finished:
         others = f", but {len(runs.unfinished)} unfinished" if runs.unfinished else ""
         reason = f"has no finished run (which has a results.json){others}"
-        raise _nothing_to_compare(folders[0] if len(folders) == 1 else folders, reason)
+        raise ArgumentError("folders", folders[0] if len(folders) == 1 else folders, f"{reason}; {A_SWEEP}")
     return runs
 
 
 def read_run(path: Path) -> Run:
-    """Read the folder of a run; an `ArgumentError` names a file that is damaged or missing."""
+    """Read the folder of a run."""
     config = _read(path / "config.yaml")
     # With `hydra.output_subdir=null` Hydra writes no files of its own.
     written, hydra, overrides = (
-        _read(file, expected) if (file := path / ".hydra" / name).exists() else None
-        for name, expected in (("config.yaml", dict), ("hydra.yaml", dict), ("overrides.yaml", list))
+        _read(file) if (file := path / ".hydra" / name).exists() else None
+        for name in ("config.yaml", "hydra.yaml", "overrides.yaml")
     )
     choices = select(hydra or {}, "hydra.runtime.choices")
     typed = [str(entry).lstrip("+~").partition("=")[0] for entry in overrides or ()]
@@ -98,50 +93,15 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 
 
 def _sort_in(path: Path, runs: RunFolders) -> None:
-    """Add a folder to the list that it belongs to, if it is one of a run or a sweep."""
-    overrides, sweep = path / ".hydra" / "overrides.yaml", path / "multirun.yaml"
-    is_finished = (path / "results.json").is_file()
-    if overrides.is_file() and any(str(entry).startswith("checkpoint=") for entry in _read(overrides, list)):
-        runs.evaluations.append(path)
-    elif is_finished or overrides.is_file():
+    """Add a folder to the list that it belongs to, if it is one of a run, and not of an evaluation."""
+    overrides, is_finished = path / ".hydra" / "overrides.yaml", (path / "results.json").is_file()
+    if overrides.is_file() and any(str(entry).startswith("checkpoint=") for entry in _read(overrides)):
+        return
+    if is_finished or overrides.is_file():
         (runs.finished if is_finished else runs.unfinished).append(path)
-    elif sweep.is_file():
-        num_started = sum(1 for _ in path.glob("*/.hydra"))
-        num_jobs = _num_jobs(_read(sweep))
-        if num_jobs > num_started:
-            runs.not_started[path] = num_jobs - num_started
 
 
-def _num_jobs(multirun: dict[str, Any]) -> int:
-    """The number of jobs of a sweep; 0 where its `multirun.yaml` does not determine it."""
-    # Other sweepers, such as those that search, choose their jobs themselves.
-    is_basic = str(select(multirun, "hydra.sweeper._target_")).endswith(".BasicSweeper")
-    arguments = select(multirun, "hydra.overrides.task")
-    is_list = isinstance(arguments, list) and all(isinstance(argument, str) for argument in arguments)
-    return math.prod(len(alternatives(word)) for word in arguments) if is_basic and is_list else 0
-
-
-def _read(path: Path, expected: type = dict) -> Any:
-    """The contents of a JSON or YAML file; an `ArgumentError` where it cannot be read or holds another type."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        contents = json.loads(text) if path.suffix == ".json" else load_plain_yaml(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise _unreadable(path, reason) from error
-    if not isinstance(contents, expected):
-        raise _unreadable(path, f"expected a {expected.__name__}")
-    return contents
-
-
-def _unreadable(path: Path, reason: str) -> ArgumentError:
-    cure = "move the folder of this run away, or name the other runs one by one"
-    return ArgumentError("folders", path, f"cannot be read ({reason}); {cure}")
-
-
-def _nothing_to_compare(folders: Any, reason: str) -> ArgumentError:
-    """The error where a folder holds nothing to compare, which suggests the newest sweep."""
-    sweeps = sorted(Path("multirun").glob("*/*/multirun.yaml"))
-    if sweeps:
-        return ArgumentError("folders", folders, reason, {"folders": sweeps[-1].parent})
-    return ArgumentError("folders", folders, f"{reason}; a sweep is in multirun/DATE/TIME")
+def _read(path: Path) -> Any:
+    """The contents of a JSON or YAML file."""
+    text = path.read_text(encoding="utf-8")
+    return json.loads(text) if path.suffix == ".json" else load_plain_yaml(text)
