@@ -47,7 +47,7 @@ def error(ours: Tensor, expected: Tensor) -> float:
 
 
 def require_the_same(model: Any, network: EncoderDecoder) -> None:
-    """States of both stacks, logits, maps of every head, and the gradient through the cross-attention."""
+    """States of both stacks, logits, and maps of every head."""
     given = {"input_ids": tokens(), "attention_mask": is_real().long(), "decoder_input_ids": TARGET}
     expected = model(**given, output_attentions=True, output_hidden_states=True)
     context = network.encode(tokens(), AttentionMask(lengths=LENGTHS))
@@ -65,16 +65,9 @@ def require_the_same(model: Any, network: EncoderDecoder) -> None:
         difference = (ours - other).detach().abs()
         assert float((difference * real if name.startswith("encoder") else difference).max()) <= 1e-5
 
-    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
-    encoder = getattr(model, "model", model).encoder
-    theirs = encoder.block[0].layer[1].DenseReluDense.wo if hasattr(encoder, "block") else encoder.layers[0].fc2
-    (ours,) = torch.autograd.grad(logits, network.encoder.layers[0].feed_forward.down_proj.weight, upstream)
-    (others,) = torch.autograd.grad(expected.logits, theirs.weight, upstream)
-    assert error(ours, others) <= 1e-5 * float(others.abs().max())
-
 
 @pytest.mark.parametrize("variant", [*FAST, *(pytest.param(variant, marks=slow) for variant in SLOW)])
-def test_states_logits_maps_and_gradients_are_the_same(variant: str, tmp_path: Path) -> None:
+def test_states_logits_and_maps_are_the_same(variant: str, tmp_path: Path) -> None:
     """Also of the import that is exported again."""
     model = model_of(variant)
     require_the_same(model, network_of(checkpoint_of(saved(variant, tmp_path / "model"), tmp_path / "in.ckpt")))

@@ -11,7 +11,6 @@ import tinyformer
 from interop.models import (
     SEQ,
     checkpoint_of,
-    composed,
     exported,
     network_of,
     our_checkpoint,
@@ -173,42 +172,6 @@ EXACT_IN = {
     ),
     "marian": values("model.bias=true feed_forward.activation=silu model.special_tokens.suppressed=[5]"),
 }
-REFERENCES = values(
-    """
-    model.vocab_size attention.d_model attention.num_heads attention.position position.absolute position.relative
-    position.absolute.max_seq_len position.absolute.d_model position.relative.max_seq_len block.d_model block.attention
-    block.feed_forward block.norm feed_forward.d_model feed_forward.d_ff task.labels task.masking task.masking.rate
-    task.masking.mask_share task.masking.random_share task.masking.whole_words task.readout.tied task.readout.norm
-    task.objective.pseudo_perplexity_tokens task.datamodule task.num_texts
-    cross_attention.d_model cross_attention.num_heads cross_attention.ablated_heads
-    cross_attention.position cross_attention.local_gaussian
-    """
-)
-"""Keys that only refer to another key, do not concern the network, or have no effect or are refused in it."""
-
-
-def leaves(node: Any, path: str) -> set[str]:
-    if not isinstance(node, dict):
-        return {path}
-    return {key for name in node if not name.startswith("_") for key in leaves(node[name], f"{path}.{name}")}
-
-
-def test_the_tables_have_every_key() -> None:
-    keys = set()
-    for base in DECODERS_AND_BERT:
-        config = composed(*BASES[base])
-        axes = ("model", "attention", "position", "block", "feed_forward", "norm", "task")
-        own = {key for axis in axes for key in leaves(config[axis], axis)}
-        assert {key for key in EXACT if base in ONLY_IN.get(key, BASES)} | REFUSED.get(base, {}).keys() <= own
-        keys |= own
-    config = composed("task=seq2seq")
-    keys |= leaves(config["cross_attention"], "cross_attention") | leaves(config["model"], "model")
-    keys |= leaves(config["block"]["cross_attention_residual"], "block.cross_attention_residual")
-    tables = (*REFUSED.values(), EXACT, *EXACT_IN.values(), REFERENCES)
-    assert keys <= {key for table in tables for key in table}
-    assert REFERENCES.keys() <= keys
-
-
 CASES = {f"{base}-{key}": (base, key) for base, keys in REFUSED.items() for key in keys}
 
 

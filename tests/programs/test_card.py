@@ -14,7 +14,7 @@ def test_variants_stand_side_by_side(call: Program) -> None:
     words = "card attention=mha,gqa model=base attention.window=[null,16]"
     saved, ended = json.loads(call(f"{words} --json").out)["cards"], call(words)
     assert (ended.code, ended.err) == (0, "")
-    title, *lines, _ = [" ".join(line.split()) for line in ended.out.splitlines()]
+    title, *lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     assert title == "model=base attention.window=[null,16]"
     for label, *shown in (
         ("attention", "mha", "gqa"),

@@ -23,7 +23,6 @@ from tinyformer.config.launch import CommandLine, launch, training_words
 from tinyformer.config.process import import_matplotlib, isolated_process
 from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.model.model import Model, Origin
-from tinyformer.model.notebook import Table
 from tinyformer.nn.heads import plain_address
 from tinyformer.nn.transformer import NoInitialisation
 from tinyformer.run.network import make_network, require_known_tokens
@@ -115,21 +114,14 @@ class TrainedRun:
         return load(self.checkpoint, trusted=self.trusted)
 
     def __repr__(self) -> str:
-        facts = ", ".join(f"{name} {value}" for name, value in self._summary().items())
-        return f"TrainedRun({facts})"
-
-    def _repr_html_(self) -> str:
-        return Table([self._summary()])._repr_html_()
-
-    def _summary(self) -> dict[str, str]:
-        shown = {"folder": relative_path(self.folder)}
+        shown = [f"folder {relative_path(self.folder)}"]
         for label, name in {"steps": "steps", "parameters": "num_parameters"}.items():
             if (number := self.results.get(name)) is not None:
-                shown[label] = f"{number:,}"
+                shown.append(f"{label} {number:,}")
         for name, value in self.results.items():
             if name.startswith(("val/", "test/")) and isinstance(value, float):
-                shown[name] = f"{value:.4g}"
-        return shown
+                shown.append(f"{name} {value:.4g}")
+        return f"TrainedRun({', '.join(shown)})"
 
 
 def train(overrides: Sequence[str] = ()) -> TrainedRun:

@@ -110,7 +110,6 @@ def _show(options: argparse.Namespace) -> None:
         print(json.dumps({"cards": cards}, indent=2))
     else:
         _print_table(cards)
-        print("--json prints these numbers as JSON.")
 
 
 def make_card(overrides: Sequence[str], config: DictConfig) -> Card:

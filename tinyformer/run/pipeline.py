@@ -1,9 +1,10 @@
 """A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses one that was trained."""
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -126,7 +127,7 @@ def set_up(
     if is_training and config.get("match") is not None:
         matched = match_size(config, invocation, data.tokenizer.vocab_size)
         *path, last = matched.by.split(".")
-        reduce(dict.__getitem__, path, stored)[last] = matched.size
+        functools.reduce(dict.__getitem__, path, stored)[last] = matched.size
     network = starting_network(config, data.tokenizer, settings, task, stored["task"])
     run = Run(config, folder, invocation, stored, settings, data, split, task, network, mask, matched)
     if is_training:

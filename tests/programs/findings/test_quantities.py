@@ -128,11 +128,9 @@ def with_curve(**of):
         ({"picture": {"run": "a", "file": "../x.png", "name": "x"}}, "picture.file: String should match pattern"),
         ({"seeds": [0, 0]}, "seeds: each once"),
         ({"program": "kernels", "seeds": [0, 1]}, "one of program=kernels"),
-        ({"takeaway": "{y}"}, "takeaway: there is no check y"),
         (with_check(at_mots=1), "Extra inputs are not permitted"),
         (with_curve(metric="loss", table="cells"), "a curve needs one of metric, heads, series, table, points"),
         (with_curve(series=LOSS, against={}), "a source needs one of metric"),
-        (with_curve(points=["one"], source=LOSS), "points: each label needs runs with a number"),
         (with_curve(points={"all": {"one": 1}}, source=LOSS | {"where": {}}), "unexpected keyword argument"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_clause_is_decided_by_its_checks(several, expected):
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_what_is_shipped_is_computed_again_and_each_band_decides(name):
+def test_what_is_shipped_is_computed_again(name):
     finding, last = FINDINGS[name], OUTCOMES[name][-1]
     if not is_current(finding, last):
         assert "changed after this measurement" in page([finding], OUTCOMES, "findings")
@@ -99,23 +99,6 @@ def test_what_is_shipped_is_computed_again_and_each_band_decides(name):
         key: list(map(float, check["values"])) for key, check in last["checks"].items()
     }
     assert verdicts(finding, found) == last["verdicts"]
-    for key, one in found.items():
-        if one.check.clause is None or one.check.premise or one.interval is None:
-            continue
-        low, high = one.interval
-        room = max(abs(low), abs(high), 1e-9) / 1e6
-        others = {other: held for other, held in found.items() if held.check.clause != one.check.clause}
-        moved = {"at_least": None, "at_most": None}
-        for band, expected in (
-            ({"at_least": low - room}, HOLDS),
-            ({"at_least": high + room}, FAILS),
-            ({"at_most": high + room}, HOLDS),
-            ({"at_most": low - room}, FAILS),
-            *([({"at_least": (low + high) / 2}, INCONCLUSIVE)] if high > low else []),
-        ):
-            check = one.check.model_copy(update=moved | band)
-            alone = others | {key: Measured(check, one.values, one.is_exact)}
-            assert verdicts(finding, {k: m for k, m in alone.items() if not m.check.premise})[check.clause] == expected
 
 
 def test_what_is_published_is_the_last_measurement():

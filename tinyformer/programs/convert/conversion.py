@@ -34,10 +34,8 @@ from tinyformer.run.starting_checkpoint import tokenizer_of
 EMBEDDING, OUTPUT = "encoder.token_embedding.weight", "readout.proj.weight"
 DECODER_EMBEDDING = "decoder.token_embedding.weight"
 
-WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual")
-"""Arguments that do not change the function of a trained network."""
-
-TRAINING_ONLY = ("dropout",)  # arguments that change the function in training only
+WITHOUT_EFFECT = ("backend", "init", "init_std", "checkpoint_activations", "autocast_residual", "dropout")
+"""Arguments that do not change the function of a trained network in evaluation."""
 
 FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMILIES[-1].name}"
 
@@ -125,9 +123,7 @@ def _our_weights(
     expected = network.state_dict()
     weights, others = family.read(tensors, depths, settings["model.num_heads"])
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
-    for name in tied if EMBEDDING in weights else ():
-        if name not in expected:  # one stack has no second embedding
-            continue
+    for name in (name for name in tied if name in expected):  # one stack has no second embedding
         if not torch.equal(weights.setdefault(name, weights[EMBEDDING]), weights[EMBEDDING]):
             reason = f"{family.name_of(name, depths)} differs from {family.name_of(EMBEDDING, depths)}"
             if name == OUTPUT:
@@ -176,10 +172,7 @@ def export_model(path: Path, folder: Path) -> list[str]:
         del weights[family.name_of(OUTPUT, depths)]
     fields = fields | {"dtype": str(dtype).removeprefix("torch.")}
     write_folder(folder, _files(fields, family, checkpoint, resolved), weights)
-    left_out = sorted({f"{_key(d, written)}={_shown(d.value)}" for d in differences if d.name in TRAINING_ONLY})
     lines = [f"{family.name}, saved in {folder}: transformers loads it as {family.architecture}."]
-    for setting in left_out:
-        lines.append(f"{setting} affects training only and is left out: {family.name} has no field for it.")
     if not checkpoint.tokenizer:
         lines.append("The checkpoint has no tokenizer, so the folder has none.")
     return lines
@@ -213,8 +206,8 @@ def _function_of(config: DictConfig) -> Plain:
 
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
     """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
-    harmless, bias_of_zeros = (*WITHOUT_EFFECT, *TRAINING_ONLY), ("bias", False, True)
-    return [d for d in differences if d.name not in harmless and (d.name, d.value, d.other) != bias_of_zeros]
+    bias_of_zeros = ("bias", False, True)
+    return [d for d in differences if d.name not in WITHOUT_EFFECT and (d.name, d.value, d.other) != bias_of_zeros]
 
 
 def _key(difference: Difference, written: Any) -> str:

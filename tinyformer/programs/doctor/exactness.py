@@ -269,16 +269,9 @@ def watched_kernel() -> Iterator[Callable[[], str]]:
 
 def describe_machine(device: torch.device, full: bool) -> dict[str, Any]:
     """Hardware, versions and settings that the results depend on."""
-    cpu = cpu_name()
-    name, capability = cpu, torch.backends.cpu.get_cpu_capability()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
     return {
         "device": device.type,
-        "name": name,
-        "capability": capability,
-        "cpu": cpu,
+        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),

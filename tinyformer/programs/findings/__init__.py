@@ -42,8 +42,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, metavar="N", default=1, help=jobs)
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder to read in place of conf/finding")
     options = parser.parse_intermixed_args(arguments)
-    if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs}: must be at least 1")
     if options.jobs > 1 and find_spec("joblib") is None:
         parser.error(f"--jobs {options.jobs}: needs joblib. pip install 'tinyformer[sweep]' brings it.")
     try:

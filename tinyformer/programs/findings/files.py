@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import math
-import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import yaml
 
 from tinyformer.config.admission import NotAdmittedError, admit_override
 from tinyformer.config.conf import config_dir, readable
-from tinyformer.config.errors import ConfigError, nearest
+from tinyformer.config.errors import ConfigError
 from tinyformer.files import load_plain_yaml
 from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, function_of
 from tinyformer.programs.findings.records import Records
@@ -94,9 +93,6 @@ class Curve(_Checked):
         inner = [self.of[name] for name in ("series", "against", "source") if name in self.of] or [self.of]
         for source in [] if "table" in self.of else inner:
             function_of("a source", source, SOURCES)
-        points = self.of.get("points", {})
-        if not isinstance(points, dict) or not all(isinstance(of_label, dict) for of_label in points.values()):
-            raise ValueError("points: each label needs runs with a number, as in {all: {run: 1}}")
         return self
 
     def drawn_runs(self, runs: Iterable[str]) -> list[str]:
@@ -172,9 +168,6 @@ class Finding(_Checked):
         for name, run in named:
             if run not in self.runs:
                 raise ValueError(f"{name}: there is no run {run}; the runs are {', '.join(self.runs)}")
-        for _, check_key, _, _ in string.Formatter().parse(self.takeaway):
-            if check_key is not None and check_key not in self.checks:
-                raise ValueError(f"takeaway: there is no check {check_key}; the checks are {', '.join(self.checks)}")
         return self
 
 
@@ -224,8 +217,7 @@ def read_finding(name: str, folder: Path | None = None) -> Finding:
     folder = folder or config_dir() / "finding"
     names = finding_names(folder)
     if name not in names:
-        hint = nearest(name, names)
-        raise ConfigError(f"findings {name}: there is no such finding.{hint} Findings: {', '.join(names)}.")
+        raise ConfigError(f"findings {name}: there is no such finding. Findings: {', '.join(names)}.")
     try:
         values = load_plain_yaml((folder / f"{name}.yaml").read_text(encoding="utf-8"))
         return Finding.model_validate({**values, "name": name, "trusted": []})

@@ -173,17 +173,6 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
     return "\n".join(parts)
 
 
-def headlines(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measurement]]) -> list[str]:
-    """Rows of a table in Markdown: for each question the finding that answers it, its effect and its verdicts."""
-    return [
-        f"| `{finding.name}` | {takeaway_of(finding, last)} | {summary(last['verdicts'])} |"
-        for question in QUESTIONS
-        for finding in findings
-        for last in outcomes.get(finding.name, [])[-1:]
-        if finding.is_headline and finding.question == question
-    ]
-
-
 def takeaway_of(finding: Finding, last: Measurement) -> str:
     """The takeaway with the measured numbers; the title, if none was written for these verdicts."""
     if finding.concluded != last["verdicts"] or not is_current(finding, last):
