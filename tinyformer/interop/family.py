@@ -125,11 +125,6 @@ def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool
     )
 
 
-def unchanged(values: dict[str, Any]) -> dict[str, Any]:
-    """The same values: most families need no more than their tables."""
-    return values
-
-
 @dataclass(frozen=True)
 class Family:
     """A family of models with one class in `transformers`."""
@@ -146,10 +141,10 @@ class Family:
     fixed: Fields = field(default_factory=dict)
     outside: str | tuple[str, ...] = "lm_head."  # prefixes of the output layer's tensors, which do not have `prefix`
     unused: tuple[str, ...] = ()  # prefixes and suffixes of tensors that do not affect its output
-    read_fields: Callable[[Fields], Fields] = unchanged  # flattens nested fields
-    write_fields: Callable[[Fields], Fields] = unchanged  # the reverse
-    read_weights: Callable[[Weights], Weights] = unchanged  # its weights, without `prefix`, as `modules` expects them
-    write_weights: Callable[[Weights], Weights] = unchanged  # the reverse
+    read_fields: Callable[[Fields], Fields] = dict  # flattens nested fields
+    write_fields: Callable[[Fields], Fields] = dict  # the reverse
+    read_weights: Callable[[Weights], Weights] = dict  # its weights, without `prefix`, as `modules` expects them
+    write_weights: Callable[[Weights], Weights] = dict  # the reverse
     generates: bool = True  # whether it can generate text
     note: str = ""  # a sentence about what an import changes, if anything
     # Whether a `config.json` with its `model_type` belongs to this family, if several share this type.
