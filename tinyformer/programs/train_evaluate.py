@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from tinyformer.config.checks import check_early
 from tinyformer.config.conf import is_multirun, readable
-from tinyformer.config.errors import exit_code_of, indent
+from tinyformer.config.errors import exit_code_of
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
 from tinyformer.config.launch import CommandLine, launch, offer_stored_run, training_words, with_last
 from tinyformer.config.process import guard_imports, import_matplotlib
@@ -94,5 +94,3 @@ def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Command
     keys = dict.fromkeys(["val/loss", "test/loss", "all/loss", *monitored])
     scored = [key for key in keys if results.get(key) is not None]
     print("  ".join([*(f"{key} {results[key]:.4f}" for key in scored), relative_path(folder)]))
-    if invocation.overridden("generate.prompt") and (sample := results.get("sample")):
-        print(indent(sample if isinstance(sample, str) else "\n".join(sample)))
