@@ -71,7 +71,7 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
 
 
 MISTAKES = {
-    "hf none/of/these in.ckpt": "DIR_OR_NAME=none/of/these: not a repository's name, such as owner/name",
+    "hf none/of/these in.ckpt": "DIR_OR_NAME=none/of/these: the Hub has no such model",
     "hf gpt2 ours.ckpt": "OUT.ckpt=ours.ckpt: exists already.",
     "hf gpt2 in.ckpt": "model.num_heads=5",
     "export none.ckpt out": "FILE.ckpt=none.ckpt: ",
