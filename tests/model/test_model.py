@@ -53,10 +53,7 @@ def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs():
         assert pairs.logits(raised.value.works["texts"]).shape[1] == 3
 
 
-def test_integers_of_numpy_are_integers(trained: Trained):
-    some, settings = model(), {"num_tokens": 9, "seed": 3, "top_k": 4}
-    numbers = {name: np.uint8(value) for name, value in settings.items()}
-    assert some.generate("a", **numbers) == some.generate("a", **settings)
+def test_a_length_may_be_an_integer_of_numpy(trained: Trained):
     assert tinyformer.load(trained.last, max_seq_len=np.int64(32)).max_seq_len == 32
 
 
