@@ -78,8 +78,8 @@ def mistake_in(*overrides: str) -> str:
     ("overrides", "sentence"),
     [
         ("seed=0", "none"),
-        ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer."),
-        ("model.dropout=null", "model.dropout=null: should be a valid number."),
+        ("model.num_heads=abc", "model.num_heads=abc: should be a valid integer, such as model.num_heads=12."),
+        ("model.dropout=null", "model.dropout=null: should be a valid number, such as model.dropout=0.0."),
         ("+callbacks.attention.thresholds.sink=0.5", "callbacks.attention.thresholds=sink: must be one of previous*"),
         ("trainer.precision=half", "trainer.precision=half: *bf16-mixed*"),
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),

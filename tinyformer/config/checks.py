@@ -48,7 +48,7 @@ def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
 
 
 def check_value(function: Any, name: str, value: Any, key: str) -> None:
-    """Check the type of the value of one argument of a function or class; a `ConfigError` names its key."""
+    """Check the type of the value of one argument of a function or class; a `ConfigError` names its key and a value."""
     parameters = _parameters(function)
     if name not in parameters:
         if None in parameters:
@@ -59,7 +59,10 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
     if isinstance(value, dict) and "_target_" in value:
         return  # a node of its own
     if problem := _type_problem(_type_hint(parameters[name], name), value):
-        raise ConfigError(f"{key}={format_value(value)}: {problem}.")
+        plain = (own for own in values_of_keys().get(key, []) if isinstance(own, int | float | str))
+        example = next((own for own in plain if "$" not in str(own)), None)
+        cure = "" if example is None else f", such as {key}={format_value(example)}"
+        raise ConfigError(f"{key}={format_value(value)}: {problem}{cure}.")
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import difflib
 import functools
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -108,9 +109,14 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
     for those that it has reported itself.
     """
     try:
-        return job() or 0
+        code = job() or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads the output, as in `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
+        return 128 + signal.SIGPIPE
     except Exception as error:
         return report(error, program, with_traceback=os.environ.get("HYDRA_FULL_ERROR") == "1")
+    return code
 
 
 def report(error: BaseException, program: str, with_traceback: bool = False) -> int:
