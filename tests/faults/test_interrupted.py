@@ -213,7 +213,7 @@ def test_a_folder_belongs_to_one_process_and_is_left_as_it_was(tmp_path: Path, m
 
 def test_a_second_thread_does_not_train(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(book.parent)
-    with loading._alone(), ThreadPoolExecutor(1) as thread:
+    with loading._TRAINING, ThreadPoolExecutor(1) as thread:
         refused = thread.submit(tinyformer.train, ["data=text", "data.files=book.txt"]).exception()
     assert isinstance(refused, ConfigError)
     assert "another thread of this process is training" in str(refused)

@@ -65,7 +65,7 @@ class Given(EpochLoader):
         for step in range(STEPS):
             parts = {key: value.split(size) for key, value in rows_of(name, step).items()}
             self.batches += [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
-        super().__init__(len(self.batches) // world_size, 0, False)
+        super().__init__(len(self.batches) // world_size, False)
 
     def __getitems__(self, indices):
         return self.batches[indices[0]]
