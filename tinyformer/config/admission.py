@@ -63,6 +63,12 @@ TYPED_AGAIN = {
 
 MAX_DEPTH = 2  # maximum depth of nested lists
 
+SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
+"""Keys that say what to read and how to split it: a checkpoint records them, but they are never followed."""
+
+OWN = ("data.cache_dir", "tokenizer.path")
+"""Paths of the machine that a run was made on, which a checkpoint neither records nor follows."""
+
 
 class NotAdmittedError(ValueError):
     """A file says more of a config than it may: a key, and what it does there, as in "calls 'os.system'".
@@ -208,13 +214,6 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(entry, f"{key}.{name}" if key else str(name))
     else:
         yield key, node
-
-
-SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
-"""Keys that say what to read and how to split it: a checkpoint records them, but they are never followed."""
-
-OWN = ("data.cache_dir", "tokenizer.path")
-"""Paths of the machine that a run was made on, which a checkpoint neither records nor follows."""
 
 
 def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:

@@ -34,6 +34,18 @@ WORD = re.compile(r"""(?<=[\[,])\s*(?:('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|([^\
 OPTIONS = ("--help", "--cfg", "--package", "--resolve", "--multirun", "--config-dir", "--shell-completion")
 """The options of a program."""
 
+AXES = (
+    *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
+    *("task", "data", "tokenizer"),
+)
+"""The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
+
+STORED = (*AXES, "datamodule", "seed", "deterministic")  # the top-level keys of a config that a checkpoint stores
+
+NO_AXES = ("finding",)  # folders of `conf` that are not axes of any program
+
+NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")  # entries of our config files that are not values of a run
+
 
 class NoOverrideError(OverrideParseException):
     """A word of a command line is no KEY=VALUE; the message says what it may have been meant to be."""
@@ -174,17 +186,6 @@ def _is_plain(text: str) -> bool:
     return bool(re.fullmatch(r"[\w./:@%+*?|$-]+( +[\w./:@%+*?|$-]+)*", text, re.ASCII)) and not re.fullmatch(
         r"(?i)null|true|false|[+-]?(\d[\d_]*\.?|(\d[\d_]*)?\.\d[\d_]*)(e[+-]?[\d_]+)?|[+-]?(inf|nan)", text
     )
-
-
-AXES = (
-    *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
-    *("task", "data", "tokenizer"),
-)
-"""The axes that a checkpoint stores; an evaluation chooses trainer, logger, callbacks and the others itself."""
-
-STORED = (*AXES, "datamodule", "seed", "deterministic")  # the top-level keys of a config that a checkpoint stores
-NO_AXES = ("finding",)  # folders of `conf` that are not axes of any program
-NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")  # entries of our config files that are not values of a run
 
 
 def config_dir() -> Path:

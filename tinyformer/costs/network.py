@@ -37,6 +37,9 @@ from tinyformer.nn.score import GeneralScore, LocalGaussian
 
 BYTES = {"bf16": 2, "fp32": 4}  # bytes of an element of the KV cache, by dtype
 
+QUERY_PROJECTIONS = ("q_down_proj", "q_proj", "o_proj", "output_gate")
+"""Parts of an attention layer that are applied to the queries' tokens, or to the output at these tokens."""
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -201,10 +204,6 @@ def multiply_adds(network: Network) -> Counter[str]:
                 counts["source_tokens"] += projection_weights([cross]) - queries
                 counts["cross_pairs"] += sum(map(pair_multiply_adds, inner))
     return counts
-
-
-QUERY_PROJECTIONS = ("q_down_proj", "q_proj", "o_proj", "output_gate")
-"""Parts of an attention layer that are applied to the queries' tokens, or to the output at these tokens."""
 
 
 def hidden_flops_per_token(network: Network) -> int:

@@ -18,6 +18,22 @@ _FEWEST, _MOST = 5, 20  # words of a shared run
 _UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
+_LARGEST = 0.05
+"""Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""
+
+_COMMON = 0.01
+"""Words that more than this share of the documents have in common are boilerplate."""
+
+Groups: TypeAlias = Int[np.ndarray, " documents"]
+
+LENGTH = 128
+"""Characters of a block, of which a fingerprint is taken: about 22 words."""
+
+MAX_FINGERPRINTS = 2**22
+"""Maximum number of blocks whose fingerprints are kept (32 MB): those of some 500 MB of text."""
+
+_FACTOR = 0x9E3779B97F4A7C15
+
 
 def splitmix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     """One step of the SplitMix64 generator, a hash: each input bit changes half of the output's bits on average."""
@@ -85,15 +101,6 @@ def _linked(
     counts = np.unique(runs, return_counts=True)[1]
     is_link = (np.diff(runs) == 0) & np.repeat(counts <= most_common, counts)[1:]
     return np.unique(np.stack([documents[:-1][is_link], documents[1:][is_link]], 1), axis=0).tolist()
-
-
-_LARGEST = 0.05
-"""Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""
-
-_COMMON = 0.01
-"""Words that more than this share of the documents have in common are boilerplate."""
-
-Groups: TypeAlias = Int[np.ndarray, " documents"]
 
 
 def hold_out(
@@ -220,15 +227,6 @@ def _cut(train: datasets.Dataset, fractions: Mapping[str, Fraction]) -> dict[str
         name: from_columns(text=[text[int(len(text) * begin) : int(len(text) * end)] for text in texts])
         for name, (begin, end) in zip(("train", *fractions), bounds, strict=True)
     }
-
-
-LENGTH = 128
-"""Characters of a block, of which a fingerprint is taken: about 22 words."""
-
-MAX_FINGERPRINTS = 2**22
-"""Maximum number of blocks whose fingerprints are kept (32 MB): those of some 500 MB of text."""
-
-_FACTOR = 0x9E3779B97F4A7C15
 
 
 def fingerprints(text: str) -> set[int]:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 _ROOT = Path(__file__).parents[2]
 _WRITTEN = 2**24  # characters written at a time
 
+_BATCH = 2**20  # characters tokenised at a time: their encodings take about 0.3 GB at most
+
 
 def default_cache_dir() -> Path:
     """The folder of tokenised text: TINYFORMER_CACHE, else `data/cache` in a clone, else the user's cache folder."""
@@ -58,9 +60,6 @@ def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterat
     """The texts, whose number may be unknown, with a progress bar on standard error if that is a terminal."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)
-
-
-_BATCH = 2**20  # characters tokenised at a time: their encodings take about 0.3 GB at most
 
 
 class Split(ABC):

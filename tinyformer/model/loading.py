@@ -29,6 +29,10 @@ from tinyformer.run.network import make_network, require_known_tokens
 from tinyformer.run.starting_checkpoint import tokenizer_of
 from tinyformer.tasks import SpanExtraction
 
+PROGRAM = "tinyformer.train"
+
+_TRAINING = threading.RLock()
+
 
 def load(
     checkpoint: str | Path,
@@ -84,10 +88,6 @@ def load(
         if (value := OmegaConf.select(config, f"data.{name}")) is not None:  # as the run cut contexts into windows
             setattr(task, name, value)
     return Model(network, tokenizer, task, Origin(kept, trusted))
-
-
-PROGRAM = "tinyformer.train"
-_TRAINING = threading.RLock()
 
 
 @dataclass(frozen=True, repr=False)

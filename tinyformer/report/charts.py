@@ -33,6 +33,8 @@ MAX_FINE_DECADES = 3
 GREY = (0.9, 0.9, 0.9, 1.0)
 HATCH_COLOUR, BASELINE_COLOUR = "0.6", "0.5"
 
+MAP_INCHES, CURVES_INCHES = (1.35, 1.6), 2.2  # width and height of a map, and height of the curves
+
 
 class Chart(Figure):
     """A figure that a notebook shows, whether or not pyplot has been imported."""
@@ -306,8 +308,6 @@ def simplify(axes: Axes) -> None:
     axes.yaxis.label.set_fontsize(FONT_POINTS)
     axes.spines[:].set_visible(False)
 
-
-MAP_INCHES, CURVES_INCHES = (1.35, 1.6), 2.2  # width and height of a map, and height of the curves
 
 Map: TypeAlias = UInt8[np.ndarray, "_queries _keys"]
 

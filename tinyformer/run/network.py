@@ -41,6 +41,15 @@ MIN_SPEEDUP, REPEATS = 1.1, 4
 """The noise margin, how many times as fast as the usual choice another backend has to be, and how many times as long as
 usual they are compared."""
 
+MIN_SECONDS_TO_MEASURE = 60.0
+"""Planned training time from which backends are measured, which takes a second or two."""
+
+MAX_WEIGHTS = 2**26
+"""Attention weights of a layer, over all heads and sequences, above which eager would take too long to be measured."""
+
+FORMAT = 1
+"""Increase it when backends are measured in another way."""
+
 
 def starting_network(
     config: DictConfig, tokenizer: TextTokenizer, settings: Settings, task: Task, group: Mapping[str, Any]
@@ -161,16 +170,6 @@ def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num
         mode = "reduce-overhead" if settings.device == "cuda" and repeats else "default"
     # Without `dynamic` torch compiles twice: for the length of the first batch, then, at the second, for any.
     return {"mode": mode, "dynamic": varies or None}
-
-
-MIN_SECONDS_TO_MEASURE = 60.0
-"""Planned training time from which backends are measured, which takes a second or two."""
-
-MAX_WEIGHTS = 2**26
-"""Attention weights of a layer, over all heads and sequences, above which eager would take too long to be measured."""
-
-FORMAT = 1
-"""Increase it when backends are measured in another way."""
 
 
 def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:

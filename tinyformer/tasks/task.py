@@ -23,6 +23,8 @@ Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows
 MAX_SCORES = 2**26
 """The most logits that are scored at once: 256 MB in fp32. 32 x 1,024 tokens of GPT-2 have 25 times as many."""
 
+MAX_LOST_BYTES = 0.001  # the largest share of the bytes that a tokenizer loses of a text with bits per byte
+
 
 class Task(ABC):
     """A training objective: what is predicted from a batch, and how well."""
@@ -174,9 +176,6 @@ def perplexity(loss: float | None) -> float:
     """exp(loss), for a mean negative log-likelihood in nats; finite however large the loss."""
     assert loss is not None
     return math.exp(min(loss, 700.0))
-
-
-MAX_LOST_BYTES = 0.001  # the largest share of the bytes that a tokenizer loses of a text with bits per byte
 
 
 class CausalLM(TokenTask):

@@ -21,6 +21,14 @@ Entries: TypeAlias = dict[str, Tensor]
 
 STRETCH = 33  # tokens of a snippet, at most
 
+MIN_PENDING = 1024  # entries that wait at least until they are merged with those that are kept
+
+NUM_BINS = 32  # of the histogram of a measure
+
+CLASSES = ("first", "punctuation", "line_start", "same_token", "previous")
+"""Classes of keys: the first token of the document, punctuation, the first token of a line, other occurrences of the
+query's token, and the token before the query."""
+
 
 class Vocabulary(NamedTuple):
     """The properties of each token of a vocabulary that determine the classes of keys."""
@@ -119,13 +127,6 @@ def places_by_kind(batch: Batch, first_row: int, vocabulary: Vocabulary) -> dict
     return {
         kind: Places(*of, are_queries[kind], rows, documents, kind == "cross", vocabulary) for kind, of in sides.items()
     }
-
-
-MIN_PENDING = 1024  # entries that wait at least until they are merged with those that are kept
-NUM_BINS = 32  # of the histogram of a measure
-CLASSES = ("first", "punctuation", "line_start", "same_token", "previous")
-"""Classes of keys: the first token of the document, punctuation, the first token of a line, other occurrences of the
-query's token, and the token before the query."""
 
 
 def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:

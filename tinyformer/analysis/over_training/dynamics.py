@@ -32,6 +32,19 @@ Activations: TypeAlias = Float[Tensor, "tokens features"]
 Matrices: TypeAlias = Float[Tensor, "heads rows columns"]
 PRECISION = torch.finfo(torch.float32).eps  # of activations, relative to the largest
 
+SETTLED = 0.9  # the linear CKA with the last snapshot from which an activation has settled
+
+POINTS = ("*attention.output_by_head", "*feed_forward.output", "*residual_post")
+
+WEIGHTS = ("*attention.OV", "*attention.QK", "*feed_forward.*")
+
+DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries, as in `Point.shape`
+
+LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+Series: TypeAlias = dict[tuple[str, str], dict[int, float]]
+"""The values of a measure by step, for each point or matrix: its name, and the number of the head, or ""."""
+
 
 def linear_cka(x: Activations, y: Activations) -> float:
     """H(x, y) / √(H(x, x) H(y, y)): 1 if y is x up to rotation, scale and offset, about 0 for independent activations.
@@ -69,21 +82,12 @@ def rank(matrices: Matrices) -> Float[Tensor, " heads"]:
     return effective_rank((matrices.mT if rows > columns else matrices).unsqueeze(0))
 
 
-SETTLED = 0.9  # the linear CKA with the last snapshot from which an activation has settled
-
-POINTS = ("*attention.output_by_head", "*feed_forward.output", "*residual_post")
-WEIGHTS = ("*attention.OV", "*attention.QK", "*feed_forward.*")
-
 MEASURES: dict[str, tuple[str, Callable[..., Any]]] = {
     "cka": ("linear CKA", linear_cka),
     "rank": ("effective rank", rank),
     "norm": ("Frobenius norm", torch.linalg.matrix_norm),
 }
-DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries, as in `Point.shape`
-LAYER = re.compile(r"\blayers\.(\d+)\.")
 
-Series: TypeAlias = dict[tuple[str, str], dict[int, float]]
-"""The values of a measure by step, for each point or matrix: its name, and the number of the head, or ""."""
 
 Gradients: TypeAlias = Mapping[Any, Tensor] | None
 Factors: TypeAlias = Callable[[Gradients], tuple[Tensor, ...]]

@@ -19,6 +19,9 @@ from tinyformer.nn.heads import layer_title
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult, Table
 
+MOST_NAMED = 8
+"""Number of heads whose curves are in colour and named: those that change most."""
+
 
 class SnapshotMeasures(NamedTuple):
     """The measures of every head by step, and the events between these steps."""
@@ -49,10 +52,6 @@ def events_of_snapshots(context: AnalysisContext, rows: int = 256) -> SnapshotMe
         measures.append(of_step := measure(network(), None))
         detector.observe(step, of_step.names, of_step.values, of_step.addresses)
     return SnapshotMeasures([step for step, _ in context.snapshots], measures, detector.events)
-
-
-MOST_NAMED = 8
-"""Number of heads whose curves are in colour and named: those that change most."""
 
 
 @dataclass(eq=False)

@@ -28,6 +28,16 @@ COLUMNS = ("question", "context", "answers")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
+MIN_WORDS = 3  # of a summary
+
+PREFIX = "def "
+"""The text before a name in the context, with a space as in the question, so that the name may have the same tokens."""
+
+HELD_OUT_SHARE = 0.1
+"""The share of the functions that only the validation split names, and of those that only the test split names."""
+
+_FORMAT = 2  # increase it when the same arguments would give other questions
+
 
 def answer_words(answer: str) -> list[str]:
     """The words of an answer that count in SQuAD's evaluation: in lower case, without punctuation and articles."""
@@ -125,17 +135,6 @@ def make_question(
         if not text.strip() or start < 0 or context[start : start + len(text)] != text:
             raise refuse(f"the context of {place} has no answer {text!r:.60} at character {start}; remove or fix it")
     return Question(question, context, texts, starts)
-
-
-MIN_WORDS = 3  # of a summary
-
-PREFIX = "def "
-"""The text before a name in the context, with a space as in the question, so that the name may have the same tokens."""
-
-HELD_OUT_SHARE = 0.1
-"""The share of the functions that only the validation split names, and of those that only the test split names."""
-
-_FORMAT = 2  # increase it when the same arguments would give other questions
 
 
 class DocstringQuestions:

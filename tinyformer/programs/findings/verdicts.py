@@ -32,6 +32,8 @@ SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
 """To a scale on which values are averaged, and back: ratios by their logarithm, and shares, which end at 0 and 1, by
 the arcsine of their root, whose variance depends little on the share (Anscombe 1948)."""
 
+MANY_CHANGES = 3  # more are not listed one by one
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -126,8 +128,6 @@ def summary(of_clauses: Mapping[str, str]) -> str:
 
 
 Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.one_head.at_least"
-
-MANY_CHANGES = 3  # more are not listed one by one
 
 
 def statement_of(finding: Finding) -> Statement:

@@ -24,6 +24,9 @@ from tinyformer.hardware import Peak, compute_dtype, matmul_peak, peak_memory
 from tinyformer.training.module import TrainingModule, num_steps
 from tinyformer.training.step import sum_over_processes
 
+NOTEBOOK_INTERVAL = 0.5
+"""Seconds between two updates of the bar in a notebook, each of which sends a message to the browser."""
+
 
 @dataclass
 class Work:
@@ -238,10 +241,6 @@ class TrainingScores(L.Callback):
         self.metrics = {f"train/{name}": value for name, value in given.items()}
         for logger in trainer.loggers:
             logger.log_metrics(self.metrics, step=pl_module.step)
-
-
-NOTEBOOK_INTERVAL = 0.5
-"""Seconds between two updates of the bar in a notebook, each of which sends a message to the browser."""
 
 
 class StepProgress(ProgressBar):
