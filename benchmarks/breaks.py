@@ -377,7 +377,7 @@ BREAKS = (
     # training
     Break(
         "loss_of_a_part_of_a_step",
-        "training/callbacks/report.py",
+        "training/callbacks/metrics.py",
         "nats = nats * trainer.accumulate_grad_batches",
         "pass",
         ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
@@ -391,7 +391,7 @@ BREAKS = (
     ),
     Break(
         "tokens_of_one_process",
-        "training/callbacks/report.py",
+        "training/callbacks/metrics.py",
         "tokens * trainer.world_size",
         "tokens",
         ("tests/training/test_steps.py", "-k", "one_batch or fp64"),
@@ -796,7 +796,7 @@ BREAKS = (
     ),
     Break(
         "film_of_linear_weights",
-        "report/atlas.py",
+        "report/page.py",
         "(weights.float().clamp(0, 1).sqrt() * 255)",
         "(weights.float().clamp(0, 1) * 255)",
         ("tests/analysis/test_film.py", "tests/analysis/test_events.py"),

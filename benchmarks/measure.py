@@ -33,7 +33,7 @@ from tinyformer.nn.maps import running_kernel
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run, fit
 from tinyformer.run.trainer import closing
-from tinyformer.training.callbacks.report import StepProgress
+from tinyformer.training.callbacks.metrics import StepProgress
 
 PLAIN = "plain PyTorch loop, our network"
 CLOSE_LOSSES = 0.02

@@ -37,7 +37,7 @@ from tinyformer.hardware import has_native_bf16
 from tinyformer.run.pipeline import set_up
 from tinyformer.run.run import Run
 from tinyformer.training import TrainingModule
-from tinyformer.training.callbacks.report import StepProgress
+from tinyformer.training.callbacks.metrics import StepProgress
 
 SMALLEST = [
     "model.num_layers=1",

@@ -26,7 +26,7 @@ from tinyformer.run import evaluation
 from tinyformer.run.evaluation import keep_findings
 from tinyformer.run.sample import print_samples
 from tinyformer.run.settings import Generation
-from tinyformer.training.callbacks.telemetry import HeadLog
+from tinyformer.training.callbacks.attention import HeadLog
 
 TOKENIZER = ByteTokenizer().build([])
 PICTURE = head_maps([torch.eye(4)[None]], list("abcd"), "Attention maps")

@@ -12,7 +12,7 @@ from tinyformer.data.batches.windows import IGNORED
 from tinyformer.nn import ClassReadout, SpanReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Seq2Seq, SpanExtraction
 from tinyformer.training import AdamW, FiniteCheck, TrainingModule, WarmupCosine
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.sharding import whole
 from training.runs import make_trainer, strategy_of
 

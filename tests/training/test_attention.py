@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from tinyformer.measures import MEASURES, PATTERNS
 from tinyformer.training import AttentionTelemetry
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from training.runs import CONTENTS, QUIET, fit, interrupt
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

@@ -20,10 +20,10 @@ from tinyformer.hardware import Peak, peak_memory
 from tinyformer.measures import first_non_finite
 from tinyformer.nn import AttentionMask
 from tinyformer.training import AdamW, FiniteCheck, MuonWithAdamW, RunCSVLogger, Snapshots
-from tinyformer.training.callbacks import checkpoints, report
+from tinyformer.training.callbacks import checkpoints, metrics
 from tinyformer.training.callbacks.checkpoints import SIGNALS, Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
-from tinyformer.training.callbacks.report import Report, StepProgress
+from tinyformer.training.callbacks.metrics import Report, StepProgress
 from training.runs import CONTENTS, QUIET, Do, fit, interrupt
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)
@@ -96,7 +96,7 @@ class Clock(L.Callback):
 
     def __init__(self, monkeypatch, reporter):
         self.now, self.reporter = 0.0, reporter
-        for module in (report, loader, checkpoints):
+        for module in (metrics, loader, checkpoints):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def on_before_backward(self, *args):
@@ -135,7 +135,7 @@ def test_throughput_by_hand(tmp_path, monkeypatch, logger):
     keep = L.Callback()
     # Lightning divides the loss of a batch by the number of accumulated ones.
     keep.on_train_batch_end = lambda trainer, module, outputs, *args: losses.append(2 * outputs["loss"].item())
-    monkeypatch.setattr(report, "matmul_peak", slow_peak)
+    monkeypatch.setattr(metrics, "matmul_peak", slow_peak)
     monkeypatch.setattr(checkpoints, "write_raw", lambda path, raw: setattr(clock, "now", clock.now + 500))
     monkeypatch.setattr(Windows, "__getitems__", slowly)
     before = peak_memory(torch.device("cpu"))
@@ -173,7 +173,7 @@ def test_work_from_before_a_resumption_counts_for_the_loss_alone(tmp_path):
 
 def test_a_file_gets_lines_at_intervals(tmp_path, monkeypatch):
     ticks = iter(range(10_000))  # the clock advances by a second each time it is read
-    monkeypatch.setattr(report.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: float(next(ticks)))
     reporter, stream = Report(), StringIO()
     bar = StepProgress(reporter, interval=4.0, stream=stream)
     fit(tmp_path, reporter, bar, enable_progress_bar=True, log_every_n_steps=1, max_steps=20)

@@ -11,7 +11,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.run.trainer import make_callbacks
 from tinyformer.training import RunCSVLogger, Snapshots
 from tinyformer.training.callbacks.checkpoints import Checkpoints, is_scheduled, num_scheduled
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from training.runs import CONTENTS, QUIET, Do, fit, snapshots
 
 pytestmark = pytest.mark.filterwarnings(*QUIET)

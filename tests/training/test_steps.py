@@ -14,7 +14,7 @@ from tinyformer.data.batches.windows import IGNORED
 from tinyformer.tasks import CausalLM
 from tinyformer.training import AdamW, MuonWithAdamW, Snapshots, TrainingModule, WarmupCosine
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.step import train_step
 from training.runs import CONTENTS, QUIET, TEXT, Do, fit, interrupt, make_data, make_module, make_trainer, snapshots
 from training.step_cases import LAYOUTS, ROWS, SEQ, STEPS, TASKS, Given, off, trained

@@ -1,4 +1,4 @@
-from .atlas import atlas_html, write_atlas
+from .page import atlas_html, write_atlas
 from .picture import Picture, save_png
 from .plots import head_maps, maps_by_kind, measure_maps
 from .result import AnalysisResult, caption

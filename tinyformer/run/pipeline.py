@@ -51,7 +51,7 @@ from tinyformer.run.trainer import (
 )
 from tinyformer.training import TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints
-from tinyformer.training.callbacks.report import Report, StepProgress
+from tinyformer.training.callbacks.metrics import Report, StepProgress
 from tinyformer.training.step import has_processes
 
 

@@ -28,7 +28,7 @@ from tinyformer.run.sample import describe_prompts, print_generated
 from tinyformer.run.trainer import forward_context, wandb_location
 from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingScores
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.module import PREFIXES
 
 COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split that `results.json` has

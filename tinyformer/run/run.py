@@ -32,7 +32,7 @@ from tinyformer.tasks import Task
 from tinyformer.training import AttentionTelemetry, TrainingModule
 from tinyformer.training.callbacks.checkpoints import Checkpoints, Interrupted
 from tinyformer.training.callbacks.finite import NonFiniteStep
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.step import has_processes
 
 C = TypeVar("C", bound=L.Callback)

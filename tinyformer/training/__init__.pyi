@@ -1,7 +1,7 @@
+from .callbacks.attention import AttentionTelemetry
 from .callbacks.checkpoints import Snapshots
 from .callbacks.finite import FiniteCheck
-from .callbacks.report import TrainingScores
-from .callbacks.telemetry import AttentionTelemetry
+from .callbacks.metrics import TrainingScores
 from .loggers import RunCSVLogger, RunWandbLogger
 from .module import TrainingModule
 from .optimizers import AdamW, InverseSquareRoot, MuonWithAdamW, WarmupCosine, WarmupStableDecay

@@ -30,7 +30,7 @@ from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.measures.capture import PassIsComplete, queries_by_kind, running_hooks
 from tinyformer.nn import AttentionInputs, BaseAttention, DifferentialAttention
 from tinyformer.nn.maps import TOLERANCES, HeadOutputs, NoMapsError, is_own
-from tinyformer.report.atlas import as_bytes
+from tinyformer.report.page import as_bytes
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
 NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², each 2.2 % wide

@@ -15,7 +15,7 @@ from tinyformer.analysis.context import AnalysisContext
 from tinyformer.files import finite
 from tinyformer.measures.capture import map_names
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
-from tinyformer.report.atlas import packed
+from tinyformer.report.page import packed
 
 NUM_PROMOTED = 3  # tokens
 COLUMNS = ["decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text"]

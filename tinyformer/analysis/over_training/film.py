@@ -18,8 +18,8 @@ from tinyformer.analysis.texts.maps import HeadMaps, layers_of, of_sample, with_
 from tinyformer.files import finite
 from tinyformer.measures.capture import map_title
 from tinyformer.measures.events import TRAITS, Event
-from tinyformer.report.atlas import as_bytes, packed
 from tinyformer.report.charts import Map, filmstrip
+from tinyformer.report.page import as_bytes, packed
 from tinyformer.report.result import AnalysisResult, Table
 
 LARGEST_PAGE = 15e6  # bytes

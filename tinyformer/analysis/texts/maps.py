@@ -32,7 +32,7 @@ from tinyformer.measures.probe import HeadMeasures, Probe, make_probes, measure_
 from tinyformer.measures.table import MEASURES, PATTERNS
 from tinyformer.nn import EncoderDecoder
 from tinyformer.nn.maps import NoMapsError
-from tinyformer.report.atlas import write_atlas
+from tinyformer.report.page import write_atlas
 from tinyformer.report.plots import maps_by_kind
 from tinyformer.report.result import AnalysisResult, Table
 from tinyformer.tasks import Seq2Seq

@@ -29,7 +29,7 @@ from tinyformer.checkpoint.file import (
 from tinyformer.checkpoint.format import KEY, encode, write_raw
 from tinyformer.errors import ArgumentError, relative_path
 from tinyformer.hardware import synchronize
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.module import TrainingModule, num_steps
 from tinyformer.training.step import max_over_processes
 

@@ -1,7 +1,7 @@
 """The atlas: an interactive page with the attention maps of all heads of a model on one text, or on a pair of texts.
 
 The page is a single HTML file that holds the weights and its scripts. Its Content-Security-Policy forbids it to load or
-send anything, so that it can be sent, stored next to a run, or logged to Weights & Biases. The folder `atlas_page`
+send anything, so that it can be sent, stored next to a run, or logged to Weights & Biases. The folder `page_files`
 holds its parts: a template, a style sheet, and JavaScript that needs no build step.
 """
 
@@ -129,7 +129,7 @@ def _kind(address: Address) -> str:
 
 
 def _page(title: str, data: dict[str, Any]) -> str:
-    parts = files("tinyformer.report") / "atlas_page"
+    parts = files("tinyformer.report") / "page_files"
     style = (parts / "atlas.css").read_text(encoding="utf-8")
     script = "\n".join((parts / name).read_text(encoding="utf-8") for name in SCRIPTS)
     policy = f"script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"

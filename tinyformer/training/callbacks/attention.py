@@ -22,7 +22,7 @@ from tinyformer.hardware import synchronize
 from tinyformer.nn import EncoderDecoder, Transformer
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.maps import NoMapsError
-from tinyformer.training.callbacks.report import Report
+from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.loggers import log_picture
 from tinyformer.training.module import TrainingModule
 
