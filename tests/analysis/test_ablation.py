@@ -11,7 +11,6 @@ from data.streams import split_of
 from nn.model_cases import make_encoder
 
 from analysis.contexts import (
-    ADDRESSES,
     CAUSAL,
     SHARINGS,
     TOKENIZER,
@@ -81,21 +80,6 @@ def test_findings_of_heads_and_groups(num_kv_heads, mode):
         assert shared["heads"] == groups
         (last,) = losses_without(context, [[(1, int(head)) for head in groups[-1].split()]], mode)
         assert shared["change"][-1] == pytest.approx(last.mean - base.mean)
-
-
-def test_heads_of_an_encoder_decoder_have_a_kind():
-    context = pair_context(loud_encoder_decoder(num_kv_heads=2))
-    found, importance = HeadAblation(num_resamples=10)(context, Path()), HeadImportance()(context, Path())
-    table, heads = (
-        columns_of(found.tables["ablation"]),
-        [(*address, head) for address in ADDRESSES for head in range(4)],
-    )
-    for columns in (table, columns_of(importance.tables["importance"])):
-        assert list(zip(columns["kind"], columns["layer"], columns["head"], strict=True)) == heads
-    worst = max(range(16), key=table["change"].__getitem__)
-    assert list(found.lines)[1] == "  {} layer {} head {}".format(*heads[worst])
-    groups = columns_of(found.tables["kv_groups"])
-    assert (groups["kind"][-1], groups["layer"][-1], groups["heads"][-2:]) == ("cross", 0, ("0 1", "2 3"))
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["windows", "pairs"])

@@ -19,7 +19,7 @@ from tinyformer.programs.compare.comparison import Comparison, Row
 from tinyformer.report import head_maps, measure_maps, save_png
 from tinyformer.report import picture as pictures
 from tinyformer.report.charts import head_grid, lines
-from tinyformer.report.picture import CAPTION_HEIGHT, HATCH
+from tinyformer.report.picture import HATCH
 
 TITLE = "Change of the loss without the head (resample ablation), nats per token"
 
@@ -100,11 +100,6 @@ def test_an_ablated_head_is_hatched_and_named():
     assert set(np.unique(area)) == set(HATCH)
     picture = measure_maps({"self": [[0.25, 0.5, 0.75], [0.1] * 3]}, names_of(3, 3), "title", ablated=ablated)
     assert not labelled(picture, "0.50")  # the measure of weights that have no effect
-    (left,), (right,) = labelled(picture, "0.25"), labelled(picture, "0.75")
-    number = np.asarray(picture.captioned("below a caption").image)[CAPTION_HEIGHT:][left.top : left.bottom]
-    colours = np.unique(number[:, left.left : left.right].reshape(-1, 3), axis=0)
-    assert (colours.max(), len(colours) > 5) == (255, True)  # white on the colour of the cell, antialiased
-    assert picture.image.getpixel(((left.left + right.right) // 2, left.top))[0] in HATCH
 
 
 def make_font(path, characters):
@@ -145,10 +140,6 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path):
         middles = 17 * np.arange(6) + 8  # 100 pixels for six tokens
         shown = image[np.ix_(caption.bottom + 3 + middles, caption.left + middles)]
         assert np.abs(shown - shades(maps[layer][head].float().sqrt().numpy())).max() < 0.015, (layer, head)
-    for text in ("0.01", "0.1", "0.25", "0.5"):  # of the colour bar
-        (label,) = labelled(picture, text)
-        at = image[label.top - 4, (label.left + label.right) // 2]
-        assert at == pytest.approx(shades(float(text) ** 0.5), abs=0.03)
 
 
 def test_offsets_are_whole_numbers_and_what_is_not_defined_is_left_out(tmp_path):
@@ -174,9 +165,3 @@ def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
     labels = {label.text: label for label in picture.labels}
     drawn = [picture.image.getpixel((labels[at].left - 2, labels[at].top)) for at in ("1.00", "2.00", "3.00", "5.00")]
     assert np.array(drawn) / 255 == pytest.approx(shades(shares), abs=0.005)
-    assert labels["1.00"].left < labels["2.00"].left
-    assert labels["1.00"].top < labels["3.00"].top == labels["layer 1"].top
-    if measure == "rank":
-        assert "nats; 1\u00a0to\u00a021" in labels
-        one = measure_maps({measure: [[7.0]]}, [["a"]], "title", limits=(0.0, 10.0), meanings={measure: "nats"})
-        assert {"colours", "0", "10", "nats"} <= {label.text for label in one.labels}

@@ -43,16 +43,6 @@ def test_the_distance_is_that_to_the_last_occurrence():
     assert line.startswith("33.3% of 3 targets at 1 to 4 tokens")
 
 
-def test_an_untrained_model_is_right_by_chance_for_five_seeds():
-    rates = []
-    for seed in range(5):
-        findings = AccuracyByDistance(width=8)(make_context(loud_transformer(seed=seed), num_windows=64))
-        ((_, _, targets, accuracy, copied),) = findings.tables["distance"][1]
-        rates += [accuracy, copied]
-        assert targets > 20
-    assert max(rates) < 0.2  # of 50 tokens
-
-
 def test_other_tasks_are_refused():
     context = replace(make_context(loud_transformer()), task=MaskedLM())
     with pytest.raises(ArgumentError, match="analysis='distance': analyses models that predict the next token"):

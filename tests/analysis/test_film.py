@@ -1,7 +1,6 @@
 """The film of a run: its frames are the snapshots', and the page shows them, by pointer and by keyboard."""
 
 import base64
-import html
 import json
 import math
 from contextlib import ExitStack
@@ -95,13 +94,6 @@ def of_events(*parts):
 
 UNIFORM = 8, "00", "entropy_share", TRAITS["uniform"].begins
 INDUCTION = 8, "01", "induction", TRAITS["induction"].begins
-
-
-@pytest.mark.parametrize(("events", "opening"), [((UNIFORM,), None), ((UNIFORM, INDUCTION), 1)])
-def test_the_film_opens_at_the_first_role(events, opening):
-    made = of_events(*events)
-    assert made.page_data()["further"]["film"]["opening"] == opening
-    assert made.strip().axes
 
 
 @pytest.mark.slow
@@ -233,20 +225,3 @@ def test_the_film_is_accessible(open_film, scheme, width):
     page.keyboard.press(",")
     assert_accessible(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.slow
-def test_a_film_of_a_hostile_text_plays_in_a_frame(tmp_path, browser):
-    text = "</script><script>document.title='broken'</script><b>a\u202eb"
-    TrainingFilm(text=text)(with_snapshots(make_context(NETWORKS[0])), tmp_path)
-    source = html.escape((tmp_path / "film.html").read_text())
-    with quiet_page(browser) as page:
-        page.set_content(f'<iframe srcdoc="{source}" sandbox="allow-scripts" width=1000 height=800>')
-        framed = page.frame_locator("iframe")
-        assert text[:40] in framed.locator("#facts").inner_text()
-        framed.locator(".thumbnail").nth(1).click()
-        framed.locator("#play").click()
-        expect(framed.locator("#place")).to_contain_text("step 0,")
-        expect(framed.locator("#play")).to_have_text("Play")
-        expect(framed.locator("#place")).to_contain_text("step 400,")
-        assert framed.locator("b").count() == 0

@@ -190,29 +190,6 @@ def test_patterns_by_hand(name, weights, causal, expected):
     assert MEASURES[name].compute(maps, rows, rows).item() == pytest.approx(expected, abs=1e-6, nan_ok=True)
 
 
-def segmentations(num_tokens):
-    """All ways to divide tokens into phrases of 2 to 5 and single tokens."""
-    lengths = range(1, min(num_tokens, 5) + 1)
-    return [[size, *rest] for size in lengths for rest in segmentations(num_tokens - size)] or [[]]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_phrases_are_the_best_of_all_segmentations(causal):
-    maps, _ = random_maps(batch=1, heads=1, seq=9)
-    logits = maps.logits if causal else maps.logits.nan_to_num(neginf=0.5)
-    weights = logits.softmax(dim=-1)[0, 0]
-    visible = (logits > -torch.inf)[0, 0].double()
-    found = []
-    for lengths in segmentations(9):
-        sizes = torch.tensor(lengths)
-        inside = (segments(*lengths) > 0) * (sizes > 1).repeat_interleave(sizes)
-        even = inside * visible / (inside * visible).sum(dim=-1, keepdim=True).clamp(min=1)
-        overlap = torch.minimum(weights, even).sum(dim=-1)
-        found.append(overlap[visible.sum(dim=-1) > 5].mean().item())
-    maps = AttentionMaps(weights[None, None], logits)
-    assert MEASURES["phrases"].compute(maps, torch.arange(9), None).item() == pytest.approx(max(found))
-
-
 def test_repeated_tokens():
     state = torch.get_rng_state()
     tokens = repeated_tokens(60, 5, 30, TOKENIZER)  # of 50 ids with a token
@@ -453,11 +430,6 @@ def test_the_heads_of_a_role_begin_with_the_clearest():
         "next token: cross layer 1 head 0 (0.70)\nuniform: cross layer 1 head 1 (0.96)\n"
         "and 3 more roles in run/attention/heads.csv"
     )
-    del values["segment_vertical"], values["offset_share"]
-    assert describe_roles([telemetry], Path("run")).splitlines()[2:] == [
-        "previous token: cross layer 0 head 1 (0.90) and 1 more",
-        "collapsed: cross layer 1 head 0 (0.01) and 1 more",
-    ]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -4,7 +4,6 @@ import csv
 import itertools
 import json
 import random
-import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from analysis.contexts import columns_of, loud_transformer, make_context
 from analysis.test_words import HEAD, TOKENIZER, linked_transformer
 from tinyformer.analysis import HeadRelations
-from tinyformer.analysis.removal.ablation import head_importance
 from tinyformer.analysis.texts.relation_lines import Line, RelationLines, compare, holm, read_lines
 from tinyformer.data import make_lines
 from tinyformer.errors import ArgumentError
@@ -167,17 +165,6 @@ def test_phrases_are_one_word():
     # Of " cc", the space attends evenly, and both c to the two a alone.
     even = sum(6 / n for n in (10, 11, 12)) / 3
     assert table["weight"] == pytest.approx([even] * HEAD + [(6 / 10 + 2) / 3] + [even] * (7 - HEAD), abs=1e-4)
-
-
-def test_label_and_importance_stand_beside_each_relation():
-    found = HeadRelations("bb aa cc", [["cc", "aa"]], num_windows=6)(context_of(loud_transformer()))
-    table = columns_of(found.tables["relations"])
-    ranked = sorted(table["importance"], reverse=True)
-    assert table["importance"] == pytest.approx([*head_importance(context_of(loud_transformer())).values()])
-    for line in [line for name, line in found.lines.items() if " head " in name]:
-        *_, importance = line.split("; ")
-        value, rank = re.fullmatch(r"importance (\S+), rank (\d) of 8", importance).groups()
-        assert float(value) == pytest.approx(ranked[int(rank) - 1], rel=0.05)
 
 
 def test_p_values_and_intervals():

@@ -18,7 +18,7 @@ from tinyformer.analysis.texts.relations import relate
 from tinyformer.data import BPETokenizer, ByteTokenizer, CharTokenizer, PairTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.measures import TokenPair, Words, capture_pair, merge_words, words_of
-from tinyformer.nn import AttentionMaps, DifferentialAttention, prune_heads
+from tinyformer.nn import AttentionMaps
 from tinyformer.tasks import MaskedLM
 
 PARAGRAPH = "The animal didn't cross (it was  tired).\n\nNaïve e\u0301 👋🏽 👨‍👩‍👧 中文 हिन्दी 3.5 \n"
@@ -169,17 +169,6 @@ def test_one_head_links_two_words():
     _, table = related(context_of(linked_transformer(), task=MaskedLM()), ["aa:1", "cc"])
     assert table["weight"] == pytest.approx([3 / 12] * 8, abs=1e-4)
     assert table["num_words"] == (5,) * 8
-
-
-def test_windows_pruned_and_ablated_heads_and_two_softmaxes():
-    network = linked_transformer(window=[3, None], ablated_heads=[[0, 1]])
-    prune_heads(network.encoder.layers[0].attention, [0])
-    network.encoder.layers[1].attention = DifferentialAttention(32, 2, layer_index=1)
-    _, table = related(context_of(network), ["cc", "bb"])
-    assert table["head"] == ("02", "03", "00a", "00b", "01a", "01b")
-    assert table["weight"][:2] == table["uniform"][:2] == (0,) * 2
-    assert table["rank"][:2] == (None,) * 2
-    assert min(table["weight"][2:]) > 0.1
 
 
 def test_the_rank_is_among_the_words_that_are_seen():

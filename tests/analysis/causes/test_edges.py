@@ -13,7 +13,6 @@ from analysis.contexts import CAUSAL, columns_of, loud_encoder_decoder, loud_tra
 from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.causes.edges import EdgeGraph
 from tinyformer.analysis.causes.prompts import induction_pairs
-from tinyformer.analysis.removal.ablation import rank_correlation
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition
 
@@ -184,17 +183,6 @@ def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_no
     assert not any(columns_of(none.tables["edges"])["in_circuit"])
 
 
-def test_halves_of_pairs_of_several_lengths():
-    groups = [induction_pairs(make_context(loud_transformer(max_seq_len=n)), n // 2) for n in (9, 10)]
-    halves = EdgeAttribution(batch_size=2)._halves(groups)
-    sizes = [[len(part.clean.answers) for part in half] for half in halves]
-    assert (sorted(map(sum, sizes)), max(map(max, sizes))) == ([4, 5], 2)
-    found = {tuple(row) for half in halves for part in half for row in part.corrupted.batch["inputs"].tolist()}
-    assert found == {tuple(row) for pairs in groups for row in pairs.corrupted.batch["inputs"].tolist()}
-    choosing, measuring = EdgeAttribution()._halves([induction_pairs(make_context(make_transformer()), 1)])
-    assert choosing is measuring
-
-
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
 def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
     _, graph, pairs = of(NETWORKS["gqa_pruned"])
@@ -203,14 +191,6 @@ def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
     sets = [graph.circuit(ranked[:number]) for number in (size - 1, size)]
     fewer, enough = (left.mean for left in graph.left([pairs], sets))
     assert fewer < share <= enough
-
-
-@pytest.mark.slow
-def test_rank_correlation_with_removing_each_edge():
-    _, graph, pairs = of(induction)
-    left = graph.left([pairs], [graph.all & ~only(graph, edge) for edge in graph.all.nonzero().tolist()])
-    exact = [float((each.targets - each.nats).mean().abs()) for each in left]
-    assert rank_correlation(graph.attributions([pairs], 30)[graph.all].abs().tolist(), exact) >= 0.9
 
 
 REFUSED = {

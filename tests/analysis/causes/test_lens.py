@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,7 +29,6 @@ from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import rows_of
 from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, PreNormBlock, TokenReadout, Transformer
-from tinyformer.report.plots import PAGE_WIDTH, word_table
 from tinyformer.tasks import CausalLM, Classification, MaskedLM
 
 
@@ -126,18 +124,6 @@ def test_the_table_of_a_text(make):
         expected += [name, *table["predicted"][depth * number : (depth + 1) * number]]
     expected += ["token", *read.split()]
     assert [label.text for label in found.figures["logit_lens"].labels][-len(expected) :] == expected
-
-
-def test_a_table_of_many_long_words_goes_on_below():
-    words, values, ends = [["x" * 30] * 40, ["y"] * 40], [[0.9] * 40] * 2, {"above": ["z"] * 40, "below": ["z"] * 40}
-    frames = [[False] * 40] * 2, [[False] * 40, [False] * 39 + [True]]
-    pictures = [word_table(words, values, framed, ["a", "b"], ends, "title", "label") for framed in frames]
-    assert pictures[0].image.width <= PAGE_WIDTH
-    places = [label[1:3] for label in pictures[0].labels if label.text == "xxxxxxxxx…"]
-    assert len({*places}) == 40
-    assert len({top for _, top in places}) == [label.text for label in pictures[0].labels].count("above") == 3
-    plain, framed = ((np.asarray(picture.image) == 0).all(axis=-1).sum() for picture in pictures)
-    assert framed > plain + 100
 
 
 @pytest.mark.slow

@@ -6,10 +6,9 @@ import pytest
 import torch
 from nn.model_cases import make_transformer
 
-from analysis.contexts import loud_encoder_decoder, make_context, pair_context
+from analysis.contexts import make_context
 from tinyformer.analysis.context import Snapshot
 from tinyformer.analysis.over_training.over_steps import events_of_snapshots
-from tinyformer.measures import measure_pairs, pairs_of
 
 
 def with_map(offset=None):
@@ -56,13 +55,3 @@ def test_a_trait_of_random_maps_is_no_event():
     short = [{name: rows[:, :3] for name, rows in batch.items() if name != "lengths"} for batch in context.batches]
     found = events_of_snapshots(of_steps(networks, replace(context, batches=short)))
     assert [event.event for event in found.events] == ["is no longer a previous-token head"]
-
-
-def test_events_of_an_encoder_decoder_name_the_kind_of_attention():
-    networks = {0: loud_encoder_decoder(seed=1), 8: loud_encoder_decoder(seed=2)}
-    context = pair_context(networks[8])
-    found = events_of_snapshots(of_steps(networks, context))
-    pairs = [pair for batch in context.batches for pair in pairs_of(batch)]
-    for network, of_step in zip(networks.values(), found.measures, strict=True):
-        assert str(of_step.values) == str(measure_pairs(network, pairs, context.precision()).values)
-    assert {event.kind for event in found.events} == {"encoder", "cross"}

@@ -35,12 +35,6 @@ def test_linear_cka_sees_no_rotation_scale_and_offset():
     assert linear_cka(x, x * stretch) < 0.8
 
 
-def test_independent_activations_are_not_similar():
-    """In contrast to the biased estimate, which is about 40 / 100 for 40 features of 100 tokens."""
-    values = [linear_cka(random(100, 40, seed=at), random(100, 40, seed=at + 1)) for at in range(0, 40, 2)]
-    assert abs(sum(values) / len(values)) < 0.02
-
-
 def test_constant_activations_have_no_similarity():
     assert isnan(linear_cka(1 + 1e-8 * random(9, 2, seed=1), random(9, 2)))  # the precision of float32
     assert isnan(linear_cka(random(3, 1), random(3, 1)))  # nor has any with three tokens
