@@ -328,17 +328,6 @@ def test_the_policy_forbids_everything_that_the_page_does_not_need(tmp_path, bro
 CROSS = PAIR_MAPS[3]
 
 
-@pytest.fixture
-def pair(open_atlas):
-    return open_atlas(**PAIR)
-
-
-def open_cross_head(page, head=1):
-    page.locator(".thumbnail").nth(head).click()
-    page.mouse.move(2, 2)  # a token under the pointer would show its lines alone
-    expect(page.locator("#head-title")).to_have_text(f"Cross layer 0 head {head}")
-
-
 def test_an_address_opens_its_kind_and_the_overview_shows_the_heads_of_the_chosen_kind(open_atlas):
     page = open_atlas(**PAIR, fragment="#encoder-layer-1-head-0")
     expect(page.locator("#head-title")).to_have_text("Encoder layer 1 head 0")
@@ -359,8 +348,11 @@ def test_an_address_opens_its_kind_and_the_overview_shows_the_heads_of_the_chose
         expect(canvas).to_have_attribute("height", str(size[1]))
 
 
-def test_lines_join_tokens_as_opaque_as_the_map_and_show_their_numbers(pair):
-    open_cross_head(pair)
+def test_lines_join_tokens_as_opaque_as_the_map_and_show_their_numbers(open_atlas):
+    pair = open_atlas(**PAIR)
+    pair.locator(".thumbnail").nth(1).click()
+    pair.mouse.move(2, 2)  # a token under the pointer would show its lines alone
+    expect(pair.locator("#head-title")).to_have_text("Cross layer 0 head 1")
     assert pair.locator("#target button").all_inner_texts() == TARGET
     expected = opacities(CROSS[1], 1 / len(SOURCE))
     assert drawn_lines(pair) == pytest.approx(expected, abs=1e-4)

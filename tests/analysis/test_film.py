@@ -17,10 +17,8 @@ from playwright.sync_api import expect
 from analysis.contexts import (
     CAUSAL,
     columns_of,
-    loud_encoder_decoder,
     loud_transformer,
     make_context,
-    pair_context,
     stored,
 )
 from analysis.test_atlas import assert_accessible, assert_colours, focused, press
@@ -28,8 +26,7 @@ from tinyformer.analysis import TrainingFilm
 from tinyformer.analysis.context import Snapshot
 from tinyformer.analysis.over_training import film
 from tinyformer.analysis.texts.maps import of_sample
-from tinyformer.errors import ArgumentError
-from tinyformer.measures import capture_pair, capture_weights, pairs_of
+from tinyformer.measures import capture_weights
 from tinyformer.measures.events import TRAITS, Event
 from tinyformer.report import atlas_html
 
@@ -96,20 +93,6 @@ UNIFORM = 8, "00", "entropy_share", TRAITS["uniform"].begins
 INDUCTION = 8, "01", "induction", TRAITS["induction"].begins
 
 
-@pytest.mark.slow
-def test_the_frames_of_a_pair(tmp_path):
-    networks = [loud_encoder_decoder(seed=seed) for seed in range(3)]
-    context = with_snapshots(pair_context(networks[0]), networks)
-    found, pair = TrainingFilm()(context, tmp_path), pairs_of(context.batches[0])[0]
-    exact = [
-        [head for of in capture_pair(network, pair).values() for layer in of for head in layer[0]]
-        for network in networks
-    ]
-    assert_frames(stored(tmp_path / "film.html"), exact)
-    assert columns_of(found.tables["film"])["kind"][:16] == ("encoder",) * 8 + ("decoder",) * 4 + ("cross",) * 4
-    assert found.lines["film"] == "3 of 3 snapshots, 9 source and 7 target tokens; open film.html in a browser"
-
-
 def test_a_page_that_would_be_too_large_has_fewer_snapshots(tmp_path, monkeypatch):
     monkeypatch.setattr(film, "LARGEST_PAGE", 20e3)
     context = with_snapshots(make_context(NETWORKS[0]), [*NETWORKS] * 3, range(0, 900, 100))
@@ -130,14 +113,6 @@ def test_the_largest_page_has_15_mb():
     parts = steps, [4.0], [film.quantised(maps)], [(["layer", "head", *values, "label"], rows)]
     whole = film.Film(*(list(part * len(steps))[: len(steps)] for part in parts), [])
     assert 14e6 < len(atlas_html(maps, ["a"] * 48, values, names, **whole.page_data())) < 15e6
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_run_without_snapshots_is_refused(tmp_path, number):
-    context = replace(make_context(NETWORKS[0]), snapshots=[Snapshot(0, lambda: NETWORKS[0])] * number)
-    with pytest.raises(ArgumentError, match=f"of which this run has {number}"):
-        TrainingFilm()(context, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

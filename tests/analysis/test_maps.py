@@ -24,7 +24,6 @@ from analysis.contexts import (
 )
 from tinyformer.analysis import HeadMaps
 from tinyformer.analysis.removal.ablation import head_importance
-from tinyformer.analysis.texts.maps import HeadMeasures, _supported
 from tinyformer.measures import (
     MEASURES,
     PATTERNS,
@@ -121,9 +120,3 @@ def test_the_maps_of_a_pair(tmp_path):
     cross = stored(tmp_path / "atlas.html")["kinds"][2]
     assert cross["keys"] == TOKENIZER.token_strings([source[0], EOS])
     assert cross["queries"] == TOKENIZER.token_strings(predicted[:2])
-
-
-def test_a_label_that_untrained_heads_have_is_given_to_none():
-    own, random = (HeadMeasures.of(make_transformer(), {"self": [[share] * 4] * 2}) for share in (0.9, 0.1))
-    assert "self" in _supported(own, {"random": random, "untrained": random})[0]
-    assert "self" not in _supported(own, {"random": random, "untrained": own})[0]

@@ -283,12 +283,9 @@ def events_of(trait, series, hysteresis=0.25):
     ("trait", "series", "events"),
     [
         (HIGH, [0.1, 0.39, 0.4, 0.31, 0.5, 0.301, 0.29], [(2, "came"), (6, "went")]),  # lost below 0.3
-        (HIGH, [0.1, 0.5, 0.2, 0.39, 0.41], [(1, "came"), (2, "went"), (4, "came")]),
         (HIGH, [0.9, 0.8, 0.2], [(2, "went")]),  # the first measurement causes no event
         (HIGH, [0.1, math.nan, 0.5, math.nan, 0.1], [(2, "came"), (4, "went")]),  # nan is ignored
-        (HIGH, [math.nan, 0.5, 0.1], [(2, "went")]),
         (LOW, [0.9, 0.06, 0.05, 0.06, 0.062, 0.063], [(2, "came"), (5, "went")]),  # lost above 0.0625
-        (LOW, [0.01, 0.9], [(1, "went")]),
     ],
 )
 def test_traits_begin_at_the_threshold_and_end_behind_it(trait, series, events):
@@ -346,7 +343,6 @@ CAUSAL = [
     (lambda q, k: 1.1 * (k == 0) + (k == q), "first token"),
     (lambda q, k: (k == 0) + 1.3 * (k == q - 2), "offset -2"),
     (lambda q, k: 1.1 * (k == q) + (k == q - 2), "self"),
-    (lambda q, k: (k == q) + 1.3 * (k == q - 2), "offset -2"),
     # A third of the queries, and then most of them, are before the column.
     (lambda q, k: (k == 10) + 0.2 * (k == q // 2), "vertical"),
     (lambda q, k: (k == 20) + 0.2 * (k == q // 2) + 0.1 * (k == q), "segment vertical"),
@@ -355,11 +351,8 @@ CAUSAL = [
     (lambda q, k: (k == q // 2) + (q % 8 == 6), "horizontal"),
     (lambda q, k: 40 * (k == q // 2) + (q % 8 == 6), ""),
     (lambda q, k: (k < 14) == (q < 14), "block"),
-    (lambda q, k: ((k < 14) == (q < 14)) * (1 + k % 2), "block"),
     (lambda q, k: (k // 8) == (q // 8), ""),
     (lambda q, k: (k // 5) == (q // 5), "phrases"),
-    (lambda q, k: (1 + k % 2) * ((k // 5) == (q // 5)), "phrases"),
-    (lambda q, k: q - k < 3, ""),
     (lambda q, k: q - k < 14, ""),
     (lambda q, k: q >= 0, "uniform"),
     (lambda q, k: 1 + (k < q / 3), "uniform"),

@@ -14,19 +14,16 @@ from analysis.contexts import columns_of, loud_encoder_decoder, loud_transformer
 from tinyformer.analysis import AnalysisContext, HeadRedundancy
 from tinyformer.analysis.context import every_second
 from tinyformer.analysis.removal.ablation import head_changes, head_importance, losses_without
-from tinyformer.analysis.removal.redundancy import output_overlap, subspace_overlap, weights_by_head
+from tinyformer.analysis.removal.redundancy import output_overlap, subspace_overlap
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.intervals import Losses, simultaneous
 from tinyformer.nn import (
     Attention,
-    DifferentialAttention,
     Encoder,
     FeedForward,
-    LatentAttention,
     PreNormBlock,
     TokenReadout,
     Transformer,
-    prune_heads,
 )
 from tinyformer.tasks import CausalLM
 
@@ -105,16 +102,6 @@ def test_sets_are_ordered_on_one_half_of_the_windows_and_measured_on_the_other()
         assert sets["change"][: len(expected)] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_untrained_heads_neither_back_each_other_up_nor_overlap(seed):
-    torch.manual_seed(seed)
-    network = make_transformer()
-    found = HeadRedundancy(random_orders=1)(make_context(network), Path())
-    assert [found.scalars[f"analysis/{kind}_pairs"] for kind in ("backing", "opposing")] == [0, 0]
-    for part in ("W_Q", "W_K", "W_V", "W_O"):
-        assert found.scalars[f"analysis/overlap/{part}/trained"] == pytest.approx(8 / 32, abs=0.04)
-
-
 def test_overlap_is_that_of_projections_and_of_gram_matrices_in_numpy():
     torch.manual_seed(0)
     weights = torch.randn(3, 8, 32)
@@ -138,17 +125,6 @@ def test_overlap_is_that_of_projections_and_of_gram_matrices_in_numpy():
     ((found, chance),) = output_overlap(context)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
     assert chance.fill_diagonal_(0).max() < 0.5
-
-
-@pytest.mark.parametrize("kind", [Attention, DifferentialAttention, LatentAttention])
-def test_each_head_has_the_weights_with_which_it_reads_and_writes(kind):
-    """Those of a layer that has lost all other heads."""
-    layer = kind(32, 4, **({"num_kv_heads": 2} if kind is not LatentAttention else {}))
-    whole = weights_by_head(layer)
-    prune_heads(layer, [0, 1, 3])
-    assert {name: part.shape[0] for name, part in whole.items()} == dict.fromkeys(whole, 4)
-    for name, part in weights_by_head(layer).items():
-        torch.testing.assert_close(part, whole[name][2:3])
 
 
 def test_heads_of_several_kinds_of_attention_and_drawn_pairs():

@@ -67,21 +67,6 @@ def test_words_do_not_depend_on_the_vocabulary(name, text, expected):
     assert words.names == (*eos, *expected.split(), *eos)
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        ([], Words((), ())),
-        ([256, *b" ", *b" "], Words(("<eos>", "  "), (0, 1, 1))),
-        ([*b"a \n", *b"b "], Words(("a", "b"), (0, 1, 1, 1, 1))),
-        ([*"a,é".encode()], Words(("a", ",", "é"), (0, 1, 2, 2))),
-        ([0xC3], Words(("\ufffd",), (0,))),  # half a character
-        ([256, 256], Words(("<eos>", "<eos>"), (0, 1))),
-    ],
-)
-def test_words_of_bytes(ids, words):
-    assert words_of(ids, TOKENIZERS["byte"]) == words
-
-
 @pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 @given(text=st.text(alphabet=sorted({*PARAGRAPH, "\ufffd", "\x00"}), max_size=40))
 @settings(max_examples=30, deadline=None)

@@ -4,7 +4,6 @@ Feed-forward networks, norms and readouts of tokens are those of models in `test
 """
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from tinyformer.nn import (
     HeadGate,
     OutputGate,
     Residual,
-    readout,
     vocabulary_cross_entropy,
 )
 from tinyformer.nn.readout import IGNORED, TargetNats, padded_scores
@@ -123,14 +121,6 @@ def test_scores_beyond_those_allowed_are_computed_in_parts_and_again_in_the_back
         vocabulary_cross_entropy(*given, max_logits=allowed * VOCAB_SIZE).backward()
     assert made.rows == tuple(parts)
     assert made.elements == max(*parts, 8) * VOCAB_SIZE  # 8 of the weight's gradient
-
-
-@pytest.mark.parametrize(("compiled", "half", "most"), [(False, True, 1000), (True, False, 2000), (True, True, 4000)])
-def test_a_gpu_holds_the_logits_of_a_quarter_of_its_memory(compiled, half, most, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=64_000))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: half)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
-    assert readout._most_logits(torch.device("cuda"), compiled) == most
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])

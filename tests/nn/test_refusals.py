@@ -131,11 +131,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; a residual branch of 0 removes its "
         "attention; pruned_heads=[[1, 0], [0, 1]] works.",
     ),
-    (
-        partial(encoder_decoder, pruned_heads=[["cross", 1, 0], ["cross", 1, 1], ["decoder", 0, 1]]),
-        "pruned_heads=[['cross', 1, 0], ['cross', 1, 1], ['decoder', 0, 1]]: leaves no head in cross layer 1; a "
-        "residual branch of 0 removes its attention; pruned_heads=[['cross', 1, 0], ['decoder', 0, 1]] works.",
-    ),
     (lambda: without_heads([1, 2, 3]), "heads=[1, 2, 3]: must leave a head in the layer; a residual branch of 0"),
 ]
 for window in (0, [], [4, 0], [None, -2]):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nn.variants import CAUSAL, documents, gqa, make, mha, t5, tokens
+from nn.variants import CAUSAL, documents, gqa, mha, t5, tokens
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import (
     BACKENDS,
@@ -175,11 +175,3 @@ def test_the_kernel_of_a_layer_is_named(make_layer, options, training, kernel):
     assert kernel_of_layer(attention, "cpu", FP32, CAUSAL, training=training) == kernel
     # The layer itself is not changed.
     assert (attention.training, attention.q_proj.weight.dtype) == (False, FP32)
-
-
-@pytest.mark.parametrize("name", ["gqa", "mla", "differential", "alibi", "sink", "window", "sink+window", "qk_norm"])
-def test_auto_runs_the_flash_kernel_wherever_it_can(name):
-    attention = make(name, "auto")
-    for mask in (AttentionMask(True, LENGTHS_OF), AttentionMask(True, documents=documents(2, 9)), CAUSAL):
-        resolve_backend(attention, "cpu", FP32, mask)
-        assert kernel_of_layer(attention, "cpu", FP32, mask) == "flash"

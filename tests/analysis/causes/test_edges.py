@@ -8,7 +8,6 @@ from matplotlib.text import Annotation
 from nn.model_cases import make_transformer
 from nn.variants import factory, network
 
-from analysis.causes.test_patching import moved
 from analysis.contexts import CAUSAL, columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
 from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.causes.edges import EdgeGraph
@@ -94,20 +93,6 @@ def test_attributions_are_slopes_by_hand_and_removed_edges_steps(name):
     assert (left[0] == 0).all()
 
 
-@networks
-def test_a_node_without_edges_is_a_node_of_the_corrupted_run(name):
-    context, graph, pairs = of(NETWORKS[name])
-    points, exact = ["embedding", *graph.factors], []
-    base, corrupted = pairs.corrupted.run(context, capture=points)
-    for point in points:
-        for head in range(corrupted[point].shape[1]) if "head" in point else [...]:
-            patch = partial(moved, corrupted[point], (slice(None), head), 1.0)
-            exact.append(pairs.clean.run(context, replace={point: patch})[0] - base)
-    sets = [graph.all.index_fill(0, torch.tensor(node), False) for node in range(len(exact))]
-    found = torch.stack([each.nats for each in graph.left([pairs], sets)])
-    torch.testing.assert_close(found, torch.stack(exact), rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_circuit_has_the_edges_on_paths_and_the_others_change_nothing(seed):
     _, graph, pairs = of(NETWORKS["gqa_pruned"])
@@ -181,16 +166,6 @@ def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_no
     none = EdgeAttribution(num_pairs=8)(make_context(make_transformer()))
     assert none.lines["circuit"].startswith("none: ")
     assert not any(columns_of(none.tables["edges"])["in_circuit"])
-
-
-@pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
-def test_one_edge_fewer_than_in_the_smallest_circuit_is_too_few(share):
-    _, graph, pairs = of(NETWORKS["gqa_pruned"])
-    ranked = graph.all.nonzero()[graph.attributions([pairs], 5)[graph.all].abs().argsort(descending=True)]
-    size = EdgeAttribution(share=share)._smallest(graph, [pairs], ranked)
-    sets = [graph.circuit(ranked[:number]) for number in (size - 1, size)]
-    fewer, enough = (left.mean for left in graph.left([pairs], sets))
-    assert fewer < share <= enough
 
 
 REFUSED = {

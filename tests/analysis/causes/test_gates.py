@@ -55,14 +55,6 @@ def test_a_harmful_and_a_useless_head_are_found():
     assert scores["interference"] == pytest.approx([1 - gate for gate in table["g+"]])
 
 
-def test_two_heads_that_do_the_same_keep_half_of_their_output_each():
-    found = HeadGating(num_fits=3, num_steps=40)(by_hand((6.0, 6.0, 4.0)), Path())
-    table = columns_of(found.tables["gates"])
-    assert table["verdict"] == ("facilitating",) * 3
-    assert table["g-"] == pytest.approx([0.5, 0.5, 0.97], abs=0.06)
-    assert found.scalars["analysis/needed_heads"] == 3
-
-
 def test_untrained_heads_are_irrelevant():
     context = make_context(network := make_transformer(), batch_size=6, untrained=lambda: network)
     found = HeadGating(num_fits=2, num_steps=40)(context, Path()).scalars

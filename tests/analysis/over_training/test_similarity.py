@@ -5,7 +5,7 @@ from math import isnan
 import pytest
 import torch
 
-from tinyformer.analysis.over_training.dynamics import linear_cka, rank, reduced
+from tinyformer.analysis.over_training.dynamics import linear_cka, rank
 
 A, B = torch.tensor([[1, 1, -1, -1], [1, -1, 1, -1]]) / 2  # orthonormal, with mean 0
 
@@ -28,13 +28,6 @@ def test_linear_cka_is_that_of_the_definition():
     assert linear_cka(x, y) == pytest.approx(float(hsic(x, y) / (hsic(x, x) * hsic(y, y)).sqrt()))
 
 
-def test_linear_cka_sees_no_rotation_scale_and_offset():
-    x, rotation, stretch = random(50, 6), torch.linalg.qr(random(6, 6, seed=1)).Q, torch.tensor([9.0, 1, 1, 1, 1, 1])
-    for of in (x, 3 * x @ rotation + 7):
-        assert linear_cka(x, of) == pytest.approx(1)
-    assert linear_cka(x, x * stretch) < 0.8
-
-
 def test_constant_activations_have_no_similarity():
     assert isnan(linear_cka(1 + 1e-8 * random(9, 2, seed=1), random(9, 2)))  # the precision of float32
     assert isnan(linear_cka(random(3, 1), random(3, 1)))  # nor has any with three tokens
@@ -46,10 +39,3 @@ def test_rank_by_hand(sizes, expected):
     matrix = turn @ torch.diag(torch.tensor(sizes).double()) @ wide
     for matrices in (matrix.unsqueeze(0), matrix.T.unsqueeze(0)):
         assert float(rank(matrices)) == pytest.approx(expected)
-
-
-def test_a_product_is_reduced_to_its_singular_values():
-    left, right = random(2, 9, 3), random(2, 3, 7)
-    expected = torch.linalg.svdvals(left @ right)
-    torch.testing.assert_close(torch.linalg.svdvals(reduced(left, right)), expected[:, :3])
-    assert reduced(left) is left
