@@ -13,7 +13,7 @@ from tinyformer.measures import MEASURES, PATTERNS, capture_attention, capture_w
 from tinyformer.measures.capture import attention_calls
 from tinyformer.measures.probe import Probe, measure_heads
 from tinyformer.measures.table import measure_layers
-from tinyformer.nn import AttentionMask, DifferentialAttention
+from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
 
 
 def test_only_passes_inside_the_block_are_captured():
@@ -63,6 +63,15 @@ def test_captured_rows_are_those_of_the_whole_maps(name, mask):
             model(tokens, mask)
         assert_rows(some, whole, some.rows)
     assert some.rows.tolist() == [10, 0, 7]
+    # With a cache, which holds causal text only.
+    for rows, places in ((torch.tensor([3, 1]), [10, 8]), (64, [7, 8, 9, 10])):
+        if mask is CAUSAL:
+            cache = Cache(2)
+            model(tokens[:, :7], CAUSAL, cache)
+            with capture_attention(model, rows) as some:
+                model(tokens[:, 7:], CAUSAL, cache)
+            assert some.rows.tolist() == places
+            assert_rows(some, whole, places)
 
 
 def assert_made_from_the_logits(layer, maps, mask):
