@@ -9,22 +9,14 @@ from torch import nn
 
 from nn.variants import CAUSAL, D_MODEL, documents, error, mha, network, tokens
 from tinyformer.costs.network import TrainingFlops, batch_sizes, count_costs
-from tinyformer.data import PairTokens
 from tinyformer.errors import ArgumentError
-from tinyformer.generation.generation import Sampling, beam_search, generate
+from tinyformer.generation.generation import Sampling, generate
 from tinyformer.nn import (
     LSTM,
     AttentionMask,
     BaseConv,
     Cache,
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    FeedForward,
     LayerCache,
-    LayerNorm,
-    PreNormBlock,
-    TokenReadout,
 )
 from tinyformer.nn.maps import NoMapsError
 
@@ -90,23 +82,6 @@ def test_steps_with_a_cache_are_the_forward_pass(names):
     with_cache, without = (generate(model, texts, 6, Sampling(0.0), use_cache=use) for use in (True, False))
     assert with_cache == without
     assert model.encoder.takes_cache
-
-
-@torch.no_grad()
-def test_a_decoder_may_have_a_mixer():
-    """The factory of attention is told which stack it is for."""
-
-    def attention(kind, **layer):
-        return (LSTM if kind == "decoder" else mha)(*([D_MODEL] if kind == "decoder" else []), **layer)
-
-    block, sizes = partial(PreNormBlock, D_MODEL, attention, partial(FeedForward, D_MODEL), LayerNorm), (50, 2, D_MODEL)
-    decoder = Decoder(*sizes, 16, block=block, cross_attention=mha, norm=LayerNorm)
-    model = EncoderDecoder(Encoder(*sizes, 16, block, LayerNorm, kind="encoder"), decoder, TokenReadout).eval()
-    source, special = torch.randint(50, (2, 7)), PairTokens(2, 1, (2,))
-    texts = [beam_search(model, source, torch.tensor([7, 4]), special, use_cache=use) for use in (True, False)]
-    assert texts[0] == texts[1]
-    assert {kind for kind, _ in model.layer_addresses()} == {"encoder", "cross"}
-    assert count_costs(model).cache_bytes_per_token == 2 * 2 * (2 * D_MODEL + 2 * D_MODEL)
 
 
 @BOTH
