@@ -24,7 +24,6 @@ NETWORKS = {
     "mla": lambda: network(factory("mla+rotary+qk_norm")),
     "differential": lambda: network(factory("gqa+differential+rotary+qk_norm")),
 }
-networks = pytest.mark.parametrize("name", NETWORKS)
 
 
 def of(make):
@@ -66,7 +65,7 @@ def by_hand(graph, receiver, shift, x):
     return network.readout(network.encoder.final_norm(x + shift if name == "logits" else x))
 
 
-@networks
+@pytest.mark.parametrize("name", NETWORKS)
 def test_attributions_are_slopes_by_hand_and_removed_edges_steps(name):
     """All attributions, and one edge into each receiver, with a score of moved inputs and the changes of nodes."""
     context, graph, pairs = of(NETWORKS[name])
