@@ -69,10 +69,6 @@ def test_other_text_is_scored_whole(program: Program, trained: Trained) -> None:
     results = evaluate(program, trained.last, "data=text data.files=other.txt")
     assert results["all/num_bytes"] == 22 * 5
     assert results["all/num_unknown"] == 5  # the T of The
-    Path("folder").mkdir()
-    Path("folder/train.txt").write_text("In line 1 the cat sees 3 birds.\n" * 20)
-    Path("folder/valid.txt").write_text("In line 2 the cat sees 4 birds.\n")
-    assert evaluate(program, trained.last, "data.files=folder")["val/num_bytes"] == 32
 
 
 def test_a_text_that_the_tokenizer_loses_has_no_bits_per_byte(program: Program) -> None:
@@ -88,13 +84,7 @@ def test_a_text_that_the_tokenizer_loses_has_no_bits_per_byte(program: Program) 
     assert trained["lost_bytes"] == facts["lost_bytes"] == pytest.approx(120 / len(BOOK), rel=0.01)  # a line's capital
     Path("other.txt").write_text("The dog sees THE CAT\n" * 10)
     other = ran(program, "evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=other.txt hydra.run.dir=other")
-    shown = " ".join(f"{ended.out} {other}".split())
-    for line in (
-        "bits per byte none: decode(encode",
-        "unknown 20 tokens for what",
-        "tokenizer decode(encode",
-    ):
-        assert line in shown
+    assert "unknown 20 tokens for what" in " ".join(other.split())
     assert trained["val/bits_per_byte"] is results_of("other")["all/bits_per_byte"] is None
     assert "val/bits_per_byte" not in table("run/metrics.csv")[0]
 
@@ -176,11 +166,9 @@ MISTAKES = {
     "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
     "model.num_layers=3": "checkpoint=",
     "optimizer.lr=1": "optimizer.lr: there is no such key here; train.py has it.",
-    "step=9": "step=9: is none of the 7 steps with a snapshot; the nearest: 8, 15; step=8 works.",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "data.source=text: of its validation ",
     "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
     "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
-    "analysis=prune analysis.fraction=0.9": "analysis.fraction=0.9: is ",
     "analysis=heads analysis.num_windows=-1": "analysis.num_windows=-1: must be at least 1",
     "analysis=importance attention.backend=flex": "attention.backend=",
 }
@@ -310,51 +298,11 @@ def test_any_module_can_be_the_attention(program: Program, monkeypatch: pytest.M
     )
     ran(program, *suggested.split()[1:])
     trusted = f"{QUICK} data.files=pairs.tsv cross_attention._target_=plain_mean.Mean"
-    related = "analysis=relations 'analysis.text=7 mice' 'analysis.pairs=[[7,mice]]'"
-    ended = program("evaluate.py", "checkpoint=run/checkpoints/last.ckpt", trusted, related)
-    assert (ended.code, "cross_attention=Mean: is no BaseAttention, so it has no heads" in ended.err) == (2, True), (
-        ended
-    )
+    model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["plain_mean.Mean"])
+    assert model.analyse("heads", ["data.files=pairs.tsv"]).tables["ablation"][1]  # the class stays trusted
     for analysis, name in (("heads", "ablation"), ("maps analysis.importance=false", "maps")):
         evaluate(program, "run/checkpoints/last.ckpt", trusted, f"score=true analysis={analysis}")
         assert {row["kind"] for row in table(f"evaluated/{name}.csv")} == {"encoder", "decoder"}
-
-
-TEXTBOOK = """
-import torch
-from torch import nn
-
-class MultiHeadAttention(nn.Module):
-    def __init__(self, d_model, num_heads, dropout):
-        super().__init__()
-        self.num_heads, self.q, self.o = num_heads, nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, query, key, value, mask=None):
-        q, k, v = (self.q(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value))
-        weights = (q @ k.mT).masked_fill(mask == 0, -1e9).softmax(-1)
-        return self.o((weights @ v).transpose(1, 2).flatten(2)), weights
-"""
-
-
-@pytest.mark.slow
-def test_a_textbooks_attention_is_one_override(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path.cwd())
-    Path("textbook.py").write_text(TEXTBOOK)
-    own = "attention._target_=textbook.MultiHeadAttention"
-    out = ran(program, "train.py", SMALL, TEXT, own)
-    assert "attention/heads.csv" in out
-    results = evaluate(program, "last", own, "score=true analysis=maps")
-    assert results["val/loss"] == pytest.approx(
-        json.loads(next(Path().glob("outputs/*/*/results.json")).read_text())["val/loss"], abs=1e-5
-    )
-    assert Path("evaluated/atlas.html").is_file()
-    for words, sentence in {
-        "attention.window=4": "attention.window: MultiHeadAttention has no argument window.",
-        "analysis=heads": "attention=MultiHeadAttention: is no BaseAttention, so its heads can be shown, but not ",
-    }.items():
-        ended = program("evaluate.py", "checkpoint=last data.files=book.txt", own, QUICK, words)
-        assert ended.code == 2
-        assert ended.err.startswith(f"Error: {sentence}")
 
 
 # Longer contexts: the loss of a model that was built for them with the weights of the run.

@@ -83,12 +83,6 @@ EARLIER = {
 }
 """The runs of earlier commands that a command or a Python block names; the first is there for all."""
 
-FAST = {
-    "python train.py attention=gqa position=alibi",
-    'python evaluate.py checkpoint=outputs/…/checkpoints/last.ckpt split=test generate.prompt="The"',
-}
-"""The commands that every test run starts; the others are slow tests."""
-
 
 def test_every_fence_is_a_command_a_python_block_or_plain_text() -> None:
     assert {kind for kind, _ in BLOCKS} == {"bash", "python", "text"}
@@ -165,7 +159,6 @@ def place(
 
 def test_every_adaptation_and_every_shown_card_is_of_a_command() -> None:
     assert [part for part in ADAPTED if not any(part in line for line in RUNS + MODULES)] == []
-    assert set(RUNS) >= FAST
     assert len(SHOWN) == 3
     assert set(MODULES) >= set(SHOWN)
 
@@ -178,9 +171,7 @@ def as_process(script: str, *arguments: str, split: bool) -> Ended:
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-@pytest.mark.parametrize(
-    "line", [line if line in FAST else pytest.param(line, marks=pytest.mark.slow) for line in RUNS]
-)
+@pytest.mark.parametrize("line", RUNS)
 def test_command(line: str, program: Program, place: Path) -> None:
     _, script, *arguments = shlex.split(adapted(line))
     if script == "evaluate.py":
@@ -270,13 +261,6 @@ def test_the_table_of_axes_lists_every_choice() -> None:
     asked_first = axes("README.md")
     assert len(asked_first) <= 14
     assert [axis for axis, choices in asked_first.items() if not choices <= listed[axis]] == []
-
-
-def test_what_is_read_first_is_short() -> None:
-    assert len(PAGES["README.md"].encode()) <= 9_216
-    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= 6_144
-    first_table = PAGES["README.md"].split("| axis |")[1].split("\n\n")[0]
-    assert max(map(len, f"| axis |{first_table}".splitlines())) <= 80  # the width of a terminal
 
 
 def test_the_table_of_backends_is_that_of_the_code() -> None:

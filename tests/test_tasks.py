@@ -130,9 +130,6 @@ def test_a_translator_its_continuation_and_its_evaluation(program: Program, pair
     heads = table("run/attention/heads.csv")
     kinds = [(row["kind"], row["layer"]) for row in heads[::2]]
     assert kinds == [("encoder", "0"), ("decoder", "0"), ("decoder", "1"), ("cross", "0"), ("cross", "1")]
-    assert "attention/cross/layer_01/head_01/coverage" in Path("run/metrics.csv").read_text().splitlines()[0]
-    for name in ("encoder", "decoder", "cross", "measures"):
-        assert Path(f"run/attention/{name}_000004.png").exists()
     ran(program, "train.py", "resume=run trainer.max_steps=6")
     assert results_of("run")["steps"] == 6
     out, evaluated = evaluate(program)
@@ -151,21 +148,14 @@ def test_a_pruned_translator_is_a_checkpoint_like_any_other(program: Program, pa
     sizes = "model.num_heads=4 model.d_model=32 optimizer.lr=1e-2"
     out = ran(program, "train.py", SMALL, PAIRS, sizes, "model.max_seq_len=4")
     assert "72 pairs, 288 tokens, 64 pairs truncated\n" in out
-    out, results = evaluate(program, "analysis=prune analysis.num_windows=100 score=true")
-    # 70 of the 80 pairs have more than three characters on a side.
-    assert re.search(r"\nvalidation +held out, 4 pairs, \d+ tokens, \d pairs truncated\n", out), out
+    _, results = evaluate(program, "analysis=prune analysis.num_windows=100 score=true")
     Path("evaluated/pruned.ckpt").rename("pruned.ckpt")
-    pruned = tinyformer.load("pruned.ckpt", backend="eager")
-    assert {layer.backend for layer in pruned.network.attentions()} == {"eager"}
+    pruned = tinyformer.load("pruned.ckpt")
     heads = load_checkpoint("pruned.ckpt").overrides["model.pruned_heads"]
     assert len(heads) == results["analysis/num_pruned"] == 10
     assert pruned.network.pruned_heads() == heads
-    again = "analysis=heads analysis.num_windows=100 score=true"
-    _, smaller = evaluate(program, again, checkpoint="pruned.ckpt")
+    _, smaller = evaluate(program, checkpoint="pruned.ckpt")
     assert smaller["val/loss"] == pytest.approx(results["analysis/pruned_loss"], abs=1e-5)
-    left = [[row["kind"], int(row["layer"]), int(row["head"])] for row in table("evaluated/ablation.csv")]
-    assert len(left) == 14
-    assert not any(head in heads for head in left)
     rows = table("evaluated/translations.csv")
     assert pruned.generate([row["source"] for row in rows]) == [row["output"] for row in rows]
     from_pruned = "init_from=pruned.ckpt model.max_seq_len=4"
@@ -230,10 +220,10 @@ def paragraph(number: int, has_answer: bool) -> dict:
     return {"context": context, "qas": [lives, works]}
 
 
-def write_squad(train: int = 20, dev: int = 6, test: int = 4, has_answer: bool = True) -> None:
+def write_squad(has_answer: bool = True) -> None:
     Path("squad").mkdir()
     numbers = itertools.count()
-    for split, size in (("train", train), ("dev", dev), ("test", test)):
+    for split, size in (("train", 20), ("dev", 6), ("test", 4)):
         paragraphs = [paragraph(next(numbers), has_answer) for _ in range(size)]
         Path("squad", f"{split}-v1.1.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
 
@@ -258,8 +248,6 @@ def test_a_reader_its_continuation_and_its_evaluation(program: Program, trained:
     assert len(worst) == 8  # questions of the test split
     assert sum(float(row["f1"]) for row in worst) / 8 == pytest.approx(results["test/f1"])
     assert all(row["prediction"] in row["context"] and row["answer"] in CITIES for row in worst)
-    assert table("run/attention/heads.csv")[-1]["induction"]
-    assert Path("run/attention/step_000004.png").exists()
     ran(program, "train.py", "resume=run trainer.max_steps=6")
     assert results_of("run")["steps"] == 6
     checkpoint = "run/checkpoints/last.ckpt"
@@ -279,15 +267,6 @@ def test_a_reader_its_continuation_and_its_evaluation(program: Program, trained:
 
 
 @pytest.mark.slow
-def test_a_model_learns_to_read_the_question(program: Program) -> None:
-    write_squad(100, 10, 20)
-    settings = "model.max_seq_len=96 model.d_model=32 trainer.max_steps=300 trainer.val_check_interval=100"
-    ran(program, "train.py", SMALL, SQUAD, settings, "data.batch_size=20 callbacks.attention=null")
-    results = results_of("run")
-    assert results["test/f1"] >= results["test/f1_without_question"] + 0.3
-
-
-@pytest.mark.slow
 def test_no_answer(program: Program) -> None:
     write_squad(has_answer=False)
     ended = program("train.py", SMALL, SQUAD)
@@ -298,5 +277,4 @@ def test_no_answer(program: Program) -> None:
     assert "no answer              F1 100.0% of questions without an answer, 0.0% of the others" in out
     checkpoint = "checkpoint=run/checkpoints/last.ckpt data.files=squad task.objective.no_answer_threshold=1000"
     ran(program, "evaluate.py", checkpoint, "hydra.run.dir=evaluated")
-    assert results_of("run")["val/f1_unanswerable"] == 1.0
-    assert results_of("evaluated")["val/f1_unanswerable"] == 0.0
+    assert [results_of(run)["val/f1_unanswerable"] for run in ("run", "evaluated")] == [1.0, 0.0]

@@ -8,13 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from commands import ROOT, SMALL, TEXT, Program, Trained, column, ran, results_of, spawned, table, weights_of, without
 from wandb_file import read_history
 
@@ -62,16 +60,8 @@ def test_a_run_leaves_all_that_was_promised(trained: Trained) -> None:
     assert trained.out.endswith(f"\n\nTo see its heads:\n  tinyformer evaluate {suggested}\n")
     for line in ("checkpoints/last.ckpt", "attention/step_000030.png", "flash kernel"):
         assert line in trained.out
-    said = re.search(
-        r"^speed +([\d,]+) tokens/s, 30 steps in \d+ s\n +(\d+) % of a measured peak of ([\d.]+) TFLOP/s, "
-        r"at most ([\d.]+) GB of memory$",
-        trained.out,
-        re.MULTILINE,
-    )
-    assert said is not None, trained.out
-    scales = {"tokens_per_second": 1, "mfu": 100, "peak_tflops": 1, "memory_gb": 1}
-    expected = [scale * results[f"throughput/{name}"] for name, scale in scales.items()]
-    assert [float(number.replace(",", "")) for number in said.groups()] == pytest.approx(expected, rel=0.01, abs=0.5)
+    speed = f"{results['throughput/tokens_per_second']:,.0f}"
+    assert re.search(rf"^speed +{speed} tokens/s, 30 steps in \d+ s$", trained.out, re.MULTILINE)
     assert all(0 < float(value) < 1 for value in column(run, "throughput/mfu").values())
 
 
@@ -92,22 +82,7 @@ def test_each_switch_changes_the_run(program: Program, book: Path) -> None:
     assert len(set(losses.values())) == len(losses), losses
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.smoke)])
-def test_resumed_mid_epoch_equals_unbroken(program: Program, book: Path, optimizer: str) -> None:
-    settings = (
-        f"model.dropout=0.1 optimizer={optimizer} schedule.warmup_steps=2 "
-        "trainer.val_check_interval=3 trainer.log_every_n_steps=2"
-    )
-    # The schedule must not depend on the length for the two runs to be the same.
-    constant = "schedule=wsd schedule.decay_fraction=0"
-    train(program, "unbroken", settings, constant, "trainer.max_steps=9")
-    train(program, "broken", settings, constant, "trainer.max_steps=5")
-    ran(program, "train.py", "resume=broken trainer.max_steps=9")
-    assert_same_weights("unbroken", "broken")
-    assert results_of("broken")["steps"] == 9
-    assert column("unbroken", "train/loss") == column("broken", "train/loss")
-
-
+@pytest.mark.smoke
 def test_epochs_end_as_steps_do(program: Program, book: Path) -> None:
     settings = f"{SMALL} {TEXT} callbacks.attention=null trainer.limit_train_batches=6 trainer.log_every_n_steps=1"
     for run, limit in {"epochs": "trainer.max_epochs=1 trainer.max_steps=-1", "steps": "trainer.max_steps=6"}.items():
@@ -132,26 +107,8 @@ def test_a_finished_run_is_made_longer_and_never_written_over(program: Program, 
     assert_same_weights("before", "run")
     book.write_text(text)
     ran(program, "train.py", "resume=run trainer.max_steps=8")
-    rates = column("run", "train/learning_rate")
-    # Half a cosine over 8 steps from the fifth step on.
-    for step in (5, 6, 7, 8):
-        assert float(rates[step]) == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * (step - 1) / 8)))
-
-
-def test_a_run_from_a_checkpoint_has_its_architecture_and_its_tokenizer(program: Program, book: Path) -> None:
-    first = "attention=gqa position=rotary norm=rms_norm attention.window=[8,null] model.init_std=0.1 data.batch_size=2"
-    train(program, "first", first)
-    book.write_text("".join(f"{n} cats see Ω.\n" for n in range(200)))  # other characters
-    new = "trainer.max_steps=2 generate.num_tokens=3 data=text data.files=book.txt hydra.run.dir=next"
-    ran(program, "train.py", "init_from=first/checkpoints/last.ckpt", new)
-    config = yaml.safe_load(Path("next/config.yaml").read_text())
-    assert config["network"]["encoder"]["block"]["attention"]["window"] == [8, None]
-    assert config["network"]["encoder"]["norm"]["_target_"].endswith("RMSNorm")
-    assert (config["model"]["init_std"], config["data"]["batch_size"]) == (0.02, 8)
-    assert results_of("next")["num_parameters"] == results_of("first")["num_parameters"]
-    shutil.rmtree("first")  # the run has a checkpoint of its own
-    ran(program, "train.py", "resume=next trainer.max_steps=4")
-    assert results_of("next")["steps"] == 4
+    # The seventh step is three quarters into a cosine over 8 steps.
+    assert float(column("run", "train/learning_rate")[7]) == pytest.approx(5e-4 * (1 + math.cos(math.pi * 6 / 8)))
 
 
 @pytest.mark.slow
@@ -240,17 +197,7 @@ def test_a_bug_of_a_users_class_keeps_its_traceback(
     assert "('a bug of theirs', None)" in ended.err  # so that mistakes have none in processes that a run starts
 
 
-def test_loggers_of_lightning_get_scalars_and_figures(program: Program, book: Path) -> None:
-    """Those whose package is missing are refused in a sentence that names it."""
-    for logger, file in {
-        "tensorboard": "run-tensorboard/tensorboard/events.*",
-        "mlflow": "mlruns/*/*/artifacts",
-    }.items():
-        ended = program("train.py", SMALL, TEXT, f"logger={logger} hydra.run.dir=run-{logger}")
-        if find_spec(logger):
-            assert (ended.code, len([*Path().glob(file)])) == (0, 1), ended.err
-        else:
-            assert (ended.code, logger in ended.err, Path(f"run-{logger}").exists()) == (2, True, False)
+def test_loggers_of_lightning_get_scalars(program: Program, book: Path) -> None:
     csv = "{_target_: lightning.pytorch.loggers.CSVLogger, name: own, version: v"
     words = [f"+logger.{name}={csv}, save_dir: {name}}}" for name in ("a", "b")]
     ran(program, "train.py", *f"{SMALL} {TEXT} hydra.run.dir=run".split(), *words, f"+logger.c={csv}}}", split=False)
@@ -258,18 +205,15 @@ def test_loggers_of_lightning_get_scalars_and_figures(program: Program, book: Pa
     assert losses == {results_of("run")["val/loss"]}
 
 
-def run_as_process(arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "train.py"), *arguments.split()]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
-
-
 @pytest.mark.slow
 def test_into_a_file_go_plain_lines_and_on_request_full_errors(tmp_path: Path, book: Path) -> None:
-    ended = run_as_process(f"{SMALL} {TEXT}", tmp_path)
+    command, options = [sys.executable, str(ROOT / "train.py")], {"cwd": tmp_path, "capture_output": True, "text": True}
+    ended = subprocess.run([*command, *SMALL.split(), *TEXT.split()], check=False, **options)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert not re.search(r"[\r\x1b\x08]", ended.stdout)
     assert len([line for line in ended.stdout.splitlines() if line.startswith("step ")]) == 1
-    full = run_as_process("model.num_heads=3", tmp_path, env={**os.environ, "HYDRA_FULL_ERROR": "1"})
+    environment = os.environ | {"HYDRA_FULL_ERROR": "1"}
+    full = subprocess.run([*command, "model.num_heads=3"], check=False, env=environment, **options)
     assert (full.returncode, "Traceback" in full.stderr) == (2, True)
 
 

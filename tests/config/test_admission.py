@@ -81,14 +81,6 @@ def test_the_config_of_a_run_is_made_again(overrides: list[str]) -> None:
     assert admit_config(checkpoint(described(*overrides), *sizes)) == config
 
 
-def test_a_value_that_others_determine_is_kept_only_where_it_was_overridden() -> None:
-    values = described("model=tiny", "attention=gqa")
-    assert values["model.num_heads"] == 6
-    assert not {"attention.num_heads", "attention.num_kv_heads"} & values.keys()
-    overridden = described("attention=gqa", "attention.num_kv_heads=1", "model.d_ff='${model.d_model}'")
-    assert (overridden["attention.num_kv_heads"], overridden["model.d_ff"]) == (1, 128)
-
-
 def test_a_checkpoint_outlives_other_defaults_and_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later versions may state, compute or add what they like: what a run was made with stays."""
     words = ("attention=gqa", "attention.num_kv_heads=1")
@@ -281,10 +273,8 @@ HOSTILE_SWEEPS = {
     "calls": "norm._target_=tinyformer.nn.RMSNorm,os.system|attention.score=dot,mine.Score",
     "is not a key": "+foo=1,2",
     "is .*: an interpolation": "seed=1,'${oc.env:HOME}'|attention.score=${data.text_column}",
-    "chooses": "attention=mha,../evil",
     "shuffles its values": "seed=shuffle(1,2)",
     "is no list": "seed=range(0,nan)|seed=range(1,10,0)|seed=range(3,1)|attention=glob(../*)|attention=glob([[a]])",
-    "changes Hydra": "hydra.run.dir=a,b|hydra/launcher=joblib,basic",
 }
 
 

@@ -13,7 +13,6 @@ from tinyformer.errors import ArgumentError
 from tinyformer.training import MuonWithAdamW, optimizers
 from tinyformer.training.callbacks import checkpoints
 from tinyformer.training.callbacks.checkpoints import Checkpoints
-from tinyformer.training.step import max_over_processes, sum_over_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*QUIET, "ignore:.*fork", "ignore:You defined a .validation")]
 
@@ -93,16 +92,3 @@ def test_processes_that_begin_at_different_steps_are_refused(tmp_path, monkeypat
     monkeypatch.setattr(checkpoints, "max_over_processes", lambda steps: torch.tensor([5, 0]))
     with pytest.raises(ArgumentError, match="its processes begin at steps 0 to 5; all nodes have to share the folder"):
         trained(tmp_path, "causal_lm", callbacks=[Checkpoints(tmp_path / "run/checkpoints", CONTENTS)])
-
-
-def test_each_process_has_the_sum_and_the_largest_value_of_all(tmp_path):
-    def note(trainer, module):
-        ranks = torch.tensor([trainer.global_rank, -trainer.global_rank])
-        torch.save((sum_over_processes(ranks), max_over_processes(ranks)), tmp_path / f"ranks-{trainer.global_rank}.pt")
-
-    noting = L.Callback()
-    noting.on_train_start = note
-    trained(tmp_path, "causal_lm", (2, 1, ROWS // 2), callbacks=[noting])
-    for rank in (0, 1):
-        total, largest = torch.load(tmp_path / f"ranks-{rank}.pt")
-        assert (total.tolist(), largest.tolist()) == ([1, -1], [1, 0])

@@ -88,19 +88,6 @@ def test_a_run_continues_with_any_number_of_processes(first, second, tmp_path, c
     assert f"processes: {second[1]} instead of {first[1]}; dropout" in capfd.readouterr().out
 
 
-def test_a_stopped_run_continues_bit_by_bit(tmp_path):
-    """With the optimizer that keeps states of two kinds, and shares them by rows."""
-    muon, kind = MuonWithAdamW(), ("fsdp", 2)
-    whole = run(tmp_path / "whole", kind, optimizer=muon, precision="32-true")
-    begun = run(tmp_path / "broken", kind, interrupt(3), optimizer=muon, precision="32-true")
-    rest = run(
-        tmp_path / "broken", kind, optimizer=muon, precision="32-true", checkpoint=str(tmp_path / "broken/last.ckpt")
-    )
-    assert (begun["global_step"], rest["global_step"]) == (3, 8)
-    for part in ("state_dict", "optimizer_states"):
-        torch.testing.assert_close(rest[part], whole[part], rtol=0, atol=0)
-
-
 class Noted(L.Callback):
     """Writes the bytes that each process holds, and the dtypes of a block's weight and of another when gathered."""
 

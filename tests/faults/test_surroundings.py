@@ -25,7 +25,6 @@ OURS = "https://wandb.example.org:8080"
         ("", "", "", "machine api.wandb.ai login user password secret", False),
         ("", "", OURS, "machine api.wandb.ai login user password secret", True),
         ("", "", OURS, "machine wandb.example.org login user password secret", False),
-        ("", "", "", "machine", True),
     ],
 )
 def test_online_only_with_a_key(

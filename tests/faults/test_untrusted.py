@@ -110,16 +110,6 @@ def test_a_state_of_another_shape_is_refused(program: Program, book: Path) -> No
     assert "exp_avg does not fit a parameter" in said
 
 
-def test_a_class_that_the_command_names_is_made(program: Program, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("ours_here.py").write_text("from torch.nn import LayerNorm\nclass Norm(LayerNorm):\n    pass\n")
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    ended = program("train.py", SMALL, TEXT, "norm._target_=ours_here.Norm hydra.run.dir=run")
-    assert ended.code == 0, ended.err
-    model = tinyformer.load("run/checkpoints/last.ckpt", trusted=["ours_here.Norm"])
-    assert type(model.network.encoder.layers[0].attention_norm).__name__ == "Norm"
-    assert model.analyse("heads", ["data.files=book.txt"]).tables["ablation"][1]  # the class stays trusted
-
-
 def test_a_score_is_imported_by_its_own_name_alone() -> None:
     """Hydra resolves nodes in place when it makes others, so that a reference looks like a name afterwards."""
     register_score({"attention": {"score": "${evil}"}, "evil": "no_such_package.Score"})

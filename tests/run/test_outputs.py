@@ -3,30 +3,22 @@
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from analysis.contexts import TOKENIZER as LETTERS
-from analysis.contexts import make_context
 from commands import SMALL, TEXT, ran, results_of
 from matplotlib.image import imread
 from nn.model_cases import make_transformer
 
-from tinyformer import report
-from tinyformer.analysis import HeadMaps, HeadRelations
 from tinyformer.config.errors import printable, say
 from tinyformer.data import ByteTokenizer
 from tinyformer.generation.generation import Sampling, generate
 from tinyformer.report import head_maps, save_png
 from tinyformer.report.picture import CAPTION_HEIGHT
-from tinyformer.run import evaluation
-from tinyformer.run.evaluation import keep_findings
 from tinyformer.run.sample import print_samples
 from tinyformer.run.settings import Generation
-from tinyformer.training.callbacks.attention import HeadLog
 
 TOKENIZER = ByteTokenizer().build([])
 PICTURE = head_maps([torch.eye(4)[None]], list("abcd"), "Attention maps")
@@ -73,28 +65,6 @@ def test_a_saved_picture_has_a_line_above_it(tmp_path):
     above, below = image[:CAPTION_HEIGHT], image[CAPTION_HEIGHT:, : plain.shape[1], :3]
     assert below == pytest.approx(plain, abs=0.01)
     assert (above[..., :3] < 0.5).any()
-
-
-def test_the_line_names_what_is_shown(tmp_path, monkeypatch):
-    """A text in place of the data, and the checkpoint of an evaluation in place of a run's folder."""
-    lines = []
-    for module in (report, evaluation):
-        monkeypatch.setattr(module, "save_png", lambda picture, path, line: lines.append(line) or path)
-    monkeypatch.chdir(tmp_path)
-    facts = {"step": "7", "data": "text, test split"}
-    context = replace(make_context(make_transformer()), tokenizer=LETTERS, facts=facts)
-    given = HeadMaps("a\ncab " * 40, num_windows=1, importance=False)
-    for kind in (given, HeadMaps(num_windows=1, importance=False), HeadRelations("ab cd", [["cd", "ab"]])):
-        keep_findings(kind(context, tmp_path), tmp_path, [], facts)
-    for path in (None, tmp_path / "run/last.ckpt"):
-        HeadLog(tmp_path / "folder", [], facts["data"], path).picture(7, "maps", "step", PICTURE)
-    assert lines == [
-        f'step 7 · text "{"a cab " * 9}a …"',
-        "step 7 · data text, test split",
-        'step 7 · text "ab cd"',
-        "run folder · step 7 · data text, test split",
-        "checkpoint run/last.ckpt · step 7 · data text, test split",
-    ]
 
 
 def test_control_characters_of_names_are_printed_as_escapes(program, book, capsys):

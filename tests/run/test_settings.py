@@ -37,19 +37,11 @@ def plain(tmp_path_factory, cache):
 
 CALL, NO_BAR = "{_target_:hydra.utils.get_method,path:builtins.%s}", {"said": r"\A(?!.*step 6/6)"}
 WORKS = [
-    ("Callback", "", {}),
-    ("Checkpoint", "", {}),
-    ("DeviceStatsMonitor", "", {"logged": "DeviceStatsMonitor.on_train_batch_end/cpu_percent"}),
     ("EMAWeightAveraging", "decay:0.5,update_starting_at_step:4", {"weights": (5, 6)}),
-    ("EMAWeightAveraging", "update_starting_at_step:100", {}),
     ("EarlyStopping", "monitor:val/loss,stopping_threshold:100", {"weights": (2,)}),
-    ("LambdaCallback", "on_fit_start:" + CALL % "print", {"said": "Trainer object"}),
     ("LearningRateMonitor", "", {"logged": "lr-CombinedOptimizer/pg1"}),
     ("ModelCheckpoint", "every_n_train_steps:3,save_top_k:-1", {}),
     ("ModelSummary", "", {"said": "Total params"}),
-    ("ProgressBar", "", NO_BAR),
-    ("RichModelSummary", "", {"said": "Total params"}),
-    ("RichProgressBar", "", NO_BAR),
     ("TQDMProgressBar", "", NO_BAR),
     ("ThroughputMonitor", "batch_size_fn:" + CALL % "len", {"logged": "train/samples"}),
     ("Timer", "duration:{milliseconds:1}", {"weights": (1,)}),

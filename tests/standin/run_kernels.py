@@ -1,4 +1,4 @@
-"""What torch runs on the stand-in device: the kernels of `sdpa` and `flash`, and how many graphs `flex` compiles."""
+"""What torch runs on the stand-in device: the kernels of `sdpa`, and how many graphs `flex` compiles."""
 
 import contextlib
 import json
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, AttentionMask, Scoring
 from tinyformer.nn.maps import KernelObserver
 from tinyformer.nn.score import ScoreMod, softcap
@@ -64,21 +63,7 @@ def flex_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def flash_kernels() -> dict[str, str]:
-    """The kernel of single queries that share K/V heads, with padding; and of a bias, which flash does not compute."""
-    q, k, v = (x[:, :, :1] for x in inputs(2, torch.bfloat16))
-    chosen = {}
-    for name, mask, mods in (
-        ("padded", AttentionMask(lengths=torch.ones(BATCH, dtype=torch.long).to("cuda")), ()),
-        ("bias", AttentionMask(), (ScoreMod(lambda score, *indices: score - 0.1, additive=True),)),
-    ):
-        with KernelObserver() as observer, contextlib.suppress(ArgumentError):
-            BACKENDS["flash"].compute(q, k, v, mask, Scoring(0.2, mods=mods)).sum().backward()
-        chosen[name] = observer.kernel if observer.calls else "none"
-    return chosen
-
-
-REPORTS: dict[str, Callable[[], Any]] = {"sdpa": sdpa_kernels, "flex": flex_graphs, "flash": flash_kernels}
+REPORTS: dict[str, Callable[[], Any]] = {"sdpa": sdpa_kernels, "flex": flex_graphs}
 
 if __name__ == "__main__":
     report = {sys.argv[1]: REPORTS[sys.argv[1]]}

@@ -58,11 +58,9 @@ def test_a_run_ends_and_is_resumed_and_evaluated(task: str, compiled: str, run: 
 MOST_LAUNCHES = {  # of a step, and of a measurement of the heads; a CUDA graph is one launch
     "experiment=gpt2": (50, 300),
     "experiment=gpt2 compile_mode=default": (360, 300),
-    "experiment=gpt2 optimizer=muon": (105, 300),
     "optimizer=muon": (105, 310),
     "task=masked_lm": (105, 300),
     "task=masked_lm data.document_mask=true": (420, 315),
-    "data.document_mask=true optimizer=adamw": (360, 325),
     "experiment=shakespeare_gpu": (105, 340),
 }
 

@@ -119,7 +119,6 @@ def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, first,
 @pytest.mark.parametrize(
     ("step", "sentence"),
     [
-        (3, "step=3: is none of the 4 steps with a snapshot; the nearest: 2, 4; step=2 works."),
         (9, "step=9: is none of the 4 steps with a snapshot; the nearest: 4, 10; step=10 works."),
         (-1, "step=-1: is none of the 4 steps with a snapshot; the nearest: 0; step=0 works."),
         ("last", "step='last': must be a number of optimizer steps, or all; step=10 works."),
