@@ -35,14 +35,14 @@ def plain(tmp_path_factory, cache):
     return run(tmp_path_factory.mktemp("plain"), "callbacks.snapshots.every_n_steps=1")
 
 
-CALL, NO_BAR = "{_target_:hydra.utils.get_method,path:builtins.%s}", {"said": r"\A(?!.*step 6/6)"}
+CALL = "{_target_:hydra.utils.get_method,path:builtins.%s}"
 WORKS = [
     ("EMAWeightAveraging", "decay:0.5,update_starting_at_step:4", {"weights": (5, 6)}),
     ("EarlyStopping", "monitor:val/loss,stopping_threshold:100", {"weights": (2,)}),
     ("LearningRateMonitor", "", {"logged": "lr-CombinedOptimizer/pg1"}),
     ("ModelCheckpoint", "every_n_train_steps:3,save_top_k:-1", {}),
     ("ModelSummary", "", {"said": "Total params"}),
-    ("TQDMProgressBar", "", NO_BAR),
+    ("TQDMProgressBar", "", {"said": r"\A(?!.*step 6/6)"}),
     ("ThroughputMonitor", "batch_size_fn:" + CALL % "len", {"logged": "train/samples"}),
     ("Timer", "duration:{milliseconds:1}", {"weights": (1,)}),
     ("WeightAveraging", "", {"weights": (1, 2, 3, 4, 5, 6)}),
