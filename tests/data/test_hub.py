@@ -63,7 +63,6 @@ REPOSITORIES = {
         "data/validation-00000-of-00001.parquet": labelled(["good", None], [1, 0]),
         "data/test-00000-of-00001.parquet": labelled(["one", "two"], [-1, -1]),
     },
-    "datasets/owner/partly": {"train.parquet": labelled(["a", "b", "c"], [1, -1, -1])},
     "datasets/owner/pairs": {
         "train.jsonl": b'{"b": "two", "a": "one", "gold": 3}\n{"b": null, "a": "x", "gold": 10}\n'
     },
@@ -125,9 +124,7 @@ READ = {
     f'{BOOKS} target_column="translation.fr")': {
         "train": {"text": ["A cat.", "A dog."], "pair": ["Un chat.", "Un chien."]}
     },
-    'splits("owner/books", text_column="translation.en")': {"train": {"text": ["A cat.", "A dog."]}},
     f'{BOOKS} target_column="translation.de")': "target_column='translation.de': owner/books has no such column",
-    'splits("owner/pairs", "pairs", source_column="a", target_column="b")': "target_column='b': row 2 of the split tr",
     # questions, in the layout of SQuAD
     'splits("owner/squad", "questions")': {
         "train": ASKED | {"answers": [["b c"], ["a"]], "starts": [[2], [0]]},
@@ -140,7 +137,6 @@ READ = {
     'splits("owner/pairs", "examples", text_column=["a", "b"], label_column="gold")': {
         "train": {"text": ["one", "x"], "pair": ["two", None], "label": ["3", "10"]}
     },
-    REVIEWS.replace("reviews", "partly"): "label_column='label': row 2 of the split train of owner/partly has no label",
 }
 """The rows that are read, or the beginning of the error."""
 

@@ -1,10 +1,7 @@
 """Every mistake has one sentence that names the argument, the value, the reason and mostly a value that works."""
 
-import io
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tinyformer.data import (
@@ -55,11 +52,6 @@ def test_arguments(labelled):
         refused(call, sentence, **({"source": labelled} if call is module else {}) | settings)
 
 
-def parquet(*columns: list[str]) -> bytes:
-    pq.write_table(pa.table([*columns], ["text"] * len(columns)), file := io.BytesIO())
-    return file.getvalue()
-
-
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 FILES = [
     ("none.txt", None, {}, r"files='.*none.txt': the file does not exist\.$"),
@@ -70,7 +62,6 @@ FILES = [
     ("a.jsonl", b'{"text": "\\ud800"}', {}, r"text='.ud800': holds half of a surrogate pair"),
     *((f"a.{kind}", POINTER, {}, "files=.* is a pointer of Git LFS, .*`git lfs pull`") for kind in ("txt", "parquet")),
     ("a.csv", b"text,text\na,b\n", {}, "text_column='text': .*a.csv has 2 columns of this name"),
-    ("a.parquet", parquet(["a"], ["b"]), {}, "text_column='text': .*a.parquet has 2 columns of this name"),
     ("a.jsonl", b'{"text": "x"}\n{"text": "y", "text": "z"}', {}, r"files=.*\(line 2: the keys text, text are not all"),
     ("a.txt", "a cat".encode("utf-16le"), {}, "files='.*a.txt': holds NUL bytes"),
     ("a.jsonl", b'{"text": "x"}\n\n' * 70 + b"{,", {}, r"files=.*\(line 141: Expecting .*, column 2 \(char 1\)\)"),

@@ -10,8 +10,6 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from tinyformer.data import ByteTokenizer, ExampleFormat, SourceDataModule, TextFiles, WindowFormat
-from tinyformer.data.sources.documents import natural_order
-from tinyformer.data.sources.text_paths import unread_files
 from tinyformer.run.results import describe_data
 
 AWKWARD = 'line\r\nline\rline\r\r\n\n\ttab "quoted", comma\u2028\x85é 😀\x0b\x0c end'
@@ -98,7 +96,6 @@ def test_only_files_and_folders_that_are_named_so_are_splits(tmp_path):
     assert splits == {"test": ["test/b/2", "train/test"], "train": ["c", "train/a/1"]}  # the name of a file comes first
     folders = [str(tmp_path / "f" / name) for name in ("train/a", "test", "c.txt")]
     assert texts_of(folders) == {"train": ["train/a/1", "c"], "test": ["test/b/2"]}
-    assert unread_files([str(tmp_path / "f"), "none.txt"]) == {"hidden file": 2}
 
 
 def test_folders_patterns_and_lists_of_the_same_files_give_the_same_splits(tmp_path, monkeypatch):
@@ -217,8 +214,6 @@ def test_labels_are_names(tmp_path):
     categories = {name: pa.array(["x", None, "x"]).dictionary_encode() for name in ("text", "label")}
     pq.write_table(pa.table(categories), tmp_path / "a.parquet")
     assert texts_of(str(tmp_path / "a.parquet"), text_column=["text", "label"]) == {"train": ["x\nx", "", "x\nx"]}
-    names = ["10", "9", "b", "a10", "a9", "-1", "0", "É"]
-    assert sorted(names, key=natural_order) == ["0", "9", "10", "-1", "a9", "a10", "b", "É"]
 
 
 def test_what_a_split_leaves_out_is_counted(tmp_path):

@@ -13,7 +13,6 @@ from tinyformer.data import (
     ByteTokenizer,
     ExampleFormat,
     PairFormat,
-    Pydoc,
     QuestionFormat,
     Recipe,
     SquadFiles,
@@ -147,19 +146,6 @@ def test_groups_are_those_of_the_definition():
 )
 def test_groups_of_short_texts_and_of_texts_without_spaces(texts, groups):
     assert near_copy_groups(texts).tolist() == groups
-
-
-@pytest.mark.slow
-def test_nothing_of_the_default_data_is_both_held_out_and_trained_on():
-    texts = Pydoc().load()["train"]
-    parts, caveat = hold_out({"train": texts}, 0.05, 0.05, 0, True)
-    assert caveat is None
-    runs = []
-    for part in parts.values():
-        words = [text.split() for text in part["text"]]
-        runs.append({" ".join(text[i : i + 40]) for text in words for i in range(len(text) - 39)})
-        assert max(map(len, part["text"])) <= 0.1 * sum(map(len, part["text"]))
-    assert sum(map(len, runs)) == len(set().union(*runs))  # no 40 words occur in two splits
 
 
 # What was trained on, whatever its file, order and format.

@@ -24,7 +24,7 @@ from tinyformer.data import (
     default_cache_dir,
     stream,
 )
-from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
+from tinyformer.data.sources.documents import from_columns, text_lengths
 from tinyformer.data.sources.hub_dataset import take_characters
 from tinyformer.data.stream import map_texts
 from tinyformer.errors import ArgumentError
@@ -153,9 +153,3 @@ def test_texts_in_a_memory_map_take_no_memory(tmp_path):
     assert rows[49]["text"] == "é" * 10**6
     assert list(tmp_path.iterdir()) == []
     assert len(map_texts([], tmp_path)) == 0
-
-
-@pytest.mark.parametrize("columns", [("text",), ("text", "pair")])
-def test_lengths_are_those_of_the_texts(columns):
-    rows = from_columns(**{name: ["é😀", None, "", "a\nb"] for name in columns}).select([3, 0, 1, 2])
-    assert text_lengths(rows).tolist() == [len(text) for text in iterate_texts(rows)]

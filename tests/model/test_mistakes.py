@@ -64,7 +64,6 @@ MISTAKES = [
     # Points.
     (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': names nothing here; there are {POINT}"),
     (run(replace={"*_mid": torch.relu, POINT: torch.relu}), f"replace='{POINT}': names {POINT}, which '*_mid'"),
-    (lambda: model(backend="flex").run(TEXTS, gradients=True), "backend='flex': cannot compute training on CPU"),
     (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor of"),
     # Heads.
     (ablated(causal, [(2, 0)]), "heads=[[2, 0]]: must hold [layer, head] pairs of a model with 2 layers of 4 heads"),

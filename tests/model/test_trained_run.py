@@ -100,7 +100,6 @@ REFUSED = {
     "seed=1,2": "seed=1,2: tinyformer.train makes one run; ",
     "hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN: tinyformer.train makes one run; ",
     "--cfg": "--cfg: tinyformer.train takes overrides only, such as attention=gqa.",
-    "modle.d_model=8": "modle.d_model: there is no such key. Did you mean model.d_model",
     "model.num_heads=3": "model.num_heads=3: ",
     "trainer.devices=2": "trainer.devices=2: tinyformer.train is one process; ",
     "hydra.run.dir=linked": "hydra.run.dir=linked: linked/link is a symbolic link, ",

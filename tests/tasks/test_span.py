@@ -179,15 +179,6 @@ def test_final_metrics_and_what_the_question_adds():
         "exact_match_without_question": 0.5,  # one of two questions about each context
         "f1_without_question": pytest.approx((2 * 2 / 3 + 1) / 4),  # "x. y" for the first context
     }
-    assert task.describe({"accuracy": 0.5, "num_judged": 3} | metrics, split) == {
-        "both ends": "50.0% right of 3 windows with the answer or of questions without one",
-        "answers": "F1 50.0%, exact match 50.0%, of 4 questions",
-        "F1 of characters": "50.0%",
-        "without question": "F1 58.3%, exact match 50.0% at most",
-        "no answer": "F1 0.0% of questions without an answer, 66.7% of the others",
-    }
-    lines = SpanExtraction(max_answer_length=1).describe({"accuracy": 0.5, "num_judged": 3}, split)
-    assert lines["out of reach"] == "2 of 3 answers: longer than max_answer_length=1, or whole in no window"
     first = split.first(2)
     assert task.final_metrics(Spelled(x=(5.0, 5.0)), first, split.tokenizer)["num_answered"] == 2
     assert (first.num_windows, first.answers(), len(task.predictions)) == (2, [["x."], ["y"]], 2)
