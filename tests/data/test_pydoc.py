@@ -109,10 +109,6 @@ class Kept:
 '''
 
 
-def lines(context):
-    return dict(re.fullmatch(r"def (\w+): (.+)", line).groups() for line in context.splitlines())
-
-
 def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
     library({"numbers.py": FUNCTIONS})
     splits, names = DocstringQuestions(600, 3, 10).load("questions"), {}
@@ -120,7 +116,7 @@ def test_the_answer_is_the_summary_of_the_function_that_is_asked_about(library):
         names[split] = set()
         for question, context, answers, starts in zip(*(rows[name] for name in rows.column_names), strict=True):
             name = re.fullmatch(r"What does (\w+) do\?", question)[1]
-            summary_of = lines(context)
+            summary_of = dict(re.fullmatch(r"def (\w+): (.+)", line).groups() for line in context.splitlines())
             assert len(summary_of) == 3
             assert answers == [summary_of[name]]
             assert context[starts[0] :].splitlines()[0] == answers[0]

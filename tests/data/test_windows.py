@@ -24,14 +24,13 @@ from .streams import EOS, split_of
 from .test_examples import labelled
 
 lengths_of_documents = st.lists(st.integers(1, 20), min_size=1, max_size=12)
-packs = st.sampled_from(["concat", "document"])
 
 
 def all_of(windows):
     return windows.__getitems__(list(range(len(windows))))
 
 
-@given(lengths_of_documents, st.integers(1, 12), packs)
+@given(lengths_of_documents, st.integers(1, 12), st.sampled_from(["concat", "document"]))
 @settings(max_examples=60, deadline=None)
 def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
     split = split_of(lengths)

@@ -82,13 +82,10 @@ def test_seeds_decide_and_nothing_else(network):
     assert torch.equal(torch.get_rng_state(), before)  # training goes on as if nothing had been drawn
 
 
-GREEDY = Sampling(temperature=0.0)
-
-
 UNEQUAL = [[7], [3, 1, 4, 1, 5], [9, 2, 6], list(range(17))]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(top_k=20), Sampling()])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(top_k=20), Sampling()])
 def test_a_prompt_is_continued_as_if_alone_with_a_cache_and_without(sampling):
     model = variant(partial(gqa, position=rotary, window=[4, None]))
     together = generate(model, UNEQUAL, 5, sampling, seed=5)

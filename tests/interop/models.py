@@ -204,18 +204,14 @@ def choose(*choices: str) -> DictConfig:
     return config
 
 
-def composed(*overrides: str) -> dict[str, Any]:
-    """The config that `train.py` composes of overrides, unresolved; composing takes time, changing keys does not."""
-    keys = [override for override in overrides if "." in override.partition("=")[0]]
-    choices = [override for override in overrides if override not in keys]
-    config = OmegaConf.merge(choose(*choices), OmegaConf.from_dotlist(keys))
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    return {name: node for name, node in plain.items() if name != "hydra"}
-
-
 def our_checkpoint(path: Path, *overrides: str, tokenizer: TextTokenizer | None = None) -> Checkpoint:
     """A checkpoint of a random network, with a config as `train.py` composes it."""
-    config = composed(*overrides)
+    # Composing takes time, changing keys does not.
+    keys = [override for override in overrides if "." in override.partition("=")[0]]
+    choices = [override for override in overrides if override not in keys]
+    merged = OmegaConf.merge(choose(*choices), OmegaConf.from_dotlist(keys))
+    config: Any = OmegaConf.to_container(merged, resolve=False)
+    config.pop("hydra", None)
     sized = OmegaConf.create(config)
     sized.model.vocab_size = tokenizer.vocab_size if tokenizer else VOCAB
     with torch.random.fork_rng():

@@ -120,22 +120,17 @@ def values(text: str) -> dict[str, str]:
 REFUSED = {
     "gpt2": values(
         """
-        model.embedding_norm=true attention.num_kv_heads=2 attention.head_dim=6
-        attention.v_head_dim=6 attention.scale=0.3
+        model.embedding_norm=true attention.num_kv_heads=2 attention.head_dim=6 attention.scale=0.3
         attention.qk_norm=true attention.score=general attention.window=[5,null] attention.local_gaussian=true
         attention.softcap=3.0 attention.sink=true attention.gate=true attention.ablated_heads=[[0,1]]
-        model.pruned_heads=[[0,1]]
-        block.attention_residual.skip=0.5 block.attention_residual.branch=[1,0.5]
-        block.feed_forward_residual.skip=[1,0.5] block.feed_forward_residual.branch=0.5
+        model.pruned_heads=[[0,1]] block.attention_residual.skip=0.5 block.feed_forward_residual.branch=[1,0.5]
         """
     ),
     "bert": values("task.readout.activation=silu"),
     "bart": values(
         """
-        cross_attention.num_kv_heads=2 cross_attention.head_dim=6 cross_attention.qk_norm=true
-        cross_attention.v_head_dim=6 cross_attention.scale=0.3 cross_attention.window=3
-        cross_attention.score=general cross_attention.softcap=3.0 cross_attention.sink=true cross_attention.gate=true
-        block.cross_attention_residual.skip=0.5 block.cross_attention_residual.branch=0.5 model.shared_embedding=false
+        cross_attention.num_kv_heads=2 cross_attention.v_head_dim=6 cross_attention.window=3
+        cross_attention.softcap=3.0 block.cross_attention_residual.skip=0.5 model.shared_embedding=false
         model.scaled_readout=true model.tied_readout=false norm.eps=0.1 attention.ablated_heads=[[cross,0,1]]
         """
     ),

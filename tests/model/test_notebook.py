@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from model.models import model, translator
 from tinyformer.errors import ArgumentError
 from tinyformer.model import heat_map
-from tinyformer.report import head_maps, save_png
+from tinyformer.report import head_maps
 
 READ_THE_NOTEBOOK = "() => { try { return parent.document.title; } catch (error) { return error.name; } }"
 
@@ -44,14 +44,13 @@ def test_two_models_beside_each_other_and_their_difference():
     torch.testing.assert_close(words[1, 2], first.words()[1, 2] - second.words()[1, 2])
 
 
-def test_any_weights_are_drawn_with_their_tokens(tmp_path):
+def test_any_weights_are_drawn_with_their_tokens():
     maps = torch.rand(7, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(dim=-1)
     figure = heat_map(maps, "The cat sat on the mat", titles=list("abcdefg"))
     for chart, weights, title in zip((axes for axes in figure.axes if axes.images), maps, "abcdefg", strict=True):
         np.testing.assert_array_equal(chart.images[0].get_array(), weights)
         assert [label.get_text() for label in chart.get_yticklabels()] == ["The", "cat", "sat", "on", "the", "mat"]
         assert chart.get_title(loc="left") == title
-    assert save_png(figure, f"{tmp_path}/new/cat.png").stat().st_size > 5_000
     scores = heat_map(np.array([[-2.0, 0.5]]), ["a"], "b c").axes  # another library's, of other keys
     assert [label.get_text() for label in scores[0].get_xticklabels()] == ["b", "c"]
     assert (scores[0].images[0].norm.vmin, scores[1].get_ylabel()) == (-2, "Score")

@@ -60,8 +60,6 @@ def test_a_run_in_python_is_that_of_the_command_line(program: Program, place: Pa
     overrides = yaml.safe_load((first.folder / ".hydra" / "overrides.yaml").read_text())
     assert overrides == [*WORDS, "attention=gqa"]
     assert torch.equal(tinyformer.load(first.checkpoint).logits("the cat"), first.model.logits("the cat"))
-    assert f"{first.results['val/loss']:.4g}" in repr(first)
-    assert str(first.folder.relative_to(place)) in repr(first)
 
 
 def process_state(names: Iterable[str]) -> dict[str, Any]:
@@ -98,7 +96,6 @@ NO_TEST += "data.validation_fraction=0.3"
 REFUSED = {
     "-m": "-m: tinyformer.train makes one run; call it in a loop, ",
     "seed=1,2": "seed=1,2: tinyformer.train makes one run; ",
-    "hydra.mode=MULTIRUN": "hydra.mode=MULTIRUN: tinyformer.train makes one run; ",
     "--cfg": "--cfg: tinyformer.train takes overrides only, such as attention=gqa.",
     "model.num_heads=3": "model.num_heads=3: ",
     "trainer.devices=2": "trainer.devices=2: tinyformer.train is one process; ",

@@ -17,7 +17,6 @@ from tasks.fixed import Fixed
 from tinyformer.data import CharTokenizer, PairSplit, TokenSplit
 from tinyformer.data.batches.windows import IGNORED
 from tinyformer.nn import AttentionMask
-from tinyformer.run.results import describe_metrics
 from tinyformer.tasks import CausalLM, Classification, MaskedLM, Output, Seq2Seq
 from tinyformer.tasks.text_metrics import text_metrics, text_similarity
 
@@ -97,8 +96,6 @@ def test_metrics_of_masked_tokens_by_hand():
     expected = {"loss": 2.0, "accuracy": 0.25, "accuracy_top5": 0.5, "num_scored": 4, "majority_share": 3 / 8}
     assert MaskedLM().metrics(SUMS, split_of("aaabbcde")) == expected
     assert MaskedLM().metrics(SUMS, split_of(""))["majority_share"] == 0.0
-    fact, *_ = describe_metrics(MaskedLM(), expected, split_of("aaabbcde"), "validation", None)
-    assert fact[:2] == ("val loss", "2.0000 nats per token, over 4 masked tokens of 8")
 
 
 def test_pseudo_perplexity_masks_one_token_at_a_time():

@@ -49,9 +49,6 @@ concluded: {more: holds}
 """
 
 
-SIDE_BY_SIDE = ["--jobs", "2"]
-
-
 @pytest.mark.slow
 def test_every_run_of_every_finding_composes(tmp_path):
     for name in finding_names():
@@ -111,7 +108,7 @@ def place(tmp_path: Path, book: Path) -> Place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("jobs", "by"), [([], signal.SIGINT), pytest.param(SIDE_BY_SIDE, signal.SIGKILL, marks=pytest.mark.nightly)]
+    ("jobs", "by"), [([], signal.SIGINT), pytest.param(["--jobs", "2"], signal.SIGKILL, marks=pytest.mark.nightly)]
 )
 def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, call: Program, jobs: list[str], by: int) -> None:
     again = "findings mine --files=files --runs=runs --results=results"
@@ -130,12 +127,8 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, call: Prog
     assert [len(one["values"]) for one in outcome["checks"].values()] == [2, 2]
     assert (place.folder / "results" / "mine.png").stat().st_size > 5_000
     page = (place.folder / "findings.md").read_text()
-    for told in (
-        "1.9 times as many. ([A 2020](https://arxiv.org/abs/2001.00001))\n\n- **Holds**: They do.\n",
-        "    - ratio: 1.87 (≥ 1.1)\n",
-        ", stated before.",
-    ):
-        assert told in page
+    assert "    - ratio: 1.87 (≥ 1.1)\n" in page
+    assert ", stated before." in page
     if jobs:
         return
     ended = next(place.folder.glob("runs/train-*/ended.json"))

@@ -78,7 +78,6 @@ A, B, C = measured(1, 1, at_most=2), measured(3, 3, at_most=2), measured(0, 3, a
         ([B, measured(0, 3, at_most=2, premise=True)], "not testable"),
         ([A, measured(3, 3, clause=None)], "holds"),
         ([A, measured(3, 3, at_most=2, clause="d"), C], "1 fails, 1 inconclusive"),
-        ([A, measured(1, 1, at_most=2, clause="d"), measured(0, 3, at_most=2, clause="e")], "2 hold, 1 inconclusive"),
         ([A, measured(0, 3, at_most=2, premise=True, clause="d")], "holds"),
     ],
 )
