@@ -2,6 +2,7 @@
 
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,19 +19,20 @@ from tinyformer.data import (
     WindowFormat,
     Windows,
 )
-from tinyformer.data.batches.windows import IGNORED
+from tinyformer.data.batches.windows import IGNORED, TensorWindows
 
 from .streams import EOS, split_of
 from .test_examples import labelled
 
 lengths_of_documents = st.lists(st.integers(1, 20), min_size=1, max_size=12)
+packs = st.sampled_from(["concat", "document"])
 
 
 def all_of(windows):
     return windows.__getitems__(list(range(len(windows))))
 
 
-@given(lengths_of_documents, st.integers(1, 12), st.sampled_from(["concat", "document"]))
+@given(lengths_of_documents, st.integers(1, 12), packs)
 @settings(max_examples=60, deadline=None)
 def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
     split = split_of(lengths)
@@ -62,12 +64,15 @@ def test_every_target_is_covered_once_and_in_order(lengths, seq_len, pack):
 def test_training_windows_are_full_and_begin_at_the_phase(lengths, seq_len, phase):
     split = split_of(lengths)
     mapped = Windows(split, seq_len, "concat", phase, drop_partial=True)
+    held = TensorWindows(torch.from_numpy(split.ids.astype(np.int32)), seq_len, phase)
     num_windows = max(split.num_tokens - phase, 0) // seq_len
     assert len(mapped) == num_windows
+    if phase <= split.num_tokens:
+        assert len(held) == num_windows
     if num_windows:
-        batch = all_of(mapped)
-        assert batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: num_windows * seq_len].tolist()
-        assert batch["inputs"].flatten().tolist() == split.ids[phase:][: num_windows * seq_len].tolist()
+        for batch in (all_of(mapped), all_of(held)):
+            assert batch["targets"].flatten().tolist() == split.ids[phase + 1 :][: num_windows * seq_len].tolist()
+            assert batch["inputs"].flatten().tolist() == split.ids[phase:][: num_windows * seq_len].tolist()
 
 
 # Training loaders.
