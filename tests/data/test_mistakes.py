@@ -73,7 +73,12 @@ LABELS = [
     ("a.csv", b"text,label\nx,1\ny, and z,0\n", L, r"files=.*line 3 has 3 fields, but .* 2 columns \(text, label\)"),
     ("a.csv", b"text,label\nx,1\n", {"columns": ["text", "label"]}, "columns=.* header row .*; columns=None works"),
     ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "x"}', L, "label_column='label': row 2 of .* has no such column"),
-    ("a.csv", b"text,label\nx,1\ny,\nz\nw,0\n", L, "label_column='label': row 2 of .*a.csv has no label, .* 2 among 4"),
+    (
+        "a.csv",
+        b"text,label\nx,1\ny,\nz\nw,0\n",
+        L,
+        "label_column=.*: 2 of 4 rows have no label, the first is row 2 of .*a.csv",
+    ),
     ("a.tsv", b'text\tlabel\n\nx\t1\n"open\t0\nz\t1\n', L, "files=.*: a quotation mark .* line 4 opens .*; quoted=F"),
 ]
 PAIRS = [

@@ -81,7 +81,7 @@ def in_environment(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ("SLURM_PROCID=1", "SLURM_PROCID=1: without SLURM_NTASKS no process is the first; unset SLURM_PROCID, *"),
+        ("SLURM_PROCID=1", "SLURM_PROCID=1: SLURM_NTASKS is not set, so no process is the first; unset SLURM_P*"),
         ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost", "trainer.devices=1: *, and RANK=1 does not; unset it, *"),
     ],
 )

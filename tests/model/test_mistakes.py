@@ -52,7 +52,7 @@ MISTAKES = [
     (lambda: classifier(["1", "2", "3"]).loss("a", 0), "labels='0': must be one of 1, 2, 3."),
     (partial(translator().loss, TEXTS), f"targets=(): {KINDS};"),
     (lambda: translator().attention(TEXTS, ["un"]), "targets=['un']: must be 3, as many as texts."),
-    (lambda: translator().attention("a", "b").mean(), "layer=(): must be the number of a layer, after its kind"),
+    (lambda: translator().attention("a", "b").mean(), "layer=(): must be (layer,), or (kind, layer)"),
     (lambda: answerer().loss("who", "a cat", "dog"), "answers[0]='dog': must be a part of its context."),
     (lambda: answerer().attention("Who is it?", "a" * 15), "num_windows(contexts[0])=2: must be 1: at most 14 tokens"),
     # Generation.

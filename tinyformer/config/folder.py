@@ -143,7 +143,7 @@ def process_number() -> str | None:
     found = {name: os.environ[name] for name in SET_WITH if name in os.environ}
     for name, value in found.items():
         if int(value) and SET_WITH[name] not in os.environ:
-            reason = f"without {SET_WITH[name]} no process is the first"
+            reason = f"{SET_WITH[name]} is not set, so no process is the first"
             raise ConfigError(f"{name}={value}: {reason}; unset {name}, which torchrun, Slurm or trainer=ddp sets.")
     # torchrun sets RANK, in jobs of Slurm, too; Lightning, where it starts the processes itself, sets the last two.
     names = ("RANK",) if "RANK" in found else ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")

@@ -135,10 +135,10 @@ def with_last(arguments: Sequence[str]) -> list[str]:
 def offer_stored_run(
     arguments: Sequence[str], trusted: Sequence[str] = (), known: "Checkpoint | None" = None
 ) -> "Checkpoint | None":
-    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, which overrides change.
+    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, to be overridden.
 
-    None with options such as `--help` and no checkpoint. `trusted` are classes that the checkpoint may use in addition
-    to those of this package and of the overrides; the checkpoint that is `known` is not read again. An `ArgumentError`
+    Returns None for options such as `--help` without a checkpoint. The checkpoint may use the `trusted` classes in
+    addition to those of this package and of the overrides; a `known` one is not read again. An `ArgumentError`
     if its config is not admitted, or its run read a path that the command line does not repeat.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]

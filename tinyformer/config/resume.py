@@ -92,7 +92,7 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
 
 
 def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The choices and values of a run that the overrides it was `started` with do not give it, unless typed again."""
+    """Overrides for choices and values of a run that `started` no longer gives; the keys in `typed` are left out."""
 
     def read(*names: str) -> dict[str, Any]:
         paths = (folder / name for name in names)
@@ -153,10 +153,12 @@ def _overrides_of_sweep(saved: Path, new: Sequence[str]) -> list[str]:
     for argument in new:
         key = argument.partition("=")[0]
         if key in swept or is_swept(argument):
-            raise ConfigError(f"{argument}: the sweep has values of its own; its jobs are resumed with these.")
+            raise ConfigError(f"{argument}: a resumed sweep keeps the swept values that it began with.")
         if has_ended and "=" in argument and not (argument in entries or key.startswith(("trainer.max_", "hydra"))):
             one = format_value(f"{sweep}/N")
-            raise ConfigError(f"{argument}: jobs of the sweep have ended without it; resume={one} resumes one job.")
+            raise ConfigError(
+                f"{argument}: finished jobs of the sweep ran without it; resume={one} resumes one job with it."
+            )
     return entries
 
 

@@ -169,7 +169,7 @@ class ExampleFormat(RowFormat):
         labels = {split: set(rows["label"]) - {None} for split, rows in splits.items()}
         without = [split for split in SPLITS if split in splits and not labels[split]]
         if not any(labels.values()) or ("train" in without and not whole):
-            raise ArgumentError("source", source.name, f"no example of its split {without[0]} has a class label")
+            raise ArgumentError("source", source.name, f"no example of its {without[0]} split has a class label")
         classes = set[str]().union(*labels.values()) if whole else labels["train"]
         facts = {"classes": sorted(classes, key=natural_order), "without_labels": without}
         return {split: rows for split, rows in splits.items() if labels[split]}, facts

@@ -266,9 +266,9 @@ def cut_out(text: str, known: UInt64[np.ndarray, " fingerprints"]) -> list[str]:
 
 
 def _hashes(text: str) -> UInt64[np.ndarray, " places"]:
-    """The hash of `LENGTH` characters from each place in a text on; of the whole text where it is shorter.
+    """The hash of each run of `LENGTH` characters in a text, or of the whole text if it is shorter.
 
-    That of c_0 … c_n is the sum of (c_i + 1) f^i modulo 2^64: a polynomial, whose values for all places follow from
+    The hash of c_0 … c_n is the sum of (c_i + 1) f^i modulo 2^64: a polynomial, whose values for all places follow from
     prefix sums (Karp and Rabin 1987, "Efficient randomized pattern-matching algorithms").
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64) + np.uint64(1)

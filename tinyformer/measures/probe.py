@@ -141,9 +141,9 @@ def measure_pairs(
     precision: AbstractContextManager[object],
     random: int | None = None,
 ) -> HeadMeasures:
-    """The measures of every head, combined over the pairs by `Measure.combine`; nan for other kinds of attention.
+    """The measures of every head, combined over the pairs by `Measure.combine`; nan where one does not apply.
 
-    With a seed `random`, they are those of `random_maps`. Each pair has a separate forward pass, since the
+    Given a seed `random`, `random_maps` are measured. Each pair has a separate forward pass, since the
     lengths differ and padding would be measured.
     """
     of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)

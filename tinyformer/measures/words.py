@@ -62,7 +62,7 @@ class Words:
         return [range(bisect_right(ends, at) - 1, ends.index(at + len(phrase))) for at in sorted(starts) if phrase]
 
     def joined(self, phrase: range) -> "Words":
-        """The same words with those of a phrase as one, whose index is that of its first word."""
+        """The words with those of a phrase merged into one, at the index of the first."""
         first, end = phrase[0], phrase[-1] + 1
         names = (*self.names[:first], " ".join(self.names[first:end]), *self.names[end:])
         return Words(names, tuple(word - min(max(word - first, 0), len(phrase) - 1) for word in self.of_tokens))

@@ -178,7 +178,7 @@ class TextMaps:
         """
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
-            reason = "must be the number of a layer, after its kind if any"
+            reason = "must be (layer,), or (kind, layer) where there are several kinds"
             raise ArgumentError("layer", address, reason, {"layer": self.layers[0].address})
         living = torch.cat([layer.active_heads() for layer in chosen])
         if not len(living):
@@ -345,7 +345,7 @@ def maps_of_batch(
 ) -> list[TextMaps]:
     """The attention maps of each row of a batch, in evaluation mode; without a tokenizer, a token is shown by its id.
 
-    Those of a source and its target are of each kind of attention. `model` is what the model is called in titles.
+    A source and its target have maps of each kind of attention. `model` is the name of the model in titles.
     """
     residuals = {part: residual for module, residual in network.attention_sublayers() for part in attentions_in(module)}
     found = []

@@ -64,8 +64,8 @@ class Block(nn.Module):
 
     Args:
         attention: factory of the attention, called with `layer_index` and `num_layers`, where it takes them. Its
-            `forward` takes the tokens' vectors and the mask, or is that of a textbook, see `TextbookAttention`; a class
-            of the first kind other than `BaseAttention` has neither heads nor maps nor a cache.
+            `forward` takes the tokens' vectors and the mask, or what `TextbookAttention` describes. Of the classes that
+            take the former, only a `BaseAttention` has heads, maps and a cache.
         feed_forward: factory of the feed-forward network, called without arguments.
         norm: factory of a norm, called with `d_model`; `nn.Identity` for none.
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
@@ -74,7 +74,7 @@ class Block(nn.Module):
         cross_attention: factory of the cross-attention, called like that of the attention; None for none. Its `forward`
             takes the tokens' vectors, `context` and `context_mask`.
         cross_attention_residual: factory of the residual connection around it.
-        dropout: of each sublayer's output.
+        dropout: probability, for each sublayer's output.
         layer_index: index of this layer, from 0.
         kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
             attention are then called with `kind`, too: with this one, or with "cross".

@@ -48,7 +48,7 @@ def layer_title(address: Address) -> str:
 def not_a_head(
     argument: str, head: Sequence[int | str], num_layers: int, num_heads: int, kind: str | None = None
 ) -> ArgumentError:
-    """The error for an argument that holds what is not the address of a head, which begins with the kind if any."""
+    """The error for an invalid address of a head, which is [layer, head], or [kind, layer, head]."""
     if kind is None:
         reason, last = "must hold [layer, head] pairs of a model with", []
     else:

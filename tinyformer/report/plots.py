@@ -167,10 +167,10 @@ def word_table(
     title: str,
     label: str,
 ) -> Picture:
-    """A table with a word in each cell, on the colour of its value from 0 to 1, in bands of a page's width.
+    """A table with a word in each cell, coloured by its value from 0 to 1, in bands of a page's width.
 
-    Some cells are framed. `rows` are the names of the rows; `ends` the words above and below each column, by the names
-    of these two rows; `label` is that of the colours.
+    `framed` says which cells have a frame. `rows` names the rows; `ends` maps the names of an extra row above and one
+    below to their words; `label` explains the colours.
     """
     above, below = ends
     names = [above, *rows, below]

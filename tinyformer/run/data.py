@@ -111,7 +111,7 @@ def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]
 
 
 def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapping[str, Any]) -> None:
-    """Refuse to draw other sequences of the run's kind than it has: some of them may be those that it was trained on.
+    """Refuse to draw new sequences of the run's kind: some of them may be among those that it was trained on.
 
     `settings` are the values of the `data` group of the evaluation, `of_run` those of the checkpoint's run.
     """

@@ -94,7 +94,7 @@ def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: in
 
 
 def analyse(run: Run) -> AnalysisResult:
-    """The findings of the chosen analysis, which are saved; none without one."""
+    """Run the chosen analysis and save its result; an empty result if none is chosen."""
     if run.analysis is None:
         return AnalysisResult()
     analysis: Analysis = run.analysis

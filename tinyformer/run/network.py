@@ -210,11 +210,11 @@ def running_kernels(network: Network, settings: Settings, mask: AttentionMask, t
 def measured_backends(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> list[str] | None:
-    """The fastest backend of each layer that is "auto" in a long run on a CPU, by measurement; None for other runs.
+    """For a long run on a CPU, the fastest backend of each layer that is "auto", as measured; None for others.
 
     Which is faster depends on the processor. A layer's heads compute one batch forward and backward, by eager and
-    by sdpa; the cache folder keeps which was faster on this machine. A resumed run goes on as it began, since backends
-    round differently; several processes and `trainer.deterministic=true` take the usual choice.
+    by sdpa; the cache folder keeps which was faster on this machine. A resumed run keeps its backends, since others
+    round differently; several processes and `trainer.deterministic=true` give None.
     """
     layers = _undecided(network)
     if settings.device != "cpu" or not layers or settings.dtype not in (torch.bfloat16, torch.float32):

@@ -244,7 +244,7 @@ def read_settings(
 def check_config(config: DictConfig) -> None:
     """Check the type of every value that a class or function receives."""
     if "decoder" in config.network and config.get("cross_attention") is None:
-        raise ConfigError("network: its decoder has no cross_attention; task=seq2seq chooses one; leave network= out.")
+        raise ConfigError("network: its decoder needs a cross_attention; use task=seq2seq in place of network=.")
     unresolved: Any = OmegaConf.to_container(config, resolve=False)
     register_score(unresolved)
     check_types(config, groups={"": Options, "generate": Generation})

@@ -117,7 +117,7 @@ class SpanExtraction(Task):
             raise ArgumentError("contexts", contexts, f"must be one text, or {number}, as many as `{argument}`")
         answer_list = [""] * number if answers is None else [answers] if isinstance(answers, str) else answers
         if len(answer_list) != number:
-            raise ArgumentError("answers", answers, f"must be {number}, one for each question")
+            raise ArgumentError("answers", answers, f"must be {number} texts, one for each question")
         stride = self.stride if stride is None else stride
         require_at_least(1, {"stride": room // 2}, stride=stride)
         rows, triples = [], zip(question_list, context_list, answer_list, strict=True)

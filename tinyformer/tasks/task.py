@@ -96,7 +96,7 @@ class Task(ABC):
 
     def predict(self, network: Network, batches: Iterable[Batch], split: Any) -> Table:
         """The predictions of a network in evaluation mode for the rows of a split, in order."""
-        raise ArgumentError("predict", True, f"{type(self).__name__} predicts nothing of a row", {"predict": False})
+        raise ArgumentError("predict", True, f"{type(self).__name__} makes no predictions for rows", {"predict": False})
 
     @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:

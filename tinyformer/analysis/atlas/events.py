@@ -43,8 +43,8 @@ VECTORS = ("queries", "keys", "outputs")
 class SplitEvents:
     """One pass over a split: the `LayerEvents` of each layer, and for each kind of attention a sample of queries.
 
-    The queries of the sample are the same for all heads; with them are kept the vectors of `LayerEvents.end`. A forward
-    pass ends at the last layer's heads.
+    All heads share the queries of the sample, kept with the vectors of `LayerEvents.end`. A forward pass stops
+    after the last layer's heads.
     """
 
     def __init__(self, context: AnalysisContext, seed: int) -> None:

@@ -49,9 +49,9 @@ Effects: TypeAlias = dict[Place, Float[Tensor, "*directions 2 pairs"]]
 
 
 def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequence[str]) -> tuple[Tensor, Effects]:
-    """The scores of prompts, and what is added to them by each activation of other prompts, in the place of their own.
+    """The scores of the `own` prompts, and how they change where an activation is replaced by that of the `other` ones.
 
-    The estimate is (other - own) · ∂ score / ∂ own, for all places in one backward pass (Nanda 2023, attribution
+    Each change is also estimated by (other - own) · ∂ score / ∂ own, all in one backward pass (Nanda 2023, attribution
     patching; Kramár et al. 2024, arXiv 2403.00745).
     """
     with torch.enable_grad():

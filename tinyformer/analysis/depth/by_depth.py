@@ -41,7 +41,7 @@ def residuals_of(layer: Any) -> dict[str, Residual]:
 
 
 def without_skips(network: Network) -> AbstractContextManager[None]:
-    """Remove all residual connections of a network inside the block."""
+    """Remove all residual connections of a network inside the `with` statement."""
     layers = [layer for stack in network.stacks() for layer in stack.layers]
     return changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0)
 

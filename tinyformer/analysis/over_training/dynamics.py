@@ -199,7 +199,7 @@ class TrainingDynamics:
 
 
 def chosen(known: Mapping[str, Any], patterns: Any, default: Sequence[str], argument: str) -> list[str]:
-    """The names that match the patterns of an argument; or by default some, which need not exist."""
+    """The names that match the patterns of an argument; without patterns, those that match the default ones, if any."""
     if patterns is not None:
         return list(matching(known, [patterns] if isinstance(patterns, str) else patterns, argument))
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in default)]

@@ -76,7 +76,7 @@ def gates_on(layers: Sequence[BaseAttention], gates: Sequence[Float[Tensor, "*ba
 def outputs_by_head(
     context: AnalysisContext, batch: Batch
 ) -> list[tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]]:
-    """The outputs of each layer's heads for a batch, as if no head were ablated, and which are those of tokens."""
+    """The outputs of each layer's heads for a batch, as if none were ablated, and a mask that is True at tokens."""
     is_token, layers, outputs = queries_by_kind(batch), context.network.attentions(), dict[int, Tensor]()
 
     def record(index: int, gate: Any, args: tuple[Tensor, ...]) -> None:

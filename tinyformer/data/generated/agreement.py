@@ -89,7 +89,7 @@ class Line(NamedTuple):
 
 
 def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
-    """The different lines of one of `SETS`, of which neither a distance nor a word tells which of two words is the key.
+    """Distinct lines of one of `SETS`, in which neither the distance nor the word itself shows which of two is the key.
 
     The key is the nearer word in half of the lines, the distances vary, and keys and distractors are the same words.
     """

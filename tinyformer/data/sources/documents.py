@@ -135,7 +135,7 @@ def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: C
     """Refuse a split in which some examples have a label and others none; `place` says where an example stands."""
     missing = [row for row, label in enumerate(labels) if label is None]
     if 0 < len(missing) < len(labels):
-        reason = f"{place(missing[0])} has no label, the first of {len(missing):,} among {len(labels):,} rows; "
+        reason = f"{len(missing):,} of {len(labels):,} rows have no label, the first is {place(missing[0])}; "
         raise ArgumentError("label_column", column, reason + "label every row, or remove those without a label")
 
 

@@ -133,8 +133,8 @@ def _our_weights(
     lacking = [family.name_of(name, depths) for name in sorted(expected.keys() - weights.keys())]
     others = [*(family.name_of(name, depths) for name in sorted(weights.keys() - expected.keys())), *others]
     if lacking or others:
-        problem = f"has no {lacking[0]}, which that has" if lacking else f"has {others[0]}, which has no place in that"
-        raise ArgumentError("source", folder, f"is no {family.architecture} of its config.json: it {problem}")
+        problem = f"{lacking[0]} is missing" if lacking else f"{others[0]} is not part of it"
+        raise ArgumentError("source", folder, f"does not match the {family.architecture} of its config.json: {problem}")
     return weights
 
 

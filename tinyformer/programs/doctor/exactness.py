@@ -114,9 +114,9 @@ class Solution:
 
 @dataclass(frozen=True)
 class Errors:
-    """Largest relative errors: of the output, of all gradients, and of those that are well-conditioned.
+    """Largest relative errors: of the output, of all gradients, and of well-conditioned gradients.
 
-    Without gradients the latter are None; see `ILL_CONDITIONED`.
+    Without gradients the last two are None; see `ILL_CONDITIONED`.
     """
 
     output: float

@@ -214,7 +214,7 @@ def _section(finding: Finding, measurements: Sequence[Measurement], folder: str)
 
 
 def lines_of(last: Measurement, in_full: bool = True) -> Iterator[str]:
-    """Each clause with its verdict and what decides it, then the premises of all clauses; in full with those met."""
+    """Each clause with its verdict and checks, then the shared premises; `in_full` includes premises that are met."""
     checks = [check for check in last["checks"].values() if in_full or not _is_met(check)]
     for clause, verdict in last["verdicts"].items():
         yield f"- **{verdict.capitalize()}**: {last['statement'][f'clauses.{clause}']}"
