@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, numbers for JSON, and untrusted YAML."""
+"""Files that are written whole or not at all, and numbers for JSON."""
 
 import contextlib
 import csv
@@ -8,8 +8,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 
 @contextlib.contextmanager
@@ -62,16 +60,3 @@ def _remove(path: Path) -> None:
 def finite(value: Any) -> Any:
     """A value for JSON and tables, which have no nan or infinity: None in place of these."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The loader in C where there is one: a sweep has hundreds of files."""
-
-
-def load_plain_yaml(text: str) -> Any:
-    """The value of a YAML text that may come from elsewhere: plain data, never objects of other classes.
-
-    Raises:
-        yaml.YAMLError: it is not YAML.
-    """
-    return yaml.load(text, Loader=FAST_LOADER)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 
 from tinyformer.config.process import name_of_run
-from tinyformer.files import load_plain_yaml
 
 MAX_LENGTH = 120  # maximum number of characters of a value that an error shows
 
@@ -45,6 +45,9 @@ STORED = (*AXES, "datamodule", "seed", "deterministic")  # the top-level keys of
 NO_AXES = ("finding",)  # folders of `conf` that are not axes of any program
 
 NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")  # entries of our config files that are not values of a run
+
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader in C where there is one: a sweep has hundreds of files."""
 
 
 class NoOverrideError(OverrideParseException):
@@ -211,6 +214,15 @@ def programs() -> dict[str, Path]:
 def choices_of(axis: str) -> list[str]:
     """The choices of an axis: the names of its YAML files."""
     return [name for name in files()[axis] if not name.startswith("_")]
+
+
+def load_plain_yaml(text: str) -> Any:
+    """The value of a YAML text that may come from elsewhere: plain data, never objects of other classes.
+
+    Raises:
+        yaml.YAMLError: it is not YAML.
+    """
+    return yaml.load(text, Loader=FAST_LOADER)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from tinyformer.config.conf import (
     hydra_value,
     is_multirun,
     key_of_word,
+    load_plain_yaml,
     quoted,
     text_of,
     values_of_keys,
@@ -25,7 +26,6 @@ from tinyformer.config.errors import ConfigError, printable
 from tinyformer.config.folder import has_checkpoint, is_first_process, refuse_foreign_files
 from tinyformer.config.launch import compose_whole
 from tinyformer.config.process import is_in_slurm, is_in_torchrun
-from tinyformer.files import load_plain_yaml
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Overrides of Hydra itself that a resumed sweep may have been started with."""

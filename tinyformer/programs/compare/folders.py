@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tinyformer.config.conf import load_plain_yaml
 from tinyformer.errors import ArgumentError
-from tinyformer.files import load_plain_yaml
 
 A_SWEEP = "a sweep is in multirun/DATE/TIME"
 ABSENT = object()  # the value of a key that a config does not have; null is a value

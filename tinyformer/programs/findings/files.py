@@ -11,9 +11,8 @@ import pydantic
 import yaml
 
 from tinyformer.config.admission import NotAdmittedError, admit_override
-from tinyformer.config.conf import config_dir, readable
+from tinyformer.config.conf import config_dir, load_plain_yaml, readable
 from tinyformer.config.errors import ConfigError
-from tinyformer.files import load_plain_yaml
 from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, function_of
 from tinyformer.programs.findings.records import Records
 

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 from hydra.utils import get_class
 
-from tinyformer.config.conf import config_dir
+from tinyformer.config.conf import config_dir, load_plain_yaml
 from tinyformer.config.folder import held
-from tinyformer.files import load_plain_yaml, write_whole
+from tinyformer.files import write_whole
 from tinyformer.programs.findings.files import Check, Finding
 from tinyformer.programs.findings.quantities import QUANTITIES, VERSIONS
 from tinyformer.programs.findings.records import Records, digest_of, sources
