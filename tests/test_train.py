@@ -158,12 +158,11 @@ REFUSED = {
     "task=span": "data.source=text: has no questions about contexts",
     "task=span data=induction": "data=induction: has not what task=span needs.",
     "cross_attention=gqa": "cross_attention: only an encoder–decoder has it",
-    "network=encoder_decoder": "network: its decoder has no cross_attention",
+    "network=encoder_decoder": "network: its decoder needs a cross_attention",
     "network=encoder_decoder cross_attention=mha": "network: CausalLM needs",
     "task=seq2seq data=text data.files=pairs.tsv init_from=causal.ckpt": "init_from=causal.ckpt: is of class Trans",
     f"{TRANSLATES} network=transformer": "network: Seq2Seq needs EncoderDecoder",
     f"{TRANSLATES} freeze_encoder=true": "freeze_encoder=true: trains the readout alone, ",
-    f"{TRANSLATES} generate.beams=1000000": "generate.beams=1000000: ",
     f"{TRANSLATES} cross_attention.score=additive cross_attention.backend=flash": "cross_attention.backend=flash: ",
 }
 

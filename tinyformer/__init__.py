@@ -4,14 +4,8 @@ Each name in `__init__.pyi` is imported on first use, since torch and the traini
 """
 
 import warnings
-from typing import Any
 
 import lazy_loader
 
-_get, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
-        return _get(name)
+warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -162,7 +162,7 @@ def test_an_older_config(tmp_path: Path, out: Path) -> None:
 INT8 = torch.zeros(VOCAB, 42, dtype=torch.int8)
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
     ("llama", {"tie_word_embeddings": True}, {}, "lm_head.weight differs from model.embed_tokens.weight"),
-    ("gpt2", {"n_layer": 3}, {}, "it has no transformer.h.2.attn.c_attn.bias"),
+    ("gpt2", {"n_layer": 3}, {}, "transformer.h.2.attn.c_attn.bias is missing"),
     ("gpt2", {"model_type": "opt"}, {}, "config.json says model_type=opt; GPT-2, "),
     ("gpt2", {}, {"transformer.wte.weight": INT8}, "wte.weight is quantised (int8)"),
     ("t5", {"eos_token_id": [1, 2]}, {}, "config.json: eos_token_id=[1, 2]: must be one token"),

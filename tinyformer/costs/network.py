@@ -29,7 +29,6 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from tinyformer.data.batches.windows import Batch
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.nn import AttentionMask, BaseAttention, LatentAttention, Network, ShawPosition, TokenMixer
 from tinyformer.nn.network import attentions_in, mixers_in
@@ -147,7 +146,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
     }
 
 
-def batch_sizes(batch: Batch) -> Counter[str]:
+def batch_sizes(batch: Mapping[str, Any]) -> Counter[str]:
     """The numbers of tokens and of query–key pairs in a batch, padding included; its source's are named apart."""
     rows, seq = batch["inputs"].shape
     sizes = Counter(tokens=rows * seq, pairs=rows * seq * seq)

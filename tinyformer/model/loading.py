@@ -23,6 +23,7 @@ from tinyformer.config.launch import CommandLine, launch, training_words
 from tinyformer.config.process import import_matplotlib, isolated_process
 from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.model.model import Model, Origin
+from tinyformer.model.notebook import Table
 from tinyformer.nn.heads import plain_address
 from tinyformer.nn.transformer import NoInitialisation
 from tinyformer.run.network import make_network, require_known_tokens
@@ -114,14 +115,20 @@ class TrainedRun:
         return load(self.checkpoint, trusted=self.trusted)
 
     def __repr__(self) -> str:
-        shown = [f"folder {relative_path(self.folder)}"]
+        return f"TrainedRun({', '.join(f'{name} {value}' for name, value in self._summary().items())})"
+
+    def _repr_html_(self) -> str:
+        return Table([self._summary()])._repr_html_()
+
+    def _summary(self) -> dict[str, str]:
+        shown = {"folder": relative_path(self.folder)}
         for label, name in {"steps": "steps", "parameters": "num_parameters"}.items():
             if (number := self.results.get(name)) is not None:
-                shown.append(f"{label} {number:,}")
+                shown[label] = f"{number:,}"
         for name, value in self.results.items():
             if name.startswith(("val/", "test/")) and isinstance(value, float):
-                shown.append(f"{name} {value:.4g}")
-        return f"TrainedRun({', '.join(shown)})"
+                shown[name] = f"{value:.4g}"
+        return shown
 
 
 def train(overrides: Sequence[str] = ()) -> TrainedRun:
@@ -169,7 +176,6 @@ def _checked(overrides: Sequence[str]) -> Sequence[str]:
 
 def _job(config: DictConfig, folder: Path, invocation: CommandLine) -> TrainedRun:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, of a notebook without widgets
         importlib.invalidate_caches()  # a cell may just have written the file of a class
         check_early(config)
         import_matplotlib()

@@ -88,7 +88,8 @@ def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: Command
         with contextlib.redirect_stdout(captured):
             results = run()
     except BaseException:
-        print(f"\n{captured.getvalue()}", end="")
+        if printed := captured.getvalue():
+            print(f"\n{printed}", end="")
         raise
     monitored = [key.removeprefix("best/") for key in results if key.startswith("best/")]
     keys = dict.fromkeys(["val/loss", "test/loss", "all/loss", *monitored])
