@@ -66,7 +66,7 @@ def test_pairs_of_a_file_are_read_by_length(tmp_path):
 
 PAIR = {"clean": "ab", "corrupted": "ac"}
 MISTAKES = [
-    (causal, {"clean": "ab"}, "corrupted=None: must be one text"),
+    (causal, {"clean": "ab"}, "corrupted='': must be one text"),
     (causal, PAIR | {"corrupted": "abc"}, "corrupted='abc': must have as many tokens as the clean prompt, 3: "),
     (causal, PAIR | {"answer": "ab"}, "answer='ab': must be one token of the vocabulary; it is ['a', 'b']"),
     (causal, PAIR | {"against": "é"}, "against='é': must be one token of the vocabulary; it is ['<unk>']"),

@@ -183,7 +183,7 @@ class PairAnalysis:
         return AnalysisResult({**scalars}, facts=facts), words, is_clear
 
     def _pair(self, context: AnalysisContext) -> Pairs:
-        texts: Any = self.clean, self.corrupted
+        texts: Any = self.clean, self.corrupted or ""
         first = read_prompt(context, texts[0], self.target, self.answer, self.against, "clean")
         second = read_prompt(context, texts[1], self.target, self.against, argument="corrupted")
         if first.sizes() != second.sizes():
