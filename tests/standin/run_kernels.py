@@ -1,4 +1,4 @@
-"""What torch runs on the stand-in device: the kernels of `sdpa`, and how many graphs `flex` compiles."""
+"""The kernels that torch runs on the stand-in device: those of `sdpa`, and how many graphs `flex` compiles."""
 
 import contextlib
 import json

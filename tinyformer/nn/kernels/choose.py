@@ -127,8 +127,10 @@ LACKS: dict[tuple[str, str], frozenset[Feature]] = {
     ("flex", "cpu"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS, Feature.GRADIENT}),
     ("flex", "cuda"): frozenset({Feature.DROPOUT, Feature.COMPARE, Feature.WEIGHTS}),
 }
-"""What a backend cannot compute on a device (torch 2.11 to 2.13). Eager computes everything; a feature in no entry is
-computed by all."""
+"""The features that a backend cannot compute on a device (torch 2.11 to 2.13).
+
+Eager computes everything, and a feature in no entry is computed by all.
+"""
 
 _VARLEN = {Feature.PADDING, Feature.DOCUMENTS, Feature.WINDOW}
 """Features for which flash on CUDA runs the kernel for packed sequences."""
