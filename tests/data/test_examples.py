@@ -208,13 +208,16 @@ def test_each_class_is_divided_by_itself_and_one_without_examples_is_named(make)
     assert examples(test) != examples(make(train=rows, split_seed=9).splits["test"])
 
 
-def test_classes_and_what_is_cut_are_counted(make):
+def test_the_summary_counts_classes_and_what_is_cut(make):
     rows = [("a bc", "12.0" if number == 1 else str(number)) for number in range(1, 13)]
+    classes = ", ".join(f"{name} (1)" for name in range(2, 12))
     for seq_len, cut, num_bytes in ((5, {}, 48), (4, {"documents truncated": 12}, None)):
         data = make(train=rows, seq_len=seq_len, whole=True)
-        results = describe_data(data, ["all"])[0].results["data"]["all"]
-        assert list(results["classes"]) == [str(number) for number in range(2, 13)]
-        assert (results["too_long"], results["classes"]["12"]) == (cut, 2)
+        told = "".join(f", {number} {what}" for what, number in cut.items())
+        line = f"12 documents, {12 * seq_len} tokens{told}\nclasses: {classes} and 1 more"
+        facts = describe_data(data, ["all"])
+        results = facts[0].results["data"]["all"]
+        assert (facts[-1][:2], results["too_long"], results["classes"]["12"]) == (("all", line), cut, 2)
         assert data.splits["all"].num_bytes == num_bytes
 
 
