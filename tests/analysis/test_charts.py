@@ -133,10 +133,10 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path):
         assert np.abs(shown - shades(maps[layer][head].float().sqrt().numpy())).max() < 0.015, (layer, head)
 
 
-def test_offsets_are_whole_numbers_and_what_is_not_defined_is_left_out(tmp_path):
+def test_offsets_are_whole_numbers_and_an_undefined_measure_says_what_it_needs(tmp_path):
     names, measures = [["0", "1"]], {"offset": [[-2.0, 1.0]], "distance": [[2.0, 12.0]], "rank": [[np.nan] * 2]}
     picture = measure_maps(measures, names, "title")
-    assert all(labelled(picture, shown) for shown in ("-2", "1", "2.00", "12.0"))
+    assert all(labelled(picture, shown) for shown in ("-2", "1", "2.00", "12.0", "needs more tokens"))
     for yscale in ("log", "linear"):
         save_png(lines({"a": ([0, 1], [np.nan, -np.inf])}, "title", "x", "y", yscale), tmp_path / "lines.png")
 

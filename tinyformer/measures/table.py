@@ -28,6 +28,7 @@ class Measure:
     combine: Callable[[Tensor], Tensor] = MEAN  # of values that are stacked in the first dimension, one input each
     is_costly: bool = False  # whether telemetry computes it only at validation, since it launches many kernels
     is_whole: bool = False  # whether its values are whole numbers
+    needs: str = "more tokens"  # what the input lacks if the measure is defined for no head
 
 
 MEASURES: dict[str, Measure] = {
@@ -114,6 +115,7 @@ MEASURES: dict[str, Measure] = {
         "overlap with short blocks",
         f"Overlap with blocks of 2 to {formulas.LONGEST_PHRASE} tokens in which attention is even: 1 for such a map.",
         is_costly=True,
+        needs="a map of all queries",
     ),
     "largest_logit": Measure(
         lambda maps, rows, tokens: formulas.largest_logit(maps.logits),
@@ -132,12 +134,14 @@ MEASURES: dict[str, Measure] = {
         lambda maps, rows, tokens: formulas.nearest_head(maps.weights),
         "cosine with the most similar head",
         "Cosine similarity to the most similar other head of the layer: 1 for the same map.",
+        needs="two heads in a layer",
     ),
     "mean_similarity": Measure(
         lambda maps, rows, tokens: formulas.mean_similarity(maps.weights),
         "mean cosine with the other heads",
         "Mean cosine similarity to the other heads of the layer: 1 if all have the same map.",
         is_costly=True,
+        needs="two heads in a layer",
     ),
 }
 """The measures of any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
@@ -147,11 +151,13 @@ PATTERNS: dict[str, Measure] = {
         lambda maps, rows, tokens: formulas.induction(maps.weights, tokens, rows),
         "share on tokens that followed the same token before",
         "Share of attention on tokens that followed the query's token before, where it occurred before.",
+        needs="a token that repeats",
     ),
     "duplicate_token": Measure(
         lambda maps, rows, tokens: formulas.duplicate_token(maps.weights, tokens, rows),
         "share on earlier occurrences of the same token",
         "Share of attention on earlier occurrences of the query's token, where it occurred before.",
+        needs="a token that repeats",
     ),
 }
 """The measures of `repeated_tokens`."""

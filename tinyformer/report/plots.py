@@ -145,6 +145,8 @@ def measure_maps(
         meaning = textwrap.wrap(text, (pitch_x - GAP) // CHARACTER_WIDTH)
         for number, line in enumerate([name, *meaning[:2]]):
             picture.write(left, top - (min(len(meaning), 2) + 0.5 - number) * LINE, line, "lm", POINTS + (number == 0))
+        if len(hatched) < np.isnan(grid).sum() == grid.size:
+            picture.write(left, top + CELL_HEIGHT / 2, f"needs {known.needs}" if known else "not defined")
         shares = np.where(np.isfinite(grid), ((grid - low) / ((high - low) or 1.0)).clip(0, 1), np.nan)
         _draw_grid(picture, left, top, grid, shares, cell, name in WHOLE)
         for layer, column in hatched:
