@@ -42,22 +42,6 @@ def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> 
     assert OmegaConf.to_container(config, resolve=True)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "most", "shape"),
-    [("cpu", 810_000, (4, 4, 128, 64, 12, 2000)), ("gpu", 10_800_000, (6, 6, 384, 256, 64, 700))],
-)
-@pytest.mark.parametrize("experiment", ["shakespeare", "speedrun"])
-def test_experiments_keep_to_the_shape_that_they_are_compared_at(
-    experiment: str, sizes: str, most: int, shape: tuple[int, ...]
-) -> None:
-    config = composed(f"experiment={experiment}_{sizes}")
-    model, data = config.model, config.data
-    rows = (data.batch_size, config.trainer.max_steps)
-    assert (model.num_layers, model.num_heads, model.d_model, model.max_seq_len, *rows) == shape
-    assert (data.validation_fraction, data.test_fraction) == (0.1, 0.0)
-    assert network(f"experiment={experiment}_{sizes}", "model.vocab_size=67").num_parameters() <= most
-
-
 ORIGINAL = {
     "block._target_": "tinyformer.nn.PostNormBlock",
     "position.absolute._target_": "tinyformer.nn.SinusoidalPosition",

@@ -19,12 +19,8 @@ from tinyformer.checkpoint.format import write_raw
 from tinyformer.config.launch import compose_run
 from tinyformer.nn import AttentionMask
 
+pytestmark = pytest.mark.usefixtures("book")  # the text of the run, where an evaluation looks for it
 QUICK = "callbacks.attention=null generate.num_tokens=2"
-
-
-@pytest.fixture(autouse=True)
-def _text(book: Path) -> None:
-    """The text of the run, where an evaluation looks for it."""
 
 
 def evaluate(program: Program, checkpoint: Path | str, *overrides: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from tinyformer.data import make_lines
 from tinyformer.errors import ArgumentError
 from tinyformer.measures import Words, capture_weights
 from tinyformer.nn import AttentionMask
-from tinyformer.tasks import MaskedLM
 
 
 def lines_of(number):
@@ -185,10 +184,3 @@ def test_a_name_of_lines_is_a_set_or_a_file():
     assert read_lines("verb_object") == make_lines("verb_object")
     with pytest.raises(ArgumentError, match=r"file='none.csv': is no \.csv.*, nor one of .*verb_object"):
         HeadRelations(file="none.csv")
-
-
-def test_a_masked_model_sees_words_on_both_sides(tmp_path):
-    made = [Line(f"c {x} aa {y} dd", "c", "aa", "dd") for x, y in itertools.permutations("efgh", 2)]
-    context = context_of(longer(), task=MaskedLM(), untrained=longer)
-    found = HeadRelations(file=write(tmp_path / "later.csv", made), importance=False)(context)
-    assert found.scalars["analysis/relation/preferred"] == 1

@@ -17,10 +17,8 @@ from omegaconf import OmegaConf
 from tinyformer.checkpoint.file import at_step, load_checkpoint
 from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.conf import (
-    axes_of,
     config_dir,
     default_num_kv_heads,
-    describe_axes,
     format_value,
     hydra_value,
     readable,
@@ -271,7 +269,7 @@ def test_one_process_of_a_run_writes(ranks, is_first, monkeypatch):
     assert is_first_process() is is_first
 
 
-# What config files compute and list.
+# What config files compute.
 
 
 def test_kv_heads_are_the_largest_divisor_up_to_half():
@@ -279,15 +277,6 @@ def test_kv_heads_are_the_largest_divisor_up_to_half():
     assert {num_heads: default_num_kv_heads(num_heads) for num_heads in sizes} == sizes
     for invalid in (0, -4, "abc", None):  # left for the check of num_heads
         assert default_num_kv_heads(invalid) == invalid
-
-
-def test_axes_list_every_choice_with_its_first_comment():
-    for path in (path for path in config_dir().glob("*/[!_]*.yaml") if path.parent.name != "finding"):
-        first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
-        assert f"\n  {path.stem:<16} {first.removeprefix('# ')}\n" in f"{describe_axes([path.parent.name])}\n"
-        assert 10 < len(first) <= 120
-    listed = re.findall(r"^\w+$", describe_axes(), re.MULTILINE)
-    assert listed == sorted(axes_of("train")), "--help lists what train accepts"
 
 
 def test_last_is_the_newest_checkpoint_and_a_folder_that_of_its_run(here, capsys):

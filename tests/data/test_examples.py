@@ -1,6 +1,7 @@
 """Labelled texts: sequences and batches, token dropout, what is held out, which classes there are."""
 
 import random
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -39,10 +40,6 @@ def labelled(lengths):
     return LabelledSplit(ids.astype(np.uint32), offsets, labels, ["a", "b", "c"], TOKENIZER, 1, 0, 0)
 
 
-def loader_of(split, batch_size, **settings):
-    return SimilarLengthLoader(lambda epoch: Examples(split), split.lengths, batch_size, **settings)
-
-
 def rows_of(batches):
     return [batch["rows"].tolist() for batch in batches]
 
@@ -79,7 +76,8 @@ def test_pairs_are_truncated_as_if_token_by_token(pairs, max_length):
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=120), st.integers(1, 9), st.integers(1, 4), st.integers(0, 3))
 def test_ranks_share_an_epoch_and_every_example_comes_once(texts, batch_size, world_size, seed):
     split = labelled([n + 1 for n in texts])
-    loaders = [loader_of(split, batch_size, seed=seed, rank=r, world_size=world_size) for r in range(world_size)]
+    loader = partial(SimilarLengthLoader, lambda epoch: Examples(split), split.lengths, batch_size, seed=seed)
+    loaders = [loader(rank=rank, world_size=world_size) for rank in range(world_size)]
     assert len({len(loader) for loader in loaders}) == 1
     assert (len(loaders[0]) == 0) == (len(texts) < world_size)
     for _ in range(2 if len(loaders[0]) else 0):

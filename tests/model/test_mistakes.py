@@ -1,4 +1,4 @@
-"""What a hand at a notebook gets wrong: a sentence with the argument, its value and, where there is one, a cure."""
+"""A mistake in a notebook is told in a sentence with the argument, its value and, if there is one, a cure."""
 
 from functools import partial
 
@@ -7,7 +7,6 @@ import torch
 
 from model.models import TEXTS, answerer, causal, classifier, masked, model, translator
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import prune_heads
 
 UNNAMED = model(tokenizer=None)
 MAPS = model().attention("abc")
@@ -17,18 +16,8 @@ SHORT = "must be more tokens: the first one has no loss, nor has a special one w
 POINT = "layers.0.residual_mid"
 
 
-def pruned():
-    found = model()
-    prune_heads(found.network.attentions()[0], [0, 2])
-    return found
-
-
 def run(**arguments):
     return lambda: causal().run(TEXTS, **arguments)
-
-
-def replaced(value):
-    return run(replace={POINT: value})
 
 
 def ablated(make, *arguments):
@@ -39,7 +28,10 @@ MISTAKES = [
     # Maps.
     (lambda: model("differential").attention("ab").rollout(), "attention='differential': has negative weights"),
     (lambda: MAPS - model().attention("ab"), "maps.tokens=['<eos>', 'a', 'b']: must be the tokens of the maps from"),
-    (lambda: pruned().attention("a")[0, 0], "head=(0, 0): must be the (layer, head) of a head; head=(0, 1) works."),
+    (
+        lambda: causal(pruned_heads=[[0, 0], [0, 2]]).attention("a")[0, 0],
+        "head=(0, 0): must be the (layer, head) of a head; head=(0, 1) works.",
+    ),
     # Texts.
     (partial(model().loss, texts=""), f"len(texts[0])=1: {SHORT}"),
     (lambda: model().tokenize(["a", "b" * 32]), "len(texts[1])=33: must be 1 to 32 tokens, including the special"),
@@ -61,7 +53,7 @@ MISTAKES = [
     # Points.
     (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': names nothing here; there are {POINT}"),
     (run(replace={"*_mid": torch.relu, POINT: torch.relu}), f"replace='{POINT}': names {POINT}, which '*_mid'"),
-    (replaced(torch.zeros(32)), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor of"),
+    (run(replace={POINT: torch.zeros(32)}), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor"),
     # Heads.
     (ablated(causal, [(2, 0)]), "heads=[[2, 0]]: must hold [layer, head] pairs of a model with 2 layers of 4 heads"),
     (ablated(translator, [(0, 1)]), "heads=[[0, 1]]: must hold [kind, layer, head] with a kind of encoder, decoder,"),

@@ -3,7 +3,6 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from analysis.contexts import loud_transformer
@@ -51,10 +50,6 @@ def test_special_tokens_can_be_spelled_out_and_a_classifier_reads_pairs():
         with pytest.raises(ArgumentError, match=r"^texts=.* of shape \(batch, seq\); texts=.* works\.$") as raised:
             pairs.logits(texts)
         assert pairs.logits(raised.value.works["texts"]).shape[1] == 3
-
-
-def test_a_length_may_be_an_integer_of_numpy(trained: Trained):
-    assert tinyformer.load(trained.last, max_seq_len=np.int64(32)).max_seq_len == 32
 
 
 def test_an_id_without_a_token_is_never_generated(monkeypatch):

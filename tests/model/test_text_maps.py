@@ -7,7 +7,7 @@ from nn.variants import NAMES, able
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from model.models import BYTES, answerer, model, transformer, translator
-from tinyformer.data import CharTokenizer, SpecialTokens, TextTokenizer
+from tinyformer.data import SpecialTokens, TextTokenizer
 from tinyformer.errors import ArgumentError
 from tinyformer.measures import CROSS_MEASURES, MEASURES, PATTERNS, Axes, capture_attention
 from tinyformer.model import LayerMaps, TextMaps
@@ -93,12 +93,6 @@ def test_heads_keep_their_numbers_and_ablated_heads_their_weights():
     assert torch.equal(ablated[0, 1], whole[0, 1])
     assert not torch.equal(ablated[1, 1], whole[1, 1])
     assert [head for head in ablated.heads if "(ablated)" in ablated.panel_of(head).title] == [(0, 1)]
-
-
-def test_words_are_those_of_their_tokens():
-    assert model().attention("ab, c").words().tokens == ["<eos>", "ab", ",", "c"]
-    characters = CharTokenizer().build(["é a"])
-    assert model(tokenizer=characters).attention("é aé?").words().tokens == ["<eos>", "é", "aé", "<unk>"]
 
 
 def test_means_and_rollout_leave_out_ablated_heads_and_have_the_scales_of_the_model():

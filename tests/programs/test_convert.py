@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import BOOK, Program, ran, spawned
 from hub_server import HubServer
-from interop.models import BERT, GPT2, LLAMA, MARIAN, T5, VOCAB, change_config, our_checkpoint, theirs, tokens
+from interop.models import BERT, GPT2, LLAMA, MARIAN, T5, VOCAB, change_config, theirs, tokens
 from interop.test_encoder_decoders import t5_tokenizer
 
 import tinyformer
@@ -66,26 +66,6 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     assert (ended.code, len(ended.err.splitlines())) == (2, 1)
     assert "checkpoint=bert.ckpt: has no tokenizer" in ended.err
     assert "The checkpoint has no tokenizer, so the folder has none." in call("convert export bert.ckpt out").out
-
-
-MISTAKES = {
-    "hf none/of/these in.ckpt": "DIR_OR_NAME=none/of/these: the Hub has no such model",
-    "hf gpt2 ours.ckpt": "OUT.ckpt=ours.ckpt: exists already.",
-    "hf gpt2 in.ckpt": "model.num_heads=5",
-    "export none.ckpt out": "FILE.ckpt=none.ckpt: ",
-    "export ours.ckpt out": "attention.softcap=3.0 has no counterpart in GPT-NeoX, the nearest of",
-}
-
-
-def test_a_mistake_exits_with_2_and_one_sentence(call: Program) -> None:
-    save_model(Path("gpt2"))
-    change_config(Path("gpt2"), n_head=5)
-    our_checkpoint(Path("ours.ckpt"), "attention.softcap=3.0")
-    for words, sentence in MISTAKES.items():
-        ended = call(f"convert {words}")
-        assert (ended.code, ended.out) == (2, ""), words
-        assert sentence in ended.err
-        assert len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -22,12 +22,8 @@ from tinyformer.checkpoint.file import load_checkpoint
 from tinyformer.errors import ArgumentError
 from tinyformer.run.pipeline import evaluate
 
+pytestmark = pytest.mark.usefixtures("book")  # the text of the run, where an evaluation looks for it
 STEPS = [0, 1, 2, 4, 8, 15, 30]
-
-
-@pytest.fixture(autouse=True)
-def _text(book: Path) -> None:
-    """The text of the run, where an evaluation looks for it."""
 
 
 def test_a_step_is_scored_as_in_training_and_loaded_in_python(program: Program, trained: Trained) -> None:
