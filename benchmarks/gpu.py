@@ -1,4 +1,4 @@
-"""How much of a GPU training uses beside its peers, and what attention takes there, by each backend.
+"""The share of a GPU that training uses, beside that of its peers, and the time of attention there by backend.
 
     python benchmarks/gpu.py --output benchmarks/results/gpu/gpu.json data=text data.files=book.txt
     python benchmarks/gpu.py --table benchmarks/results/gpu
@@ -122,7 +122,7 @@ def attention(seq_len: int, mask: str, num_heads: int = 12, head_dim: int = 64) 
 
 
 def table(folder: Path) -> Iterator[str]:
-    """What was measured into a folder, in lines of Markdown; what is missing there is left out."""
+    """The measurements of a folder as lines of Markdown; those that are missing there are left out."""
     path = folder / "shakespeare" / "results.json"
     if path.exists():
         run = json.loads(path.read_text(encoding="utf-8"))

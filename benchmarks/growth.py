@@ -1,4 +1,4 @@
-"""How time and memory grow with the length of a sequence, the width, the depth, the heads and the K/V heads.
+"""The growth of time and memory with the length of a sequence, the width, the depth, the heads and the K/V heads.
 
     python benchmarks/growth.py
 

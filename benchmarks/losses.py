@@ -210,7 +210,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str
 
 
 def environment() -> dict[str, str]:
-    """What floating-point results may depend on, apart from the code."""
+    """The versions and the machine that floating-point results may depend on, apart from the code."""
     import torch
 
     return {

@@ -52,7 +52,7 @@ def wall_clock() -> float:
 
 
 class Ratio(NamedTuple):
-    """How many times longer the others take: the median over the rounds, and the quartiles."""
+    """The time of the others in multiples of ours: the median over the rounds, and the quartiles."""
 
     ratio: float
     low: float
@@ -117,7 +117,7 @@ class Rival:
         self.losses.append(loss.detach())
 
     def autocast(self, batch: Batch) -> contextlib.AbstractContextManager:
-        """What Lightning's precision does to a forward pass."""
+        """The context in which a forward pass has the precision that Lightning would give it."""
         device, dtype = batch["inputs"].device.type, compute_dtype(self.precision)
         return torch.autocast(device, dtype, enabled="mixed" in self.precision)
 
@@ -210,7 +210,7 @@ class Terminal(io.StringIO):
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the number of rounds, and of steps in each block."""
+    """The amount of measuring: the number of rounds, and of steps in each block."""
 
     steps_per_block: int
     rounds: int

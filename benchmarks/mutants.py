@@ -36,7 +36,7 @@ OPERATORS = {
     ast.And: ("and", "or"),
     ast.Or: ("or", "and"),
 }
-"""How each operator is written, and what replaces it."""
+"""The text of each operator, and the text that replaces it."""
 
 FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "continue": "break", "break": "continue"}
 

@@ -114,7 +114,7 @@ class Peer:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its package is installed."""
+        """Return True if its package is installed."""
         return importlib.util.find_spec(self.package) is not None
 
     def build(self, shape: Shape, ours: Transformer) -> nn.Module:
@@ -399,4 +399,4 @@ PEERS = (
 """All of them but a plain PyTorch loop of our own network, which `measure` makes from the network itself."""
 
 GPU_PEERS = (Peer("plain GPT", "torch", GPT, PlainGPT, called, PLAIN_WEIGHTS), PEERS[1])
-"""What `gpu.py` trains beside ours, compiled: a plain script, and `transformers`."""
+"""The peers that `gpu.py` trains beside ours, compiled: a plain script, and `transformers`."""

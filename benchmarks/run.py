@@ -164,7 +164,7 @@ BENCHES: dict[str, Callable[["Plan"], Iterator[Found]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """The measurements to make.
 
     Args:
         shapes: the shapes of the models.

@@ -55,7 +55,7 @@ class Trained:
 
 
 def ran(program: Program, script: str, *overrides: str, **options: bool) -> str:
-    """What a program prints that ends well."""
+    """Run a program that has to succeed, and return what it prints."""
     ended = program(script, *overrides, **options)
     assert ended.code == 0, ended.err
     return ended.out

@@ -1,4 +1,4 @@
-"""What all tests share: the programs, run as a user runs them, and which skips are allowed."""
+"""The fixtures that all tests share, such as programs run as a user runs them, and the skips that are allowed."""
 
 import contextlib
 import functools
@@ -49,7 +49,7 @@ Hydra.get_mode = lambda self, config_name, overrides: None
 defaults_list._create_interpolation_map = lambda *arguments: None  # no list of defaults of ours has interpolations
 
 SKIPS = {"Skipped: needs CUDA"}
-"""What a test may be skipped for in CI."""
+"""The reasons for which a test may be skipped in CI."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What all modules hold is no garbage: leave it out of the collections of garbage from now on."""
+    """Leave the objects of all modules, which are no garbage, out of the collections of garbage from now on."""
     gc.freeze()
 
 

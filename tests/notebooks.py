@@ -29,7 +29,8 @@ def is_result(output: NotebookNode) -> bool:
 def as_stored(notebook: NotebookNode) -> NotebookNode:
     """The notebook with the outputs that the repository holds: the results of cells, such as tables and charts.
 
-    What a run prints has the speed of a machine; the atlas has a hundred kilobytes, and GitHub shows its picture.
+    The text that a run prints, with the speed of a machine, is left out; so is the atlas of a hundred kilobytes, whose
+    picture GitHub shows.
     """
     stored = copy.deepcopy(notebook)
     for cell in stored.cells:

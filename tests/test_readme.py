@@ -63,14 +63,14 @@ ADAPTED = {
     "outputs/…": "outputs/run",
     "multirun/…": "multirun/sweep",
 }
-"""What a command asks of the network or of an earlier run, and what stands in for it here."""
+"""The parts of a command that need the internet or an earlier run, and their replacements here."""
 
 SMALL_MODULE = {
     "demo": ["trainer.max_steps=2", "data.num_sequences=64", "data.num_validation_sequences=64"],
     "doctor": ["--variants", "mha", "--dtypes", "fp32"],
     "findings": ["--results", "results"],  # not those of the checkout
 }
-"""What is added to the command of a program other than train and evaluate."""
+"""The words that are added to the command of a program other than train and evaluate."""
 
 EARLIER = {
     "outputs/…": "trainer.max_steps=4 data=text data.files=book.txt tokenizer=byte callbacks.snapshots.every_n_steps=2 "
@@ -224,7 +224,7 @@ PYTHON_ADAPTED = {
     "(model)  # the same": '(model.sample(9, ["data.files=book.txt"]))',
     '"trainer.max_steps=200"': f"*{[*SMALL_RUN, 'data=text', 'data.files=book.txt', 'trainer.max_steps=2']}",
 }
-"""What stands in for the run, the text and the size of a Python block."""
+"""The replacements of the run, the text and the size of a Python block."""
 
 
 @pytest.mark.slow

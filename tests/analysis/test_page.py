@@ -1,4 +1,4 @@
-"""What the page shows beside maps, in a real browser: the scatter, events over all data, long texts."""
+"""The parts of the page beside maps, in a real browser: the scatter, events over all data, long texts."""
 
 import base64
 import math

@@ -114,7 +114,7 @@ MALFORMED = [
     ("its overrides is not a mapping from names", {}, {"overrides": {("x",): 3}}),
     ("is of format 3, but", {}, {"format": 3}),
 ]
-"""What is said, changes of the contents, and changes of what we add to them."""
+"""A part of the sentence, changes of the contents, and changes of our own part of them."""
 
 
 @pytest.mark.parametrize(("said", "changes", "ours"), MALFORMED)

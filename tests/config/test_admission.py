@@ -1,4 +1,4 @@
-"""What files may say of a config: choices and plain values at keys of our YAML, and nothing else."""
+"""A file may set choices and plain values at keys of our YAML, and nothing else of a config."""
 
 import copy
 import functools
@@ -43,7 +43,7 @@ def composed(*overrides: str) -> Plain:
 
 
 def described(*overrides: str) -> Plain:
-    """What the checkpoint of a run stores."""
+    """The config that the checkpoint of a run stores."""
     return describe_config(composed(*overrides), _composed(*overrides)["choices"])
 
 

@@ -172,7 +172,7 @@ def until(happens, seconds=120):
 
 @pytest.fixture
 def call_slurm(slurm: dict[str, str], book: Path, monkeypatch: pytest.MonkeyPatch):
-    """What a program prints in the folder of the book, in which Slurm can be reached."""
+    """Run a program that can reach Slurm in the folder of the book, and return what it prints."""
     monkeypatch.chdir(book.parent)
 
     def call(*command):

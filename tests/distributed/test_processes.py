@@ -1,4 +1,4 @@
-"""What several processes do together: no process waits for another in a step, and they share the work of Muon."""
+"""Several processes of a run: none waits for another in a step, and they share the work of Muon."""
 
 import itertools
 from collections import Counter

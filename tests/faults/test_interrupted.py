@@ -76,7 +76,7 @@ KILLED = {
 def test_a_run_killed_between_any_two_writes_ends_as_an_unbroken_one(
     kind: str, program: Program, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kill leaves is copied before each write; a row that is appended to `metrics.csv` is cut short."""
+    """A copy of the run before each write is what a kill leaves; a row appended to `metrics.csv` is cut short."""
     Path("reviews.csv").write_text(REVIEWS)
     data, begun = KILLED[kind]
     command = f"{SMALL} {CONSTANT} trainer.val_check_interval=2 trainer.log_every_n_steps=1 {data}"

@@ -63,7 +63,7 @@ def test_a_run_in_python_is_that_of_the_command_line(program: Program, place: Pa
 
 
 def process_state(names: Iterable[str]) -> dict[str, Any]:
-    """What a caller may have set in its process, the loggers of these names among it."""
+    """The settings that a caller may have made in its process, those of the loggers of these names included."""
     return {
         "random": [random.getstate(), torch.get_rng_state().tolist(), repr(np.random.get_state())],
         "torch": [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()],

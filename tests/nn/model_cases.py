@@ -31,7 +31,7 @@ def block_factory(
     attention_position: Callable[..., nn.Module] | None = None,
     **options: Any,
 ) -> Callable[..., nn.Module]:
-    """What `conf/block` composes: a block that still lacks its `layer_index` and `num_layers`.
+    """The block that `conf/block` composes, which still lacks its `layer_index` and `num_layers`.
 
     `options` are those of the block and of its attention.
     """

@@ -51,7 +51,7 @@ NETWORK = """
 
 
 def printed(script: str) -> str:
-    """What a script prints in a process of its own."""
+    """Run a script in a process of its own, and return what it prints."""
     here = Path(__file__).parent
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],

@@ -1,4 +1,4 @@
-"""What holds of attention whatever its weights are, for every variant of the shared table and every combination."""
+"""The laws of attention that hold for any weights, in every variant of the shared table and every combination."""
 
 import copy
 from functools import partial

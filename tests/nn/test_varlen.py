@@ -1,4 +1,4 @@
-"""What `_flash_varlen` asks of torch's kernel for packed sequences, forward and backward.
+"""The calls of torch's kernel for packed sequences by `_flash_varlen`, forward and backward.
 
 The kernel itself runs on CUDA only (`test_backends_cuda`): on the CPU, its definition stands in its place.
 """

@@ -1,4 +1,4 @@
-"""Whether a run's network is compiled, and how."""
+"""The decision whether a run's network is compiled, and the arguments of torch's compiler."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which backend a run on a CPU trains with, where it may be measured."""
+"""The backend that a run on a CPU trains with, if backends may be measured."""
 
 import math
 import time

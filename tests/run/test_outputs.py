@@ -1,4 +1,4 @@
-"""What a run leaves beside its numbers: samples, the line above each picture, and a profile."""
+"""The outputs of a run beside its numbers: samples, the line above each picture, and a profile."""
 
 import json
 import re

@@ -28,7 +28,7 @@ MEMORY_KB = 20_000_000
 
 @dataclass(frozen=True)
 class Report:
-    """How a script on the device ended, and what it reported."""
+    """The end of a script on the device: its exit code, its text, and the values that it reported."""
 
     code: int
     text: str

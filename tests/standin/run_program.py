@@ -1,9 +1,10 @@
 """Run `train.py`, `evaluate.py` or a benchmark on the stand-in device, with counts: `run_program.py train.py WORDS`.
 
-What looks at numbers is replaced: metrics, which would divide by zero tokens or count classes, the draw of a token, the
-end of a beam search, the text of an answer, whether weights are finite, and the entropy, whose kernel torch compiles
-while it runs. What processes send one another on the device does not arrive. The report says how often the host
-launched kernels and waited, in each step and in each measurement of the heads, and how many graphs were compiled.
+All code that looks at numbers is replaced: metrics, which would divide by zero tokens or count classes, the draw of a
+token, the end of a beam search, the text of an answer, the check of weights for finite values, and the entropy, whose
+kernel torch compiles while it runs. Tensors that processes send one another on the device do not arrive. The report
+says how often the host launched kernels and waited, in each step and in each measurement of the heads, and how many
+graphs were compiled.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: metrics of a run, and runs that listen to signals give them back."""
+"""The fixtures of this folder: metrics of a run, and signal handlers that are restored after each test."""
 
 import signal
 

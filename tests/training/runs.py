@@ -21,7 +21,7 @@ from tinyformer.training.trainer_parts import FitLoop, WholeCheckpointIO
 TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40
 
 CONTENTS = {"format": FORMAT, "overrides": {"seed": 3}, "tokenizer": "{}", "facts": {"precision": "32-true"}}
-"""What checkpoints of these runs hold."""
+"""The contents of the checkpoints of these runs."""
 
 QUIET = (
     "ignore:.*does not have many workers",
@@ -33,7 +33,7 @@ QUIET = (
     "ignore:You're using the WeightAveraging callback with a model that overrides",
     "ignore:The `srun` command is available",
 )
-"""What Lightning says about runs this small."""
+"""The warnings of Lightning about runs this small."""
 
 
 def snapshots(folder):

@@ -38,7 +38,7 @@ def only(graph, *edges):
 
 
 def added_by_nodes(context, prompts):
-    """What each node adds to the stream."""
+    """The vectors that each node adds to the stream."""
     _, found = prompts.run(context, capture=["embedding", "*added_by_head", "*feed_forward.output"])
     parts = [found["embedding"].unsqueeze(0)]
     for index, block in enumerate(context.network.encoder.layers):

@@ -54,7 +54,7 @@ CASES = {
 
 @torch.no_grad()
 def log_q_by_depth(context, row):
-    """What networks predict that end after each number of layers, with the same final norm and readout."""
+    """The predictions of networks that end after each number of layers, with the same final norm and readout."""
     for depth in range(len(context.network.stacks()[-1].layers) + 1):
         network = copy.deepcopy(context.network)
         stack = network.stacks()[-1]

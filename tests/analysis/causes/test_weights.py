@@ -25,7 +25,7 @@ ROTARY = partial(ours.RotaryPosition, 16)
 
 
 def divided_by(norm, x):
-    """What a norm divides each vector by, which the circuits leave out."""
+    """The number that a norm divides each vector by, which the circuits leave out."""
     x = x - x.mean(dim=-1, keepdim=True) if isinstance(norm, LayerNorm) else x
     return torch.ones(x.shape[:-1]) if isinstance(norm, nn.Identity) else x.square().mean(dim=-1).sqrt()
 

@@ -97,7 +97,7 @@ class Place:
         return errors
 
     def kept(self) -> dict[Path, str]:
-        """What the runs that have ended, analysis and all, wrote last."""
+        """The last file of each run that has ended, its analysis included."""
         return {path: path.read_text() for path in self.folder.glob("runs/train-*/evaluate-*/ended.json")}
 
 

@@ -1,4 +1,4 @@
-"""What is stated before runs, what their records say of it, and that a raised version makes them anew."""
+"""Statements are kept before runs, the page compares them with the records, and a raised version makes runs anew."""
 
 from pathlib import Path
 from typing import Any
