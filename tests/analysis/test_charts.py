@@ -131,3 +131,20 @@ def test_offsets_are_whole_numbers_and_an_undefined_measure_says_what_it_needs(t
     assert all(labelled(picture, shown) for shown in ("-2", "1", "2.00", "12.0", "needs more tokens"))
     for yscale in ("log", "linear"):
         save_png(lines({"a": ([0, 1], [np.nan, -np.inf])}, "title", "x", "y", yscale), tmp_path / "lines.png")
+
+
+@pytest.mark.parametrize(
+    ("measure", "shares"),
+    [
+        ("distance", (0.1, 0.2, 0.3, 0.5)),  # to (21 - 1) / 2
+        ("rank", (0.0, 0.05, 0.1, 0.2)),  # from 1 to 21
+        ("largest_logit", (0.02, 0.04, 0.06, 0.1)),  # to 50
+        ("of my own", (0.0, 0.25, 0.5, 1.0)),
+    ],
+)
+def test_the_limits_of_colours_are_those_of_the_measure(measure, shares):
+    values = {measure: [[1.0, 2.0], [3.0, 5.0]]}
+    picture = measure_maps(values, [["a", "b"]] * 2, "title", num_keys=21, meanings={measure: "nats"})
+    labels = {label.text: label for label in picture.labels}
+    drawn = [picture.image.getpixel((labels[at].left - 2, labels[at].top)) for at in ("1.00", "2.00", "3.00", "5.00")]
+    assert np.array(drawn) / 255 == pytest.approx(mpl.colormaps["viridis"](shares)[..., :3], abs=0.005)
