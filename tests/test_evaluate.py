@@ -75,7 +75,7 @@ def test_a_text_that_the_tokenizer_loses_has_no_bits_per_byte(program: Program) 
     made.save("letters.json")
     file = "tokenizer=file tokenizer.path=letters.json hydra.run.dir=run"
     ended = program("train.py", SMALL, TEXT, file, "'generate.prompt=the dog'")
-    assert ended.err.count("The tokenizer reads 'g', 'o' as [UNK].\n") == 1
+    assert ended.err.count("The tokenizer encodes 'g', 'o' as [UNK].\n") == 1
     facts, trained = load_checkpoint("run/checkpoints/last.ckpt").facts, results_of("run")
     assert trained["lost_bytes"] == facts["lost_bytes"] == pytest.approx(120 / len(BOOK), rel=0.01)  # a line's capital
     Path("other.txt").write_text("The dog sees THE CAT\n" * 10)
@@ -140,7 +140,7 @@ def test_text_of_the_starting_weights_is_text_that_the_run_was_trained_on(progra
         ran(program, "train.py", f"resume=run-{folder} trainer.max_steps=6")
     for words in ("evaluate.py", f"checkpoint={start}"), ("train.py", f"{SMALL} init_from={start} data=text"):
         refused = program(*words, "data.files=d data.test_fraction=0")
-        sentence = "of its validation split, nothing is left without the text that the weights were trained on"
+        sentence = "its validation split is empty without the text that the weights were trained on"
         assert (refused.code, sentence in refused.err) == (2, True), refused.err
 
 

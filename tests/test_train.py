@@ -149,7 +149,7 @@ def test_offline_wandb_holds_every_head_the_figures_and_the_events(program: Prog
 TRANSLATES = "task=seq2seq data.files=pairs.tsv"
 REFUSED = {
     "data.source.separator=x": "data.source.separator: follows from data.separator, and cannot be ",
-    "generate.prompt=a\udcff": r"generate.prompt='a\udcff': holds half of a surrogate pair",
+    "generate.prompt=a\udcff": r"generate.prompt='a\udcff': contains half of a surrogate pair",
     "+logger.mine._target_=lightning.pytorch.loggers.CometLogger": "logger.mine: Requirement 'comet-ml",
     "data.files=short.txt": "model.max_seq_len=16: ",
     "model.vocab_size=3": "model.vocab_size=3: must be at least ",

@@ -144,7 +144,7 @@ def test_code_in_a_file_does_not_run(tmp_path):
 def test_weights_that_do_not_fit(tmp_path):
     checkpoint = load_checkpoint(save(tmp_path / "last.ckpt"))
     for reason, changes in {
-        r"encoder\.layers\.0\.\S+k_proj\.weight has shape \[32, 32\] there and \[16, 32\] here": {"num_kv_heads": 2},
+        r"encoder\.layers\.0\.\S+k_proj\.weight has shape \[32, 32\], but in the model \[16, 32\]": {"num_kv_heads": 2},
         r"it lacks encoder\.layers\.2\.": {"num_layers": 3},
         r"it also has encoder\.layers\.1\.": {"num_layers": 1},
     }.items():

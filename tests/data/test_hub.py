@@ -118,7 +118,7 @@ READ = {
     },
     'splits("owner/play", revision="refs/convert/parquet", rejoin_splits=True)': {"train": {"text": [PLAY]}},
     'HubTokenizer("owner/model").build([]).encode("hé")': [0x68, 0xC3, 0xA9],
-    'splits("owner/none")': "path='owner/none': the Hub has no such dataset for you (",
+    'splits("owner/none")': "path='owner/none': the Hub has no such dataset that you can access (",
     'splits("owner/large", text_column="body")': "text_column='body': owner/large has no such column; it has text.",
     # pairs, from two columns or from two keys of one
     f'{BOOKS} target_column="translation.fr")': {

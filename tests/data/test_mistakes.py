@@ -56,14 +56,19 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
 FILES = [
     ("none.txt", None, {}, r"files='.*none.txt': the file does not exist\.$"),
     ("a.docx", b"x", {}, "files='.*a.docx': the format '.docx' is not supported; .txt, .csv, .* are"),
-    ("latin.txt", "né".encode("latin1"), {}, "files='.*latin.txt': not UTF-8, at byte 1; convert it, as `iconv"),
+    (
+        "latin.txt",
+        "né".encode("latin1"),
+        {},
+        "files='.*latin.txt': is not UTF-8 at byte 1; convert it: .*`iconv",
+    ),
     ("a.csv", b"id,a,b\n1,x,y\n", {}, "text_column='text': .*; it has id, a, b, its first row; .* set columns.$"),
     ("a.jsonl", b'{"body": "x"}\n', {}, r"text_column='text': row 1 .* such column; it has body\.$"),
-    ("a.jsonl", b'{"text": "\\ud800"}', {}, r"text='.ud800': holds half of a surrogate pair"),
+    ("a.jsonl", b'{"text": "\\ud800"}', {}, r"text='.ud800': contains half of a surrogate pair"),
     *((f"a.{kind}", POINTER, {}, "files=.* is a pointer of Git LFS, .*`git lfs pull`") for kind in ("txt", "parquet")),
     ("a.csv", b"text,text\na,b\n", {}, "text_column='text': .*a.csv has 2 columns of this name"),
     ("a.jsonl", b'{"text": "x"}\n{"text": "y", "text": "z"}', {}, r"files=.*\(line 2: the keys text, text are not all"),
-    ("a.txt", "a cat".encode("utf-16le"), {}, "files='.*a.txt': holds NUL bytes"),
+    ("a.txt", "a cat".encode("utf-16le"), {}, "files='.*a.txt': contains NUL bytes"),
     ("a.jsonl", b'{"text": "x"}\n\n' * 70 + b"{,", {}, r"files=.*\(line 141: Expecting .*, column 2 \(char 1\)\)"),
     ("a.jsonl", b'{"t": {"en": "x"}}', {"text_column": "t.fr"}, r"text_column='t.fr': .*; it has t.en, t\.$"),
 ]
@@ -82,8 +87,18 @@ LABELS = [
     ("a.tsv", b'text\tlabel\n\nx\t1\n"open\t0\nz\t1\n', L, "files=.*: a quotation mark .* line 4 opens .*; quoted=F"),
 ]
 PAIRS = [
-    ("a.csv", b"source,target\nuno,one\ndos, \n", {}, "target_column='target': row 2 of .* has no text there; remove"),
-    ("a.jsonl", b'{"source": null, "target": "b"}', {}, "source_column='source': .* has no text there; remove"),
+    (
+        "a.csv",
+        b"source,target\nuno,one\ndos, \n",
+        {},
+        "target_column='target': row 2 of .* has no text in this column",
+    ),
+    (
+        "a.jsonl",
+        b'{"source": null, "target": "b"}',
+        {},
+        "source_column='source': .* has no text in this column",
+    ),
 ]
 
 

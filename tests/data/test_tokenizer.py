@@ -89,7 +89,7 @@ def test_what_a_tokenizer_loses_is_told(model, splitter, decoder, text, lost, un
     assert lost_bytes([text], tokenizer) == pytest.approx(lost)
     for _ in range(2):  # told once, without the unknown token that is spelled out
         tokenizer.read(["ab zéz [UNK]"])
-    assert capsys.readouterr().err == f"The tokenizer reads {unknown} as [UNK].\n"
+    assert capsys.readouterr().err == f"The tokenizer encodes {unknown} as [UNK].\n"
 
 
 def test_dropout_of_merges_is_off_wherever_a_file_comes_from(tmp_path):

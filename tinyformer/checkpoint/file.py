@@ -1,7 +1,7 @@
 """Loading of checkpoints and snapshots.
 
-A checkpoint is Lightning's in a safetensors file, see `format`, and also holds the overrides of the run's config, its
-tokenizer and the state of the random number generators. `config.admission` checks what it says of the config.
+A checkpoint is Lightning's checkpoint in a safetensors file, see `format`. It also holds the overrides of the run's
+config, its tokenizer and the states of the random number generators. `config.admission` checks the overrides.
 """
 
 import bisect
@@ -23,19 +23,19 @@ from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.errors import ArgumentError, relative_path
 
 PARTS = {"overrides": dict, "tokenizer": str | None, "facts": dict}
-"""The parts of a checkpoint, with their types."""
+"""The entries that tinyformer adds to Lightning's checkpoint, with their types."""
 
 FACTS: dict[str, Any] = {"precision": str | int, "data_fingerprint": str | None, "content": str | None}
 FACTS |= {"train/num_tokens": int | None, "is_compiled": bool, "backends": str | None, "inherited": int}
 
 LAST, PREVIOUS, BEST, SNAPSHOTS = "last.ckpt", "previous.ckpt", "best.ckpt", "snapshots"
-"""The checkpoints of a run: at its last validation or interruption, the one before it, and at the best validation; and
-the folder of its snapshots."""
+"""The files of a run's checkpoints: at the last validation or interruption, the checkpoint before that one, and at the
+best validation; and the folder of the run's snapshots."""
 
 NETWORK_PREFIX, READOUT_PREFIX = "network.", "readout."
 OWN_PREFIXES = tuple(f"{stack}.{part}." for stack in ("encoder", "decoder") for part in ("layers", "position"))
-"""Prefixes in the names of weights: of all weights in a file; within the network, of the readout, which depends on the
-task, and of the weights that do not depend on the vocabulary."""
+"""Prefixes in the names of weights: of all weights in a file; and within the network, of the readout, which depends on
+the task, and of the weights that do not depend on the vocabulary."""
 
 TRAINED_ON = f"{KEY}.trained_on"
 """The name of the tensor of `Checkpoint.trained_on`."""
@@ -51,7 +51,7 @@ class Checkpoint:
 
     path: Path
     weights: dict[str, Tensor]  # of the network
-    overrides: dict[str, Any]  # what it says of the run's config by key, which is not trusted; see `config.admission`
+    overrides: dict[str, Any]  # overrides of the run's config by key, which are not trusted; see `config.admission`
     tokenizer: str | None  # the text of `tokenizer.json`; None for a model without a tokenizer
     facts: dict[str, Any]  # about its run, by the names in `FACTS`
     step: int  # optimizer steps taken
@@ -59,8 +59,8 @@ class Checkpoint:
 
 
 def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, or of its tensors only those whose names begin so; refuse what no run wrote."""
-    if not os.path.isfile(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
+    """Load a checkpoint onto the CPU, only tensors whose names have the prefixes; refuse a file that no run wrote."""
+    if not os.path.isfile(path):  # `Path.is_file` raises an error for a name that is too long
         raise _not_a_file(path)
     try:
         raw = read_raw(path, prefixes)
@@ -78,9 +78,9 @@ def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
 
 
 def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK_PREFIX, TRAINED_ON)) -> Checkpoint:
-    """Read a checkpoint onto the CPU, see `find_checkpoint`.
+    """Load a checkpoint onto the CPU; `path` is a file, the folder of a run or "last", see `find_checkpoint`.
 
-    Tensors whose names begin with none of the prefixes, such as an optimizer's, are not read.
+    Tensors whose names begin with none of the prefixes, such as an optimizer's, are not loaded.
     """
     path = find_checkpoint(path)
     raw = load_raw(path, prefixes)
@@ -96,7 +96,7 @@ def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """The newest intact checkpoint in a run's folder of checkpoints; if none is, the error is that of `last.ckpt`."""
+    """Load the newest intact checkpoint in a run's folder of checkpoints; if none is intact, refuse `last.ckpt`."""
     intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
@@ -125,7 +125,7 @@ def _not_a_file(path: Path) -> ArgumentError:
 
 
 def _malformation(raw: Any) -> str | None:
-    """The reason why the contents of a file are not those of a run's checkpoint; None if they are."""
+    """The reason why the contents of a file are not a checkpoint that a run wrote; None if they are."""
     foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
     if not isinstance(ours := raw.get(KEY), dict) or "format" not in ours:
         return foreign
@@ -159,7 +159,7 @@ def _shown(value: Any) -> str:
 
 
 def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
-    """The fault in the weights of a network; None if there is none."""
+    """A description of the first invalid weight of a network; None if all weights are valid."""
     for name, weight in weights.items():
         kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
         if kind not in DTYPES:
@@ -168,9 +168,9 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
-    """Write a network that was derived from that of a checkpoint, which provides tokenizer, facts and step, atomically.
+    """Atomically write a network with the tokenizer, facts and step of the checkpoint that it was derived from.
 
-    `overrides` are those of the network's config, by key; see `config.stored.describe_config`.
+    `overrides` are the overrides of the network's config, by key; see `config.stored.describe_config`.
     """
     weights = {f"{NETWORK_PREFIX}{name}": tensor.cpu() for name, tensor in network.state_dict().items()}
     contents = {"format": FORMAT, "overrides": overrides, "tokenizer": checkpoint.tokenizer, "facts": checkpoint.facts}
@@ -179,29 +179,29 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, o
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's weights into a network, if they fit."""
+    """Load a checkpoint's weights into a network; weights that do not fit are refused."""
     require_fitting(network, checkpoint)
     network.load_state_dict(checkpoint.weights)
 
 
 def copy_with(network: torch.nn.Module, checkpoint: Checkpoint) -> Any:
-    """A copy of a network with a checkpoint's weights, if they fit, in the network's dtype and on its device."""
+    """A copy of a network, in its dtype and on its device, with a checkpoint's weights; see `load_weights`."""
     copied = copy.deepcopy(network)
     load_weights(copied, checkpoint)
     return copied
 
 
 def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:
-    """Refuse a checkpoint whose weights have other names or shapes than those of a network, perhaps on the meta device.
+    """Refuse a checkpoint whose weights differ in names or shapes from a network's; the meta device is supported.
 
-    Only weights are compared whose names start with `within`, or with one of several prefixes.
+    Only weights whose names start with `within` (a prefix or several) are compared.
     """
     expected, stored = (
         {name: weight for name, weight in weights.items() if name.startswith(within)}
         for weights in (network.state_dict(), checkpoint.weights)
     )
     changed = [
-        f"{name} has shape {list(stored[name].shape)} there and {list(expected[name].shape)} here"
+        f"{name} has shape {list(stored[name].shape)}, but in the model {list(expected[name].shape)}"
         for name in expected
         if name in stored and expected[name].shape != stored[name].shape
     ]
@@ -209,14 +209,14 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: st
     extra = [f"it also has {name}" for name in sorted(stored.keys() - expected.keys())]
     if differences := [*changed, *missing, *extra]:
         reason = f"does not fit this model: {differences[0]}; model, attention, position, block and tokenizer must be "
-        raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}those of its run")
+        raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}the same as in its run")
 
 
 def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: bool = True) -> None:
     """Load a checkpoint's weights into a network for the same or another task.
 
-    Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation; so does the
-    readout unless `with_readout`.
+    Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation. Without
+    `with_readout`, so does the readout.
     """
     initial, weights = network.state_dict(), dict(checkpoint.weights)
     if not with_readout:
@@ -233,7 +233,7 @@ def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: b
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all random number generators, as plain numbers and tensors."""
+    """The states of all random number generators (PyTorch, CUDA, NumPy, Python), as plain numbers and tensors."""
     version, keys, position, has_gauss, gauss = np.random.get_state()
     python_version, python_keys, python_gauss = random.getstate()
     return {
@@ -271,15 +271,15 @@ def snapshots_of(path: Path) -> dict[int, Path]:
 
 
 def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
-    """The checkpoint at a path, or a snapshot of its run, see `at_step`; the one that is known is not read again."""
+    """Load a checkpoint, or a snapshot of its run, see `at_step`; `known` is returned if it is the checkpoint."""
     found = at_step(path, step)
     return known if known is not None and known.path == found else load_checkpoint(found)
 
 
 def at_step(path: str | Path, step: Any) -> Path:
-    """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; the last one for "all".
+    """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; for "all", the last snapshot.
 
-    Without a step it is that of `find_checkpoint`, as it is where nothing is there, which is an error when it is read.
+    If `step` is None or the path does not exist, the path of `find_checkpoint`; loading a missing file is an error.
     """
     path = find_checkpoint(path)
     if step is None or not path.exists():

@@ -1,7 +1,7 @@
 """The format of a checkpoint: a safetensors file whose header holds, as JSON, all that is not a tensor.
 
-The JSON is Lightning's checkpoint. Each tensor in it is the name of a tensor of the file and its checksum; what JSON
-lacks is an object with one key, such as `{"$tuple": [1, 2]}`. Reading runs no code.
+The JSON is Lightning's checkpoint. It represents a tensor by the tensor's name in the file and a checksum, and a value
+of a type that JSON lacks by an object with one key, such as `{"$tuple": [1, 2]}`. Loading runs no code.
 """
 
 import base64
@@ -23,23 +23,23 @@ from torch import Tensor
 from tinyformer.files import atomic_write
 
 KEY, FORMAT = "tinyformer", 2
-"""The key of what we add to Lightning's checkpoint, also in the header, and the version of the format."""
+"""The key of tinyformer's entries in Lightning's checkpoint, and of the JSON in the header; the format's version."""
 
 STATE_DICT = "state_dict"
-"""The key of the weights, whose tensors have their own names in the file; those of other tensors begin with a path."""
+"""The key of the weights, which keep their names in the file; other tensors are named by the keys that lead to them."""
 
 
 def write_raw(path: Path, raw: Mapping[str, Any], previous: Path | None = None) -> None:
-    """Write what `read_raw` reads atomically, see `atomic_write`, into a folder that is made if needed.
+    """Atomically write a checkpoint that `read_raw` can load, see `atomic_write`; make its folder if needed.
 
     Raises:
-        TypeError: a part, such as the state of a user-defined callback, is neither a plain value nor a tensor.
+        TypeError: a value, such as the state of a user-defined callback, is neither a plain value nor a tensor.
     """
     tensors, header = encode(raw)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, previous) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # by the umask; the library's own is that of a secret
+        mode = temporary.stat().st_mode  # set by the umask; `save_file` would let only the owner read the file
         try:
             save_file(tensors, temporary, header)
             temporary.chmod(mode)
@@ -57,14 +57,14 @@ def encode(raw: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 class _Writer:
-    """Turns a checkpoint into JSON, and collects its tensors by name; one that occurs twice is stored once."""
+    """Turns a checkpoint into JSON, and collects its tensors by name; a tensor that occurs twice is stored once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.known: dict[Any, dict[str, Any]] = {}  # what stands for a tensor, by its place in memory
+        self.known: dict[Any, dict[str, Any]] = {}  # the JSON of each tensor, by its memory location
 
     def plain(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """A value as JSON; `path` are the keys that lead to it."""
+        """Convert a value to JSON; `path` has the keys that lead to the value."""
         if isinstance(value, Tensor):
             return self._tensor(value.detach(), path)
         if isinstance(value, Mapping):
@@ -97,18 +97,18 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "$set": set,
     "$bytes": base64.b64decode,
 }
-"""The functions that rebuild the values that JSON lacks."""
+"""For each type that JSON lacks, the function that rebuilds a value."""
 
 
 def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU.
 
-    Given prefixes, tensors whose names begin with none of them are None, and the others are mapped from the file, and
-    read when they are used. Without, all are read, and compared with their checksums.
+    With prefixes, tensors whose names begin with none of them are None, and the other tensors are memory-mapped from
+    the file. Without prefixes, all tensors are loaded and compared with their checksums.
 
     Raises:
-        ValueError: the file is damaged, or no checkpoint of this format.
-        SafetensorError: it is no safetensors file.
+        ValueError: the file is damaged, or is not a checkpoint of this format.
+        SafetensorError: the file is not a safetensors file.
     """
     with safe_open(path, framework="pt") as file:
         found: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
         def tensor(name: str, checksum: int) -> Tensor | None:
             if name.startswith(prefixes) and name not in found:
                 mapped = file.get_tensor(name)
-                # A state of training is copied, since sums in kernels depend on where a tensor begins in memory.
+                # A state of training is copied, since the order of sums in kernels depends on a tensor's alignment.
                 found[name] = mapped if prefixes else mapped.clone()
                 if not prefixes and _checksum(found[name]) != checksum:
                     raise ValueError(f"{name} is damaged")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The file of a path: the last checkpoint of a run's folder; of "last", where nothing is called so, the newest."""
+    """The checkpoint file of a path: of a run's folder, its last checkpoint; of "last", if no such file, the newest."""
     path = Path(path)
     if path == Path("last") and not path.exists() and (newest := newest_checkpoint()):
         print(f"The last checkpoint is {newest}.")
         return newest
     last = path / "checkpoints" / "last.ckpt"
-    return last if os.path.isfile(last) else path  # `Path` raises an error where a name is too long
+    return last if os.path.isfile(last) else path  # `Path.is_file` raises an error for too long a name
 
 
 def newest_checkpoint() -> Path | None:

@@ -1,4 +1,4 @@
-"""Text in, batches of token ids out."""
+"""Text as training data: sources, tokenizers, splits, and batches of token ids."""
 
 import lazy_loader
 

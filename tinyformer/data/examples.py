@@ -25,18 +25,18 @@ from tinyformer.errors import ArgumentError
 
 @dataclass(frozen=True)
 class LabelledSplit(Split):
-    """The examples of one split: sequences `[eos, *text]`, or `[eos, *first, eos, *second]`, and their classes."""
+    """The labelled examples of one split, each a sequence `[eos, *text]` or `[eos, *first, eos, *second]`."""
 
     ids: UInt[np.ndarray, " tokens"]  # the sequences, concatenated, each truncated to the model's length
     offsets: Int64[np.ndarray, " examples_and_end"]  # where in `ids` each sequence begins, and the length of `ids`
-    labels: Int64[np.ndarray, " examples"]  # the index in `classes`; -1 for a label that is none of them
+    labels: Int64[np.ndarray, " examples"]  # the index of the class in `classes`; -1: the label is not in `classes`
     classes: list[str]
     tokenizer: TextTokenizer
     num_bytes: int | None
-    num_unknown: int  # before truncation
-    num_truncated: int  # sequences
-    num_texts: int = 1  # of an example
-    unknown: list[str] = field(default_factory=list)  # the labels that are none of the classes
+    num_unknown: int  # number of `<unk>` tokens before truncation
+    num_truncated: int  # number of truncated sequences
+    num_texts: int = 1  # number of texts in an example: 1, or 2 for pairs
+    unknown: list[str] = field(default_factory=list)  # the labels of this split that are not in `classes`
 
     @property
     def num_documents(self) -> int:
@@ -68,9 +68,9 @@ class LabelledSplit(Split):
 def truncate(
     stream: TokenSplit, texts_per_example: int, max_length: int
 ) -> tuple[UInt[np.ndarray, " tokens"], Int64[np.ndarray, " examples_and_end"], int]:
-    """The sequences of a stream of texts, cut to a length, with their offsets, and the number of those that were cut.
+    """Truncate the examples of a stream of texts; return their token ids, their offsets and the number truncated.
 
-    In a pair (with 2 texts per example), the longer text is truncated first.
+    In a pair (2 texts per example), the longer text is truncated first.
     """
     begins = stream.offsets[:-1]
     lengths = np.diff(stream.offsets).reshape(-1, texts_per_example)
@@ -92,11 +92,11 @@ def truncate(
 class Examples(Rows):
     """Batches of the examples of a split.
 
-    Token dropout replaces tokens by the tokenizer's mask token, each with the same probability, except the first of a
-    sequence, which a model may pool. It regularises by hiding single words ("word dropout": Iyyer et al. 2015, "Deep
-    Unordered Composition Rivals Syntactic Methods for Text Classification"; Dai and Le 2015, arXiv 1511.01432). These
-    papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. A hash of `key` (the seed and the epoch)
-    and of a token's position in the split determines whether it is replaced, independently of the batch.
+    Token dropout replaces each token by the tokenizer's mask token with the same probability, except the first token of
+    a sequence, which a model may pool. This regularises by hiding single words ("word dropout": Iyyer et al. 2015,
+    "Deep Unordered Composition Rivals Syntactic Methods for Text Classification"; Dai and Le 2015, arXiv 1511.01432).
+    Both papers remove a word or replace it by `<unk>`, which byte-level BPE lacks. A hash of `key` (the seed and the
+    epoch) and of a token's position in the split decides whether the token is replaced, independently of the batch.
     """
 
     def __init__(self, split: LabelledSplit, token_dropout: float = 0.0, key: tuple[int, ...] = (0,)) -> None:
@@ -116,7 +116,7 @@ class Examples(Rows):
         positions = begin[:, None] + place
         ids = self._ids.take(positions, mode="clip").astype(np.int64)
         if self._threshold:
-            # The element of a SplitMix64 sequence at each position, which does not depend on those before.
+            # The element of a SplitMix64 sequence at each position; an element does not depend on earlier elements.
             drawn = splitmix64(self._key + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
             ids = np.where((place > 0) & (drawn < self._threshold), self._split.tokenizer.mask_id, ids)
         ids = np.where(place < lengths[:, None], ids, self._split.tokenizer.eos_id)
@@ -129,12 +129,12 @@ class Examples(Rows):
 
 
 class ExampleFormat(RowFormat):
-    """Texts, or pairs of texts, and their classes.
+    """The row format of classification: texts, or pairs of texts, with their classes.
 
     Args:
-        seq_len: maximum number of tokens of a sequence; longer ones are truncated.
-        labels: the classes, for a model that was trained on them; None: those of the training split.
-        num_texts: number of texts of an example, for a model that was trained on such; None: that of the data.
+        seq_len: maximum number of tokens of a sequence; longer sequences are truncated.
+        labels: names of the classes that a model was trained on; None: the classes of the training split.
+        num_texts: number of texts in an example that a model was trained on, 1 or 2; None: the number in the data.
         token_dropout: probability that a token is masked in training, see `Examples`.
     """
 
@@ -162,9 +162,9 @@ class ExampleFormat(RowFormat):
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The splits that have labels; and as facts `classes`, those to train on, and `without_labels`, other splits.
+        """Return the splits with labels, and two facts: the names of the `classes`, and the splits `without_labels`.
 
-        The classes are those of the training examples before any are held out, or of all examples.
+        The classes are the labels of the training split before hold-out; with `whole`, of all splits.
         """
         labels = {split: set(rows["label"]) - {None} for split, rows in splits.items()}
         without = [split for split in SPLITS if split in splits and not labels[split]]
@@ -178,7 +178,7 @@ class ExampleFormat(RowFormat):
         write_rows(folder, name, rows.select_columns("label"))
 
     def open(self, prepared: Prepared, source: Source, whole: bool) -> dict[str, LabelledSplit]:
-        # Again, for what an earlier version or a user-defined source has called "1.0".
+        # `class_name` again: an earlier version or a user-defined source may have stored "1.0" instead of "1".
         classes = self._labels or list(dict.fromkeys(class_name(name) or name for name in prepared.facts["classes"]))
         if len(classes) < 2:
             reason = f"all examples have the label {classes[0]}; there must be at least two classes"
@@ -222,7 +222,7 @@ class ExampleFormat(RowFormat):
             raise ArgumentError("source", source.name, f"{reason}rename or remove them")
 
     def caveats(self, splits: Mapping[str, LabelledSplit]) -> list[str]:
-        """The classes that a split has no example of."""
+        """Return a phrase for each split that has no example of some classes; the phrase names these classes."""
         absent = {name: split.absent for name, split in splits.items()}
         return [f"the {name} split has no example of {classes}" for name, classes in absent.items() if classes]
 

@@ -1,4 +1,4 @@
-"""The data of a run as a Lightning data module: splits, and the batches that their row format makes of them."""
+"""The data of a run as a Lightning data module, which prepares the splits and makes batches of their rows."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,23 +28,23 @@ class DataModule(lightning.LightningDataModule):
     """The data of a run. A subclass prepares the splits.
 
     Args:
-        row_format: the rows of a batch.
-        batch_size: rows in a batch, on each device.
-        seed: determines the order of training.
-        split_seed: determines what is held out, and which data are drawn at random.
+        row_format: what a row of a batch is, such as a window of text or a pair, and how batches are made.
+        batch_size: number of rows in a batch, on each device.
+        seed: determines the order of the training rows.
+        split_seed: determines which rows are held out, and which data are drawn at random.
     """
 
     name: str  # short, for the summary
-    without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text to leave out of all splits but "train"
-    # Known after `prepare`:
+    without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text to leave out of all splits except "train"
+    # Set by `prepare`:
     tokenizer: TextTokenizer
     splits: Mapping[str, Any]  # the tokens of train, validation and test, or of "all" alone
     fingerprint: str  # identifies the content of all splits
     labels: list[str] | None = None  # the names of the classes
-    num_texts: int | None = None  # of a labelled example
-    lost_bytes = 0.0  # the share of the first split, see `tinyformer.data.lost_bytes`
-    unread: Mapping[str, int] = {}  # files that are left out, by their kind, see `unread_files`
-    trained_on: UInt64[np.ndarray, " fingerprints"] | None = None  # of the training split; None: not taken
+    num_texts: int | None = None  # number of texts in a labelled example
+    lost_bytes = 0.0  # share of the first split's bytes that the tokenizer loses, see `tinyformer.data.lost_bytes`
+    unread: Mapping[str, int] = {}  # number of ignored files by reason, such as "hidden file", see `unread_files`
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None = None  # of the training split; None: not computed
 
     def __init__(self, row_format: RowFormat, batch_size: int, seed: int = 0, split_seed: int = 0) -> None:
         super().__init__()
@@ -56,35 +56,35 @@ class DataModule(lightning.LightningDataModule):
         self.left_out: LeftOut = {}
 
     def __deepcopy__(self, memo: dict) -> "DataModule":
-        """Itself: copies of a model, such as those that average its weights, share its data."""
+        """Return this object, not a copy: copies of a model, such as its weight average, share its data."""
         return self
 
     @property
     @abstractmethod
     def content(self) -> str | None:
-        """Identifies the texts of all splits, whatever tokenizer encodes them; None where that is not known."""
+        """A hash of the texts of all splits, independent of the tokenizer; None if it is not known."""
 
     @abstractmethod
     def prepare(self, whole: bool = False) -> None:
-        """Make the tokens, or open what was made before; hold nothing out if the data are read `whole`, as "all"."""
+        """Make the splits, or load them from the cache; with `whole`, all data are the one split "all"."""
 
     @abstractmethod
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Return True if `prepare` would only open files, and give the tokens of this tokenizer."""
+        """Return True if `prepare` would only load existing tokens, and `tokenizer` has made these tokens."""
 
     @property
     def title(self) -> str:
-        """The name in pictures, with what distinguishes these data from others of the same name."""
+        """The name in figures; a subclass adds details, such as file names, if different data have the same name."""
         return self.name
 
     @property
     def caveats(self) -> list[str]:
-        """After `prepare`, what the scores of held-out data do not show, a phrase each."""
+        """The limitations of scores on held-out data, one phrase each; available after `prepare`."""
         return []
 
     @property
     def scored_whole(self) -> bool:
-        """Return True if an evaluation on other data than the run's scores all of them: they have no split for it."""
+        """Return True if a checkpoint of other data is scored on all these data: they have no validation split."""
         return False
 
     def setup(self, stage: str) -> None:
@@ -92,7 +92,7 @@ class DataModule(lightning.LightningDataModule):
             self.prepare()
 
     def train_dataloader(self) -> EpochLoader:
-        """Shuffled training batches; their order is resumed from a checkpoint."""
+        """The shuffled training batches; a run that is resumed from a checkpoint continues in the same order."""
         loader = self._training_loader(
             batch_size=self.batch_size,
             seed=self.seed,
@@ -119,18 +119,18 @@ class DataModule(lightning.LightningDataModule):
         return self.evaluation_dataloader("test")
 
     def evaluation_dataloader(self, split: str) -> DataLoader:
-        """The whole split, each target once, always in the same order; with several processes, this one's share of it.
+        """Batches of the whole split in a fixed order; with several processes, the share of this process.
 
-        A split that does not exist, is empty, or cannot be scored is refused.
+        Raise an `ArgumentError` if the split does not exist, is empty, or cannot be scored.
         """
         self.require_split(split)
         settings = self.batch_size, self._rank, self._world_size
         return self.row_format.evaluation_loader(self.splits[split], self._rows(split), *settings)
 
     def sample(self, split: str, num_rows: int) -> Iterator[Batch]:
-        """Batches of some rows of a split, drawn at random without replacement, always the same, in the split's order.
+        """Batches of `num_rows` rows of a split, drawn without replacement by a fixed seed, in the split's order.
 
-        They have at most `batch_size` rows, and differ in size by one at most; see also `evaluation_dataloader`.
+        A batch has at most `batch_size` rows; batch sizes differ by at most one. Errors: see `evaluation_dataloader`.
         """
         self.require_split(split)
         rows = self._rows(split)
@@ -163,21 +163,21 @@ class DataModule(lightning.LightningDataModule):
 
 
 _OF_MODULE = {"source": "source"}
-"""Arguments of a data module that its row format finds fault with."""
+"""Arguments of a data module that errors of its row format may name, see `argument_path`."""
 
 
 class SourceDataModule(DataModule):
     """Data from a source, tokenised once and kept in the cache folder.
 
     Args:
-        source: where the text comes from.
-        tokenizer: a recipe, built on the training split, or a finished tokenizer; a mask token is added if the row
-            format needs one.
-        row_format: which rows are read: windows of text, labelled examples, pairs or questions.
-        validation_fraction: share of the training text, or of its rows, to hold out, unless the source has a split.
-        test_fraction: the same for testing.
-        group_near_copies: keep near-copies on one side of the hold-out, see `hold_out`.
-        cache_dir: where tokenised text is kept; None: see `default_cache_dir`.
+        source: the source of the text.
+        tokenizer: a recipe that is built on the training split, or a trained tokenizer; a mask token is added if the
+            row format needs one.
+        row_format: the rows to load: windows of text, labelled examples, pairs or questions.
+        validation_fraction: share of the training text, or of its rows, to hold out if the source has no such split.
+        test_fraction: the same for the test split.
+        group_near_copies: keep near-copies of a text in the same split, see `hold_out`.
+        cache_dir: the folder of the tokenised text; None: see `default_cache_dir`.
         settings: further arguments of `DataModule`.
     """
 
@@ -221,7 +221,7 @@ class SourceDataModule(DataModule):
     def prepare(self, whole: bool = False) -> None:
         prepared = (recipe := self._recipe(whole)).prepare(self.cache_dir)
         if not whole:
-            self.content = recipe.content  # of the text that was read, which may change
+            self.content = recipe.content  # of the text that was loaded; the source may change later
         self.tokenizer, self.fingerprint = prepared.tokenizer, prepared.fingerprint
         self.left_out, self._division = prepared.facts["left_out"], prepared.facts["division"]
         self.trained_on, self.lost_bytes = prepared.trained_on, next(iter(prepared.splits.values())).lost_bytes
@@ -237,7 +237,7 @@ class SourceDataModule(DataModule):
         self.labels, self.num_texts = getattr(split, "classes", None), getattr(split, "num_texts", None)
 
     def is_prepared(self, tokenizer: TextTokenizer, whole: bool = False) -> bool:
-        """Return True if the cache has the tokens of a given tokenizer (with a mask token if these data need one)."""
+        """Return True if the cache folder has the tokens of `tokenizer` (with a mask token if these data need one)."""
         if self.row_format.needs_mask:
             tokenizer = tokenizer.with_mask()
         prepared = self._recipe(whole).open(self.cache_dir)
@@ -275,7 +275,7 @@ class SourceDataModule(DataModule):
             return
         if self.left_out.get(split) and self.without is not None:
             known = "the text that the weights were trained on"
-            reason = f"of its {split} split, nothing is left without {known}; other data work"
+            reason = f"its {split} split is empty without {known}; choose other data"
             raise ArgumentError("source", self.name, reason)
         argument = f"{split}_fraction"
         if self._held_out.get(argument):
@@ -291,5 +291,5 @@ def count(number: float, noun: str) -> str:
 
 
 def shortened(names: Sequence[str], most: int = 2) -> str:
-    """The first names, and the number of the others."""
+    """The first `most` names, and the number of the other names, as in "a, b and 3 more"."""
     return ", ".join(map(printable, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Pairs of a source text and its target, such as a sentence and its translation, as rows of batches; special tokens."""
+"""Pairs of a source text and its target, such as a translation, as rows of batches; and their special tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,18 +20,18 @@ from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 @dataclass(frozen=True)
 class PairTokens:
-    """The ids of the tokens around sources and targets, and of those that are never generated.
+    """The ids of the tokens around sources and targets, and of tokens that are never generated.
 
-    A source and a target are `before text end`. The decoder reads `start` and then the target without its last token.
+    A source or target is `[*before, *text, *end]`. The decoder's input is `start` and the target up to its last token.
     """
 
     eos: int  # ends a decoded target
-    start: int  # what the decoder reads first
+    start: int  # the first token of the decoder's input
     end: tuple[int, ...]  # after every text
     before: tuple[int, ...] = ()  # before every text, such as BART's `<s>`
-    forced_bos: int | None = None  # what the first token of a decoded target has to be, if anything
+    forced_bos: int | None = None  # the required first token of a decoded target; None: any token
     suppressed: tuple[int, ...] = ()  # never decoded
-    vocab_size: int | None = None  # ids from here on are never decoded, since they have no token; None: all have one
+    vocab_size: int | None = None  # ids from `vocab_size` on have no token and are never decoded; None: no such ids
 
     @property
     def num_added(self) -> int:
@@ -39,7 +39,7 @@ class PairTokens:
         return len(self.before) + len(self.end)
 
     def source(self, text: Sequence[int], max_tokens: int) -> list[int]:
-        """The source of a text; one that is too long is truncated at its end."""
+        """The source of a text, whose end is truncated if the source would have more than `max_tokens` tokens."""
         return self.wrapped(text[: max(0, max_tokens - self.num_added)])
 
     def inputs(self, text: Sequence[int]) -> list[int]:
@@ -51,21 +51,21 @@ class PairTokens:
         return [*self.before, *text, *self.end]
 
     def without_bos(self, target: list[int]) -> list[int]:
-        """The text of a decoded target: what follows `before`."""
+        """The text of a decoded target: the target without the tokens `before` at its beginning."""
         return target[len(self.before) :] if target[: len(self.before)] == [*self.before] else target
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids in `PairTokens` that a model does not take from its tokenizer: those of T5, BART and Marian.
+    """Special tokens of a model that its tokenizer does not determine, as for T5, BART and Marian; see `PairTokens`.
 
     By default the tokenizer's `eos` begins and ends a target, and no token is forced or suppressed.
     """
 
-    eos: int | None = None  # ends a source and a target; None for the tokenizer's
-    decoder_start: int | None = None  # what the decoder reads first; None for `eos`
-    bos: int | None = None  # the first token of every text; None for none
-    forced_bos: int | None = None  # what the first token of a decoded target has to be; None for any
+    eos: int | None = None  # ends a source and a target; None: the tokenizer's `eos`
+    decoder_start: int | None = None  # the first token of the decoder's input; None: `eos`
+    bos: int | None = None  # the first token of every text; None: no such token
+    forced_bos: int | None = None  # the required first token of a decoded target; None: any token
     suppressed: Sequence[int] = ()  # tokens that are never decoded
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class SpecialTokens:
             require_at_least(0, {name: 0}, **{name: number})
 
     def ids(self) -> list[tuple[str, int]]:
-        """The argument and the value of every id that is given."""
+        """The argument and the value of every id that is not None."""
         names = ("eos", "decoder_start", "bos", "forced_bos")
         single = [(name, number) for name in names if (number := getattr(self, name)) is not None]
         return [*single, *(("suppressed", number) for number in self.suppressed)]
@@ -85,10 +85,10 @@ class SpecialTokens:
                 raise ArgumentError(name, number, f"must be below {vocab_size}, the size of the vocabulary")
 
     def around(self, tokenizer: TextTokenizer | None) -> PairTokens:
-        """All tokens, given the tokenizer, if there is one, whose post-processor may decide what is around a text."""
+        """The `PairTokens` of a model; the tokenizer's post-processor, if it is used, sets the tokens around a text."""
         eos = tokenizer.eos_id if self.eos is None and tokenizer is not None else self.eos
         if eos is None:
-            raise ArgumentError("eos", None, "must be given where there is no tokenizer", {"eos": 0})
+            raise ArgumentError("eos", None, "must be given, since there is no tokenizer", {"eos": 0})
         start = eos if self.decoder_start is None else self.decoder_start
         before, after = [] if self.bos is None else [self.bos], [eos]
         suppressed, vocab_size = [*self.suppressed], None
@@ -105,13 +105,13 @@ class PairSplit(Split):
     ids: UInt[np.ndarray, " tokens"]  # a stream of texts, each after an `eos`
     begins: Int64[np.ndarray, "pairs 2"]  # the index in `ids` of the `eos` before each source and each target
     lengths: Int64[np.ndarray, "pairs 2"]  # of source and target, with the tokens around them, after truncation
-    targets: pa.ChunkedArray  # as they stand in the source
+    targets: pa.ChunkedArray  # the target texts, not truncated
     tokenizer: TextTokenizer
     tokens: PairTokens
     num_bytes: int | None  # of the targets
     num_unknown: int  # before truncation
     num_truncated: int  # pairs with a text that was truncated
-    num_truncated_targets: int  # pairs whose target was
+    num_truncated_targets: int  # pairs whose target was truncated
     num_skipped: int  # pairs that were left out
 
     @property
@@ -120,34 +120,34 @@ class PairSplit(Split):
 
     @property
     def num_tokens(self) -> int:
-        """Number of scored tokens: those of the targets, with the tokens around each."""
+        """Number of scored tokens: all tokens of the targets, including the tokens around each text."""
         return int(self.lengths[:, 1].sum())
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the pairs."""
+        """Number of tokens that a model processes in one pass over the pairs, in sources and targets."""
         return int(self.lengths.sum())
 
     def first(self, number: int) -> "PairSplit":
-        """The first pairs alone."""
+        """A split of the first `number` pairs."""
         targets = self.targets.slice(0, number)
         return replace(self, begins=self.begins[:number], lengths=self.lengths[:number], targets=targets)
 
     def source(self, row: int) -> str:
-        """The source of a pair, as the model reads it."""
+        """The source text of a pair, truncated as for the model."""
         begin = self.begins[row, 0] + 1
         return self.tokenizer.decode(self.ids[begin : begin + self.lengths[row, 0] - self.tokens.num_added].tolist())
 
     def target(self, row: int) -> str:
-        """The whole target of a pair, as it stands in the source: a reference."""
+        """The whole target text of a pair, not truncated: the reference for a decoded text."""
         return self.targets[row].as_py()
 
 
 class Pairs(Rows):
     """Batches of the pairs of a split, padded on the right.
 
-    A batch has each source (`source`), its length (`source_lengths`), its target (`targets`), which the decoder
-    predicts, and what the decoder reads (`inputs`); see `PairTokens`. `Seq2Seq.read` makes the same of a user's texts.
+    A batch has the sources (`source`), their numbers of tokens (`source_lengths`), the targets that the decoder
+    predicts (`targets`) and its inputs (`inputs`); see `PairTokens`. `Seq2Seq.read` makes a batch of a user's texts.
     """
 
     def __init__(self, split: PairSplit) -> None:
@@ -174,7 +174,7 @@ class Pairs(Rows):
     def _texts(
         self, begins: Int64[np.ndarray, " batch"], lengths: Int64[np.ndarray, " batch"], padding: int
     ) -> Int64[np.ndarray, "batch seq"]:
-        """The tokens of texts, with those around each."""
+        """The tokens of texts, with the tokens around each text; rows are padded on the right with `padding`."""
         tokens = self._split.tokens
         place, ends = np.arange(lengths.max()), lengths - len(tokens.end)
         ids = self._ids.take(begins[:, None] + 1 + place - len(tokens.before), mode="clip").astype(np.int64)
@@ -185,10 +185,10 @@ class Pairs(Rows):
 
 
 class PairFormat(RowFormat):
-    """Pairs of a source text and its target, such as a sentence and its translation, both by one tokenizer.
+    """The row format of pairs of a source text and its target, such as a sentence and its translation.
 
     Args:
-        seq_len: maximum number of tokens of a source, and of a target, with the tokens around them.
+        seq_len: maximum number of tokens of a source, and of a target, including the tokens around the text.
         too_long: what to do with a pair that has a longer text: "truncate" the text, or "skip" the pair.
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
     """
@@ -206,7 +206,7 @@ class PairFormat(RowFormat):
     ) -> None:
         self._special_tokens = special_tokens or SpecialTokens()
         num_added = 1 if self._special_tokens.bos is None else 2
-        require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # a token and those around it
+        require_at_least(1 + num_added, {"seq_len": 128}, seq_len=seq_len)  # at least one token of text
         super().__init__(seq_len, max_examples)
         require_choice("too_long", too_long, ("truncate", "skip"))
         self.too_long = too_long
@@ -246,9 +246,9 @@ class PairFormat(RowFormat):
         return Pairs(split)
 
     def lengths(self, split: PairSplit) -> Int64[np.ndarray, " pairs"]:
-        """The longer of source and target, and then the shorter.
+        """A sort key of each pair: the length of the longer of source and target, then of the shorter.
 
-        In this order, 8 % of the tokens in batches of Spanish and English verses are padding; sorted by target, 17 %.
+        With this key, 8 % of the tokens in batches of Spanish and English verses are padding; with the target's, 17 %.
         """
         longer, shorter = split.lengths.max(axis=1), split.lengths.min(axis=1)
         return longer * (int(longer.max(initial=0)) + 1) + shorter

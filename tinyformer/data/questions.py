@@ -20,7 +20,7 @@ from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import require_at_least
 
 EXTRA_TOKENS = 2
-"""Tokens of a window that are not those of question and context: `eos` before each."""
+"""Number of tokens of a window that belong to neither question nor context: an `eos` before each of them."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class QuestionTexts:
         return cls(stream.ids, begins, lengths, spans, table, tokenizer, stream.num_bytes, num_unknown)
 
     def cut(self, max_length: int, max_question_length: int = 64, stride: int | None = None) -> "QuestionSplit":
-        """The windows in which a model of limited length reads the questions.
+        """Divide the contexts into overlapping parts, so that each window of question and part fits a model's length.
 
         Args:
             max_length: maximum number of tokens of a window.
             max_question_length: maximum number of tokens of a question, and at most half of the window.
-            stride: number of tokens of the context from the beginning of a part to that of the next, at most the length
-                of a part; None: half of it. An answer that is longer than what two parts share may be whole in none,
-                see `QuestionSplit.num_lost`.
+            stride: distance in tokens between the beginnings of successive parts of a context, at most the length of a
+                part; None: half the length of a part. If an answer is longer than the overlap of two parts, it is
+                possible that no part contains the whole answer, see `QuestionSplit.num_lost`.
         """
         longest = min(max_question_length, (max_length - EXTRA_TOKENS) // 2)
         question, context = np.minimum(self.lengths[:, 0], longest), self.lengths[:, 1]
@@ -80,19 +80,19 @@ class QuestionTexts:
 
 @dataclass(frozen=True)
 class QuestionSplit(QuestionTexts, Split):
-    """The questions of one split, each in one or several windows, as a model reads them.
+    """The questions of one split, each in one or several windows, which are the inputs of a model.
 
     A window is the sequence `[eos, *question, eos, *part]`, where the part is a piece of the context. The parts of a
     long context overlap.
     """
 
-    num_truncated: int  # questions
+    num_truncated: int  # number of truncated questions
     window_rows: Int64[np.ndarray, " windows"]  # the question of each window
     window_starts: Int64[np.ndarray, " windows"]  # the token of the context at which its part begins
     window_lengths: Int64[np.ndarray, " windows"]  # the number of tokens of its part
 
     def first(self, number: int) -> "QuestionSplit":
-        """The first questions alone, with their windows."""
+        """A split of the first `number` questions, with their windows."""
         is_kept = self.window_rows < number
         rows = {name: getattr(self, name)[:number] for name in ("begins", "lengths", "spans")}
         windows = {name: getattr(self, name)[is_kept] for name in ("window_rows", "window_starts", "window_lengths")}
@@ -130,9 +130,9 @@ class QuestionSplit(QuestionTexts, Split):
         return (first >= 0) & (first >= part) & (last < part + self.window_lengths)
 
     def num_lost(self, max_length: int | None = None) -> int:
-        """Number of answers that no window holds whole, so that the targets of all windows say that there is none.
+        """Number of answers that no window contains whole, so that the targets of all windows are "no answer".
 
-        Answers of more than `max_length` tokens are counted as well.
+        Answers of more than `max_length` tokens are included.
         """
         holds = self.holds_answer
         if max_length is not None:
@@ -150,9 +150,9 @@ class QuestionSplit(QuestionTexts, Split):
         return self.table["answers"].to_pylist()
 
     def texts_of(self, spans: Sequence[tuple[int, int]]) -> list[str]:
-        """The text from the first to the last of some tokens of each question's context, without white space around it.
+        """The text of a span (first and last token) of each question's context, without white space around it.
 
-        It is empty where last < first.
+        The text is empty if the last token is before the first.
         """
         texts = [""] * len(spans)
         contexts = self.table["pair"].slice(0, len(spans)).to_pylist()
@@ -163,7 +163,7 @@ class QuestionSplit(QuestionTexts, Split):
 
 
 def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) -> QuestionTexts:
-    """Questions in memory, at least one, tokenised."""
+    """Tokenise one or more questions that are given in memory, not by a source."""
     table = from_questions(questions).data.table
     texts = [text for asked in questions for text in (asked.question, asked.context)]
     stream = Encoded.of(texts, tokenizer.encode_batch(texts), tokenizer)
@@ -176,9 +176,9 @@ def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) 
 def token_spans(
     tokenizer: TextTokenizer, contexts: list[str], answers: list[list[str]], starts: list[list[int]]
 ) -> Int64[np.ndarray, "questions 2"]:
-    """The first and the last token of each question's first answer; -1 where there is no answer, or no token of it.
+    """The first and the last token of each question's first answer; -1 if there is no answer, or no token of it.
 
-    The answers to a question start at the characters `starts` of its context.
+    `starts` has, for each answer to a question, the index of its first character in the context.
     """
     spans = np.full((len(contexts), 2), -1, np.int64)
     for row, offsets in _with_offsets(tokenizer, contexts, list(map(bool, answers))):
@@ -194,7 +194,7 @@ def token_spans(
 def _with_offsets(
     tokenizer: TextTokenizer, contexts: Sequence[str], is_needed: Sequence[bool]
 ) -> Iterator[tuple[int, Int64[np.ndarray, "tokens 2"]]]:
-    """The rows that are needed, each with the offsets of its context's tokens; a context is encoded once."""
+    """The index of each needed row, with the character offsets of its context's tokens; no context is encoded twice."""
     rows_of: dict[str, list[int]] = {}
     for row, context in enumerate(contexts):
         if is_needed[row]:
@@ -208,9 +208,9 @@ def _with_offsets(
 class Questions(Rows):
     """Batches of the windows of a split, padded on the right with `eos`.
 
-    A batch has the tokens of each window (`inputs`), their number (`lengths`), where its part of the context
-    begins (`contexts`) and where the answer's first and last token are (`starts`, `ends`): 0, the first `eos`, where
-    the window does not hold the whole answer. `answerable` says whether the question has an answer at all.
+    A batch has the tokens of each window (`inputs`), their number (`lengths`), the index of the first context token
+    (`contexts`), and the indices of the answer's first and last token (`starts`, `ends`). Both are 0, the index of the
+    first `eos`, if the window does not contain the whole answer. `answerable`: whether the question has an answer.
     """
 
     def __init__(self, split: QuestionSplit) -> None:
@@ -244,23 +244,23 @@ class Questions(Rows):
 
 
 class QuestionFormat(RowFormat):
-    """Questions with their contexts, and where the answers are.
+    """The row format of question answering: questions, their contexts, and the positions of the answers.
 
     Args:
         seq_len: maximum number of tokens of a question and a part of its context, with an `eos` before each.
-        stride: tokens from the beginning of a window of a long context to that of the next; see `QuestionTexts.cut`.
-        max_question_length: maximum number of tokens of a question; longer ones are truncated.
+        stride: distance in tokens between successive windows of a long context; see `QuestionTexts.cut`.
+        max_question_length: maximum number of tokens of a question; longer questions are truncated.
     """
 
     source_rows = "questions"
     lacking = "has no questions about contexts; docstring_questions and files in SQuAD's layout do"
     row, document = "window", "question"
-    compared = ("pair",)  # else training would have questions about held-out contexts
+    compared = ("pair",)  # otherwise, training would contain questions about held-out contexts
 
     def __init__(
         self, seq_len: int, stride: int | None = None, max_question_length: int = 64, max_examples: int | None = None
     ) -> None:
-        require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # a token of each
+        require_at_least(EXTRA_TOKENS + 2, {"seq_len": 256}, seq_len=seq_len)  # one token of question and of context
         super().__init__(seq_len, max_examples)
         require_at_least(
             1, {"stride": 32, "max_question_length": 64}, stride=stride, max_question_length=max_question_length
@@ -287,9 +287,9 @@ class QuestionFormat(RowFormat):
         return split.sizes
 
     def judged(self, split: QuestionSplit, rows: Rows) -> Int64[np.ndarray, " judged"]:
-        """The windows that hold the answer, and those of questions without one; all where there are none of these.
+        """The windows that contain the answer, and all windows of unanswerable questions; if none exist, all windows.
 
-        The other windows of a long context, often most of them, have no answer for any model to find.
+        The other windows of a long context, often most of its windows, have no answer that a model could find.
         """
         is_judged = split.holds_answer | ~split.is_answerable[split.window_rows]
         return np.flatnonzero(is_judged if is_judged.any() else np.ones_like(is_judged))

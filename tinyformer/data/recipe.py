@@ -44,12 +44,12 @@ _NO_TEXT, _TRAINED_ON, _TOKENIZER = "without text (empty, null or cut short)", "
 _KNOWN = "that the weights were trained on"
 
 _ROWS, _READ, _DRAWN = 2**15, 2**24, 2**20
-"""Rows that are drawn, characters that are read of them, and characters of the pieces that are drawn of these."""
+"""Limits of `_sample`: rows to draw, characters to read from these rows, and characters to draw from those read."""
 
 _FORMAT = 5  # increase it when the same input would give other files
 
 LeftOut = dict[str, dict[str, int]]
-"""For each split, how many rows (or, where it says so, characters) were left out, by the reason."""
+"""The number of rows left out of each split, by reason; if the reason begins with "characters", of characters."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Recipe:
     """
 
     source: Source
-    tokenizer: TokenizerRecipe  # built on the training documents, or finished; the row format may need a mask token
+    tokenizer: TokenizerRecipe  # built on the training documents, with a mask token if the row format needs one
     row_format: RowFormat
-    validation_fraction: float = 0.0  # see `hold_out`, as for the next three
+    validation_fraction: float = 0.0  # see `hold_out` for this field and the next three
     test_fraction: float = 0.0
     seed: int = 0
     group_near_copies: bool = False
     whole: bool = False  # hold nothing out; the documents of all the source's splits are one split "all"
-    without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text that is left out of all splits but "train"
+    without: UInt64[np.ndarray, " fingerprints"] | None = None  # of text to leave out of all splits except "train"
 
     @cached_property
     def key(self) -> str:
@@ -80,7 +80,7 @@ class Recipe:
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 of everything that determines the texts of the splits, whatever tokenizer encodes them."""
+        """SHA-256 of everything that determines the texts of the splits, independent of the tokenizer."""
         with argument_path("source"):
             source = self.source.fingerprint()
         division = [self.validation_fraction, self.test_fraction, self.seed, self.group_near_copies, self.whole]
@@ -88,17 +88,17 @@ class Recipe:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def prepare(self, cache_dir: str | Path | None = None) -> Prepared:
-        """Tokenise the splits, or open what an earlier call (of any process) left in the cache folder."""
+        """Tokenise the splits, or load what an earlier call (in any process) wrote to the cache folder."""
         folder = self._folder(cache_dir)
         return self._open(folder) or self._make(folder)
 
     def open(self, cache_dir: str | Path | None = None) -> Prepared | None:
-        """The data that `prepare` left in the cache folder; None if it has not been called."""
+        """Load the data that `prepare` has written to the cache folder; None if there are no such data."""
         return self._open(self._folder(cache_dir))
 
     def _folder(self, cache_dir: str | Path | None) -> Path:
         parent = default_cache_dir() if cache_dir is None else Path(cache_dir)
-        source = self.source.name.replace("/", "-")  # it may come from a file, and must not lead out of the folder
+        source = self.source.name.replace("/", "-")  # a name may come from a file; it must not lead out of `parent`
         return parent / f"{source}-{self.tokenizer.name}-{self.key[:12]}"
 
     def _open(self, folder: Path) -> Prepared | None:
@@ -111,7 +111,7 @@ class Recipe:
         return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
 
     def _make(self, folder: Path) -> Prepared:
-        """Build the folder, which has its name only when it is complete; another process may have built it first."""
+        """Build the folder unless another process has built it; it is renamed to `folder` when it is complete."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{folder}.lock"):
             if (prepared := self._open(folder)) is None:
@@ -125,7 +125,7 @@ class Recipe:
         """Write all files of the folder."""
         with argument_path("source"):
             kind, load = self.row_format.source_rows, self.source.load
-            # Texts are the default, which sources that have nothing else need not know.
+            # `rows` is omitted for texts, its default: sources that have only texts need not accept the argument.
             loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
         if replace(self).content != self.content:  # the cache would keep the new text under the hash of the old one
             raise ArgumentError("source", self.source.name, "has changed while it was read; read it again")
@@ -138,7 +138,7 @@ class Recipe:
             texts = with_progress(texts_of(rows), len(rows) * len(text_columns(rows)), f"Tokenising {name}")
             counts[name] = write_split(encode(texts, tokenizer, limit), tokenizer, folder, name)
             counts[name]["lost_bytes"] = lost_bytes(_sample(rows, texts_of), tokenizer)
-            limit = None  # which bounds the first split only
+            limit = None  # it applies to the first split only
             self.row_format.write(folder, name, rows, tokenizer)
         write_whole(folder / _TOKENIZER, tokenizer.to_json())
         write_whole(folder / "meta.json", json.dumps({**facts, "splits": counts}, indent=1))
@@ -148,7 +148,7 @@ class Recipe:
                 np.save(folder / _TRAINED_ON, fingerprints_of_all(iterate_texts(trained_on)))
 
     def _tokenizer_of(self, rows: datasets.Dataset) -> TextTokenizer:
-        """The tokenizer, built from rows."""
+        """Build the tokenizer from the texts of the rows."""
         number = len(rows) * len(text_columns(rows))
         texts = with_progress(self.row_format.texts(rows), number, "Learning the tokenizer")
         with argument_path("tokenizer"):
@@ -156,14 +156,14 @@ class Recipe:
         return tokenizer.with_mask() if self.row_format.needs_mask else tokenizer
 
     def _max_characters(self) -> int | None:
-        """Upper bound on the characters that `max_tokens` need, what is held out included."""
+        """Upper bound on the characters for `max_tokens` training tokens and the held-out text; None: no bound."""
         if self.row_format.max_tokens is None:
             return None
         training_share = 1 - self.validation_fraction - self.test_fraction
         return int(self.row_format.max_tokens * self.tokenizer.characters_per_token / training_share) + 1
 
     def _divide(self, loaded: dict[str, datasets.Dataset]) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The splits to tokenise, the first of which is the training split or "all"; and the facts of `Prepared`."""
+        """Return the splits to tokenise (the first split is "train" or "all") and the facts of `Prepared`."""
         row_format, left_out = self.row_format, LeftOut({split: {} for split in ("all", *SPLITS)})
         loaded, facts = row_format.select(loaded, self.source, self.whole)
         if self.whole:
@@ -195,7 +195,7 @@ class Recipe:
     def _unknown(
         self, rows: datasets.Dataset, known: UInt64[np.ndarray, " fingerprints"], left_out: dict[str, int]
     ) -> datasets.Dataset:
-        """The rows, or the parts of documents, that are not known."""
+        """Return the rows, or the parts of documents, that contain text without a known fingerprint."""
         if self.row_format.keep_whole:
             known_set = set(known.tolist())
             is_unknown = (not fingerprints(text) <= known_set for text in iterate_texts(self._compared(rows)))
@@ -207,14 +207,14 @@ class Recipe:
         return unknown
 
     def _compared(self, rows: datasets.Dataset) -> datasets.Dataset:
-        """The columns by whose text a row is recognised."""
+        """The columns whose texts are compared to decide whether two rows are copies."""
         return rows.select_columns(list(self.row_format.compared) or text_columns(rows))
 
 
 def _select(
     rows: datasets.Dataset, is_kept: Iterable[object], left_out: dict[str, int], reason: str
 ) -> datasets.Dataset:
-    """Some of the rows; the number of the others is added to `left_out`."""
+    """Return the rows that are kept; the number of the other rows is stored in `left_out` under the reason."""
     kept = np.flatnonzero(np.fromiter(map(bool, is_kept), bool, len(rows)))
     if len(kept) == len(rows):
         return rows  # remains a memory map without a table of indices
@@ -223,7 +223,7 @@ def _select(
 
 
 def _sample(rows: datasets.Dataset, texts_of: Callable[[datasets.Dataset], Iterable[str]]) -> list[str]:
-    """Pieces of texts of rows, of up to 4,096 characters that end before white space, drawn at random from seed 0."""
+    """Draw pieces of the rows' texts with a fixed seed; each has up to 4,096 characters and ends at white space."""
     generator = np.random.default_rng(0)
     texts = next(batches_of(texts_of(rows.select(generator.permutation(len(rows))[:_ROWS])), _READ))
     pieces = [piece for text in texts for piece in re.findall(r"(?s).{1,4096}(?=\s|\Z)|.{4096}", text)]
@@ -231,11 +231,11 @@ def _sample(rows: datasets.Dataset, texts_of: Callable[[datasets.Dataset], Itera
 
 
 def lost_bytes(texts: Sequence[str], tokenizer: TextTokenizer) -> float:
-    """The share of the bytes of texts that decode(encode(text)) does not give back, from 0 to 1.
+    """The share of the bytes of texts that decode(encode(text)) does not reproduce, from 0 to 1.
 
-    For each text, the bag distance of its bytes (Bartolini et al. 2002), a lower bound of the edit distance that takes
-    linear time: the bytes that are missing, or those that are added if they are more; at least 1 if the texts differ.
-    The share is that of the longer texts. A space before a text does not count: many tokenizers add or remove one.
+    The loss of a text is the bag distance of its bytes (Bartolini et al. 2002), a lower bound of the edit distance in
+    linear time: the number of missing or of added bytes, whichever is larger, and at least 1 if the texts differ. The
+    sum is divided by the bytes of the longer text of each pair. A leading space is ignored: many tokenizers add one.
     """
     lost = total = 0
     for pair in zip(texts, map(tokenizer.decode, tokenizer.encode_batch(texts)), strict=True):

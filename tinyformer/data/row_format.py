@@ -1,4 +1,4 @@
-"""The rows of a source that a task reads, and the rows of a batch that their tokens become."""
+"""Row formats: the rows that a task loads from a source, and the batches that are made of their tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -21,41 +21,41 @@ from tinyformer.data.tokenizer.tokenizer import TextTokenizer
 from tinyformer.errors import ArgumentError, require_at_least, require_choice
 
 SHARE_OF_GPU = 0.1
-"""The share of a GPU's free memory that tokens may take."""
+"""Maximum share of a GPU's free memory for the training tokens."""
 
 
 class RowFormat(ABC):
-    """The rows that a task reads: how they are loaded and tokenised, and the batches that are made of them.
+    """The format of a task's rows: how rows are loaded and tokenised, and how batches are made of them.
 
     Args:
         seq_len: maximum number of tokens in a row of a batch.
-        max_examples: maximum number of the source's rows that are trained on; they are drawn at random.
+        max_examples: maximum number of the source's rows to train on, drawn at random; None: all rows.
     """
 
-    source_rows: ClassVar[str]  # the kind of rows that it loads, see `Source`
-    lacking: ClassVar[str]  # what other sources lack, for errors
-    row: ClassVar[str]  # what a row of a batch is, in the singular
-    document: ClassVar[str] = "document"  # what `num_documents` of a split counts, in the singular
-    varying_length: ClassVar[bool] = True  # whether the rows of one batch may be longer than those of another
+    source_rows: ClassVar[str]  # the rows to load: "texts", "examples", "pairs" or "questions", see `Source`
+    lacking: ClassVar[str]  # the reason in the error about a source without such rows
+    row: ClassVar[str]  # the noun for a row of a batch, in the singular
+    document: ClassVar[str] = "document"  # the noun for the items that `num_documents` counts, in the singular
+    varying_length: ClassVar[bool] = True  # whether the length of rows may differ between batches
     keep_whole: ClassVar[bool] = True  # see `hold_out`
     compared: ClassVar[tuple[str, ...]] = ()  # columns in which copies are found, by `hold_out` and in evaluation
     classes: ClassVar[str | None] = None  # see `hold_out`
-    too_long: str = "truncate"  # what happens to rows that do not fit
+    too_long: str = "truncate"  # "truncate" or "skip" rows of more than `seq_len` tokens
     needs_mask: bool = False  # whether the tokenizer needs a mask token
-    max_tokens: int | None = None  # training tokens, at most, for documents that may be cut
+    max_tokens: int | None = None  # maximum number of training tokens, for documents that may be cut; None: no limit
 
     def __init__(self, seq_len: int, max_examples: int | None = None) -> None:
         require_at_least(1, {"seq_len": 256, "max_examples": 1000}, seq_len=seq_len, max_examples=max_examples)
         self.seq_len, self.max_examples = seq_len, max_examples
 
     def key(self, source: Source) -> list[Any]:
-        """As plain values, what determines the tokens apart from the source and how it is divided."""
+        """The values that determine the tokens in addition to the source and its division, serialisable as JSON."""
         return [type(self).__name__, self.max_examples, self.max_tokens]
 
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """The loaded splits that can be used (all as one, if `whole`), and facts about them, as plain values."""
+        """Return the loaded splits that can be used (`whole`: to be joined as one), and JSON facts about them."""
         return splits, {}
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
@@ -63,38 +63,38 @@ class RowFormat(ABC):
         return chain.from_iterable(iterate_rows(rows))
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write what the tokens of a split do not tell: by default, the rows as they stand in the source."""
+        """Write what cannot be recovered from the tokens of a split: by default, the rows with all their columns."""
         write_rows(folder, name, rows)
 
     @abstractmethod
     def open(self, prepared: Prepared, source: Source, whole: bool) -> Mapping[str, Any]:
-        """The splits of what was tokenised; unless they are `whole`, an `ArgumentError` if none can be trained on."""
+        """Return the tokenised splits; without `whole`, raise an `ArgumentError` if no model can be trained on them."""
 
     def check(self, split: Any, name: str, source: Source) -> None:  # noqa: B027 -- most formats refuse none
         """Refuse a split that cannot be scored, by an `ArgumentError`."""
 
     def caveats(self, splits: Mapping[str, Any]) -> list[str]:
-        """The limits of the scores of held-out rows, a phrase each."""
+        """The limitations of scores on held-out rows, one phrase each."""
         return []
 
     @abstractmethod
     def rows(self, split: Any, seed: int) -> Rows:
-        """The rows of a split as they are evaluated; the seed determines what is drawn at random."""
+        """The rows of a split for evaluation; the seed determines random choices, such as masked tokens."""
 
     def training_rows(self, split: Any, seed: int, epoch: int) -> Rows:
-        """The rows of a split as they are trained on in an epoch."""
+        """The rows of a split for training in a given epoch."""
         return self.rows(split, seed)
 
     def lengths(self, split: Any) -> Int64[np.ndarray, " rows"]:
-        """A number for each row of a split, by which rows of similar length are found."""
+        """A sort key for each row of a split; rows with similar keys have similar lengths and share batches."""
         raise NotImplementedError
 
     def judged(self, split: Any, rows: Rows) -> Int[np.ndarray, " judged"]:
-        """The indices of the rows that a sample is drawn from; by default, of all."""
+        """The indices of the rows that a sample is drawn from; by default, of all rows."""
         return np.arange(len(rows))
 
     def training_loader(self, split: Any, device: torch.device, seed: int, **settings: Any) -> EpochLoader:
-        """The batches of the training split, in an order that `seed` determines, for a device that trains."""
+        """The batches of the training split, in an order that `seed` determines; `device` is the training device."""
         rows, lengths = (lambda epoch: self.training_rows(split, seed, epoch)), self.lengths(split)
         return SimilarLengthLoader(rows, lengths, seed=seed, **settings)
 
@@ -108,13 +108,13 @@ class RowFormat(ABC):
 class WindowFormat(RowFormat):
     """Windows of consecutive tokens of documents.
 
-    Training tokens are kept on a GPU that trains if they fit into a tenth of its free memory and windows run across
-    documents, unmasked and without `document_mask`; else they are read from a memory map.
+    In training on a GPU, its memory holds the training tokens if they fit into a tenth of the free memory and windows
+    run across documents, without masking or `document_mask`. Otherwise, the tokens are read from a memory map.
 
     Args:
         pack: see `Windows`.
-        document_mask: whether batches contain the document of each token.
-        masking: how tokens are masked, for a model that predicts them from both sides; None: no token is masked.
+        document_mask: whether batches contain the index of each token's document.
+        masking: the masking of tokens, for a masked language model; None: no token is masked.
     """
 
     source_rows, lacking = "texts", "is no source of text"
@@ -137,10 +137,10 @@ class WindowFormat(RowFormat):
         self._is_plain = pack == "concat" and not document_mask and masking is None
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        return filter(None, iterate_texts(rows))  # the two texts of a pair are one of two lines
+        return filter(None, iterate_texts(rows))  # the two texts of a pair become one text of two lines
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write the words of tokens that are masked, where tokens do not tell."""
+        """Write which tokens continue a word, if tokens are masked and do not show the word boundaries themselves."""
         if self.needs_mask and not tokenizer.shows_words:
             parts = batches_of(self.texts(rows), 2**20)
             np.save(folder / f"{name}.continues.npy", np.concatenate([*map(tokenizer.continuations, parts)]))
@@ -158,7 +158,7 @@ class WindowFormat(RowFormat):
         return MaskedWindows(windows, masker) if masker else windows
 
     def token_device(self, split: TokenSplit, device: torch.device) -> torch.device | None:
-        """The device that holds the training tokens, given the one that trains; None: the memory map."""
+        """The device to hold the training tokens, given the training device; None: they stay in the memory map."""
         if device.type != "cuda" or not self._is_plain or split.scored is not None:
             return None
         fits = 4 * len(split.ids) <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]

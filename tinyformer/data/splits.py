@@ -1,4 +1,4 @@
-"""The splits of a text, without near copies across splits, and without what a checkpoint has trained on."""
+"""Division of texts into splits without near-copies across splits, and removal of a checkpoint's training text."""
 
 import functools
 import re
@@ -13,24 +13,24 @@ from jaxtyping import Bool, Float, Int, Int64, UInt64
 
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
 
-_FEWEST, _MOST = 5, 20  # words of a shared run
+_FEWEST, _MOST = 5, 20  # bounds on the number of words in a shared run that makes two texts near-copies
 # Thai to Tibetan and Myanmar to Khmer, kana, and Chinese characters, which no spaces separate: each counts as a word.
 _UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 _LARGEST = 0.05
-"""Largest share of a held-out split for a group, where enough are smaller, so that no text decides the split's loss."""
+"""Maximum share of a held-out split for one group, if enough groups are smaller: no text shall dominate the loss."""
 
 _COMMON = 0.01
-"""Words that more than this share of the documents have in common are boilerplate."""
+"""A run of words that occurs in more than this share of the documents is boilerplate."""
 
 Groups: TypeAlias = Int[np.ndarray, " documents"]
 
 LENGTH = 128
-"""Characters of a block, of which a fingerprint is taken: about 22 words."""
+"""Number of characters in a block, about 22 words; each block of a text has a fingerprint."""
 
 MAX_FINGERPRINTS = 2**22
-"""Maximum number of blocks whose fingerprints are kept (32 MB): those of some 500 MB of text."""
+"""Maximum number of blocks whose fingerprints are stored (32 MB), enough for some 500 MB of text."""
 
 _FACTOR = 0x9E3779B97F4A7C15
 
@@ -44,15 +44,15 @@ def splitmix64(x: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
 
 
 def near_copy_groups(*columns: Sequence[str], most_common: int | None = None) -> Int[np.ndarray, " documents"]:
-    """A group number for each document; near-copies, and near-copies of near-copies, share one.
+    """A group number for each document; near-copies, and near-copies of near-copies, have the same number.
 
-    Two texts are near-copies if they have a run of words in common that is half as long as the shorter text, but at
-    least 5 and at most 20 words, ignoring case and white space; shorter texts if they are the same. So they also are
-    if one contains a part of the other. In a script without spaces, a word is a character. An index of the hashes of
-    all runs makes this linear in the number of words (compare Brown et al. 2020, arXiv:2005.14165, appendix C).
+    Two texts are near-copies if they share a run of words that is half as long as the shorter text, but at least 5 and
+    at most 20 words long, ignoring case and white space. Texts of fewer than 5 words are near-copies if they are equal.
+    In a script without spaces, each character is a word. An index of the hashes of all runs makes the search linear in
+    the number of words (compare Brown et al. 2020, arXiv:2005.14165, appendix C).
 
-    A document has a text in each of the columns, which are compared each for itself. A run that more than `most_common`
-    documents have in common is boilerplate, such as a licence, and no sign of a copy.
+    Each column has one text of every document; texts are compared within a column only. A run that occurs in more than
+    `most_common` documents is boilerplate, such as a licence, and is ignored.
     """
     group = list(range(len(columns[0])))
     for texts in columns:
@@ -72,11 +72,11 @@ def _root(parent: list[int], i: int) -> int:
 
 
 def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[list[int]]:
-    """Pairs of documents that link all those with a run in common."""
+    """Pairs of documents with a run of words in common; the pairs connect all documents that share a run."""
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     ids = np.fromiter(chain.from_iterable(words), np.uint64, lengths.sum())
     document = np.repeat(np.arange(len(words)), lengths)
-    shortest = np.clip(-(-lengths // 2), _FEWEST, _MOST)  # size of the shortest run that counts
+    shortest = np.clip(-(-lengths // 2), _FEWEST, _MOST)  # size of the shortest run that makes near-copies
     shortest, length = np.minimum(shortest, lengths)[document], lengths[document]
     left = np.cumsum(lengths)[document] - np.arange(len(ids))
     hashes, pairs = np.zeros(len(ids), np.uint64), []
@@ -84,7 +84,7 @@ def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[list[int]
         end = max(len(ids) - size + 1, 0)
         hashes[:end] = splitmix64(hashes[:end] ^ ids[size - 1 :])
         is_run = (left >= size) & (shortest >= size) & ((size >= _FEWEST) | (length == size))
-        if size < _MOST:  # one of the two texts must be so short that a run of this size counts
+        if size < _MOST:  # one of the two texts must be so short that a run of this size suffices
             is_run[is_run] = np.isin(hashes[is_run], hashes[is_run & (shortest == size)])
         pairs += _linked(hashes[is_run], document[is_run], most_common)
     return pairs
@@ -93,7 +93,7 @@ def _sharing(words: Sequence[Sequence[int]], most_common: int) -> list[list[int]
 def _linked(
     runs: UInt64[np.ndarray, " runs"], documents: Int[np.ndarray, " runs"], most_common: int
 ) -> list[list[int]]:
-    """For each run, the pairs of successive documents that have it, unless it is in too many."""
+    """The pairs of successive documents that contain the same run, for each run in at most `most_common` documents."""
     order = np.lexsort((documents, runs))
     runs, documents = runs[order], documents[order]
     is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(documents) != 0))[: len(runs)]
@@ -113,28 +113,28 @@ def hold_out(
     compared: Sequence[str] = (),
     classes: str | None = None,
 ) -> tuple[dict[str, datasets.Dataset], str | None]:
-    """The splits train, validation and test; those that a source lacks are taken from its training documents.
+    """Return the splits train, validation and test; a split that the source lacks is taken from its training documents.
 
     Whole documents are held out at random, near-copies together. A group of near-copies that fills more than a
-    twentieth of a split is not held out if there are enough smaller ones. If the groups are too large to fill the
-    splits, the largest are divided: first, what more than a hundredth of the documents have in common no longer makes
-    them copies; then, only the first of several columns is compared; then by document. If the documents are too large,
-    each split has one, or a few that are at least half of what is asked for. A single document is cut by position into
-    train, validation and test, in this order.
+    twentieth of a split stays in training if enough groups are smaller. If the groups are too large to fill the splits,
+    the largest groups are divided in up to three steps: runs of words in more than a hundredth of the documents are
+    ignored; then only the first compared column is used; then only equal documents are a group. If single documents
+    are too large, a split has one document, or a few with at least half of the requested size. A single document is cut
+    by position into train, validation and test, in this order.
 
     Args:
-        splits: the source's splits, "train" among them.
+        splits: the source's splits, including "train".
         validation_fraction: share of the training characters; 0: no validation split, unless the source has one.
         test_fraction: the same for the test split.
         seed: determines which documents are held out.
-        group_near_copies: find near-copies (see `near_copy_groups`), for which all texts are held in memory.
-        keep_whole: never cut a document; the fractions are of the number of documents.
-        compared: columns: rows that are equal in all of them stay together, and near-copies are found among the values
-            of each; empty: whole documents are compared.
-        classes: a column: of each of its values, the splits have their share.
+        group_near_copies: keep near-copies together (see `near_copy_groups`), which needs all texts in memory.
+        keep_whole: never cut a document; the fractions refer to the number of documents.
+        compared: names of columns. Rows that are equal in all these columns stay together, and near-copies are found
+            within each column; empty: whole documents are compared.
+        classes: name of a column; each of its values is divided by the same fractions (a stratified split).
 
     Returns:
-        The splits; and a phrase if a document was cut, or near-copies were not kept together.
+        The splits; and a phrase if a document was cut or near-copies were separated, else None.
     """
     requested = {"validation": validation_fraction, "test": test_fraction}
     # From the decimal text, since int(100 * (1 - 0.05 - 0.05)) is 89.
@@ -158,7 +158,7 @@ def hold_out(
 
 
 def _levels(train: datasets.Dataset, group_near_copies: bool, compared: Sequence[str]) -> list[Callable[[], Groups]]:
-    """Functions that return the group of each document, from large groups to small ones."""
+    """Functions that return the group of each document; later functions return smaller groups."""
     if not len(train) or not (group_near_copies or compared):
         return [lambda: np.arange(len(train))]
     number: dict[tuple[str, ...], int] = {}
@@ -184,7 +184,7 @@ def _divide(
     fractions: Sequence[Fraction],
     generator: np.random.Generator,
 ) -> tuple[Int[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """For some documents 0 (train), or 1 + the index of their split; and whether their group was divided."""
+    """For each of `rows`, 0 (train) or 1 + the index of its fraction; and whether its group of copies was divided."""
     asked = np.array([float(int(sizes.sum()) * fraction) for fraction in fractions])
     whole, documents = (_numbered(level()[rows]) for level in (levels[0], levels[-1]))
     groups = whole
@@ -209,12 +209,12 @@ def _divide(
 
 
 def _numbered(values: np.ndarray) -> Groups:
-    """The index of each value among the different ones."""
+    """The index of each value in the sorted distinct values."""
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
 def _can_fill(asked: Float[np.ndarray, " splits"], groups: Groups, sizes: Groups, share: float = 1) -> bool:
-    """Return True if groups of at most this share of each split contain twice what is asked for, or everything."""
+    """Return True if groups of at most `share` of each split hold twice the requested size, or everything."""
     totals = np.bincount(groups, sizes)
     return bool(totals[totals <= asked.min() * share].sum() >= min(2 * asked.sum(), sizes.sum()) > 0)
 
@@ -232,8 +232,8 @@ def _cut(train: datasets.Dataset, fractions: Mapping[str, Fraction]) -> dict[str
 def fingerprints(text: str) -> set[int]:
     """The fingerprints of a text's blocks.
 
-    It is divided into blocks of `LENGTH` characters, the last of which ends with it and overlaps the one before; a
-    shorter text is one block.
+    The text is divided into blocks of `LENGTH` characters. The last block is the end of the text and may overlap the
+    block before; a shorter text is one block.
     """
     hashes = _hashes(text)
     return {*hashes[::LENGTH].tolist(), int(hashes[-1])}
@@ -253,10 +253,10 @@ def num_blocks(lengths: Int64[np.ndarray, " texts"]) -> int:
 
 
 def cut_out(text: str, known: UInt64[np.ndarray, " fingerprints"]) -> list[str]:
-    """The rest of a text without the blocks, at any place, that are among some fingerprints.
+    """Remove every run of `LENGTH` characters with a known fingerprint from a text; return the pieces that remain.
 
-    The `LENGTH - 1` characters on either side of such a block are cut out, too: they may be the rest of a text whose
-    other blocks begin elsewhere. So nothing remains of `2 * LENGTH - 1` or more consecutive characters of a known text.
+    The `LENGTH - 1` characters on either side of such a run are removed, too, since they may be an incomplete block of
+    the known text. So every passage of `2 * LENGTH - 1` or more characters of a known text is removed completely.
     """
     is_out = np.zeros(len(text), bool)
     for place in np.flatnonzero(np.isin(_hashes(text), known)):
@@ -268,7 +268,7 @@ def cut_out(text: str, known: UInt64[np.ndarray, " fingerprints"]) -> list[str]:
 def _hashes(text: str) -> UInt64[np.ndarray, " places"]:
     """The hash of each run of `LENGTH` characters in a text, or of the whole text if it is shorter.
 
-    The hash of c_0 … c_n is the sum of (c_i + 1) f^i modulo 2^64: a polynomial, whose values for all places follow from
+    The hash of c_0 … c_n is the sum of (c_i + 1) f^i modulo 2^64: a polynomial, whose values at all indices follow from
     prefix sums (Karp and Rabin 1987, "Efficient randomized pattern-matching algorithms").
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64) + np.uint64(1)

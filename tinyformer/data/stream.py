@@ -39,11 +39,11 @@ def default_cache_dir() -> Path:
 
 
 def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
-    """A dataset of texts in a memory-mapped file without a name, whose space on the disk is freed with the dataset.
+    """A dataset of texts in an unnamed memory-mapped file, whose disk space is freed when the dataset is deleted.
 
     Args:
-        texts: the texts, of which about `_WRITTEN` characters are held in memory.
-        folder: determines the disk.
+        texts: the texts, of which about `_WRITTEN` characters are in memory at a time.
+        folder: a folder on the disk to use.
     """
     schema = pa.schema({"text": STRING})
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
 
 
 def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterator[T]:
-    """The texts, whose number may be unknown, with a progress bar on standard error if that is a terminal."""
+    """Yield the items of `parts` (`number`; None: unknown) with a progress bar if standard error is a terminal."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)
 
@@ -66,7 +66,7 @@ class Split(ABC):
     """The tokens of one split."""
 
     ids: UInt[np.ndarray, " tokens"]
-    num_bytes: int | None  # in UTF-8, of the raw text that the scored tokens stand for; None where that is cut
+    num_bytes: int | None  # UTF-8 bytes of the scored tokens' raw text; None if it was truncated
     num_unknown: int  # `<unk>` tokens
 
     @property
@@ -81,7 +81,7 @@ class Split(ABC):
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that a model reads in one pass over the split."""
+        """Number of tokens that a model processes in one pass over the split."""
         return self.num_tokens
 
 
@@ -89,8 +89,8 @@ class Split(ABC):
 class TokenSplit(Split):
     """The token ids of one split: `eos d1 eos d2 ... eos dn`, one `eos` before each document and none at the end.
 
-    Inputs are all ids but the last and targets all but the first, so every token of the text is scored exactly once,
-    unless `scored` excludes it.
+    Inputs are all ids except the last, and targets all ids except the first. So every token of the text is scored
+    exactly once, unless `scored` excludes it.
     """
 
     ids: UInt[np.ndarray, " tokens"]  # memory-mapped
@@ -98,10 +98,10 @@ class TokenSplit(Split):
     num_bytes: int
     num_characters: int  # of the raw text, in Unicode code points
     num_unknown: int
-    lost_bytes: float  # see the function of this name
+    lost_bytes: float  # see `tinyformer.data.lost_bytes`
     scored: Bool[np.ndarray, " tokens"] | None = None  # which ids are scored as targets; None: all of them
     tokenizer: TextTokenizer | None = None
-    continues: Bool[np.ndarray, " tokens"] | None = None  # which ids go on with a word, where they do not show it
+    continues: Bool[np.ndarray, " tokens"] | None = None  # whether an id continues a word, if tokens do not show it
 
     @property
     def num_documents(self) -> int:
@@ -118,14 +118,14 @@ class TokenSplit(Split):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A tokenised source, opened."""
+    """A tokenised source, loaded from the cache folder."""
 
     tokenizer: TextTokenizer
     splits: dict[str, TokenSplit]  # for each split, the stream of its texts in order; a row may have several
     folder: Path
     fingerprint: str  # identifies text, tokenizer and hold-out together
-    trained_on: UInt64[np.ndarray, " fingerprints"] | None  # of the training split; None: there is none, or too many
-    facts: dict[str, Any]  # `left_out` (see `LeftOut`), `division` (see `hold_out`), and those of `RowFormat.select`
+    trained_on: UInt64[np.ndarray, " fingerprints"] | None  # of the training split; None: no such split, or too long
+    facts: dict[str, Any]  # `left_out` (see `LeftOut`), `division` (see `hold_out`) and facts of `RowFormat.select`
 
     def rows(self, name: str) -> pa.Table:
         """The rows of a split that `write_rows` wrote, in a memory map."""
@@ -133,14 +133,14 @@ class Prepared:
 
 
 def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
-    """Write the rows of a split as they stand in the source."""
+    """Write the rows of a split, with all their columns, to an Arrow file."""
     with pa.ipc.new_file(str(folder / f"{name}.arrow"), rows.features.arrow_schema) as file:
         for table in rows.with_format("arrow").iter(10_000):
             file.write_table(table)
 
 
 def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
-    """The split that `write_split` wrote, with the continuations of words if they were written."""
+    """Load the split that `write_split` wrote, with `continues` if that file was written."""
     ids, offsets = np.load(folder / f"{name}.npy", mmap_mode="r"), np.load(folder / f"{name}.offsets.npy")
     words = folder / f"{name}.continues.npy"
     continues = np.load(words, mmap_mode="r") if words.exists() else None
@@ -159,7 +159,7 @@ class Encoded(NamedTuple):
     def of(cls, texts: Sequence[str], documents: Sequence[Sequence[int]], tokenizer: TextTokenizer) -> "Encoded":
         """The stream of texts, given the tokens of each."""
         lengths = np.array([1 + len(tokens) for tokens in documents], np.int64)
-        # One array for all documents of a batch: one for each would take a fifth as long as tokenising them.
+        # One array for all documents of a batch: an array for each would take a fifth of the time of tokenising.
         tokens = chain.from_iterable((tokenizer.start_id, *tokens) for tokens in documents)
         ids = np.fromiter(tokens, dtype_of(tokenizer), int(lengths.sum()))
         return cls(ids, lengths, sum(len(text.encode()) for text in texts), sum(map(len, texts)))
@@ -216,7 +216,7 @@ class _ArrayWriter:
 
 
 def encode(documents: Iterable[str], tokenizer: TextTokenizer, limit: int | None = None) -> Iterator[Encoded]:
-    """The stream of documents, in batches; it ends after `limit` scored tokens, if there is a limit."""
+    """Tokenise documents in batches, up to `limit` scored tokens in all; None: all documents."""
     room = sys.maxsize if limit is None else limit
     for texts in batches_of(documents, _BATCH):
         encoded = tokenizer.encode_batch(texts)

@@ -1,8 +1,8 @@
 """Import and export of Hugging Face `transformers` models, without `transformers`.
 
 `family` describes a model family once for both directions: it maps the fields of its `config.json` to keys of our
-config, and the names of its weights to ours. `folder` reads and writes the files of a model, `vocabulary` those of its
-tokenizer, and `difference` compares two configs.
+config, and the names of its weights to ours. `folder` loads and writes the files of a model, and compares two configs;
+`vocabulary` loads and writes the files of the tokenizer.
 """
 
 from tinyformer.interop.bert import BERT

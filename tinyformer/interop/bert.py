@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019, arXiv 1810.04805) with its masked-LM head: post-norm, biases everywhere.
 
 All tokens have token type 0, as in a single text. An import adds that type's embedding to the learned positional
-embeddings and drops those of other types; an export writes zeros for all types.
+embeddings and drops the embeddings of other types; an export writes zeros for all types.
 """
 
 import torch
@@ -27,7 +27,7 @@ def read_weights(weights: Weights) -> Weights:
         }
     weights[POSITIONS] = weights[POSITIONS] + weights.pop(TYPES)[0]
     bias = weights.pop(OUTPUT_BIAS, None)
-    # A tied output layer uses this bias, whatever is stored under its own name.
+    # A tied output layer uses this bias, even if another one is stored under the layer's own name.
     if bias is not None and not {f"{OUTPUT}.weight", f"{OUTPUT}.bias"} <= weights.keys():
         weights[f"{OUTPUT}.bias"] = bias
     return weights

@@ -75,7 +75,7 @@ PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor"
 
 
 def read_rope(fields: Fields) -> Fields:
-    """Move `rope_theta` to the top level, where older files have it; refuse other positions than plain rotary ones."""
+    """Move `rope_theta` to the top level, as in older files; refuse all variants of rotary positions."""
     fields = dict(fields)
     for name in ROPE:
         for parameter, value in (fields.pop(name, None) or {}).items():
@@ -87,24 +87,24 @@ def read_rope(fields: Fields) -> Fields:
 
 
 def write_rope(fields: Fields) -> Fields:
-    """Add `rope_theta` where newer files have it."""
+    """Add the field `rope_parameters`, which contains `rope_theta` in newer files."""
     theta = {name: value for name, value in fields.items() if name == "rope_theta"}
     return fields | {"rope_parameters": {"rope_type": "default", **theta}}
 
 
 NEOX_DEFAULTS: Fields = {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25, "use_parallel_residual": True}
-"""Defaults of fields that a file may leave out; those of the last two are not supported."""
+"""Defaults of fields that a file may omit; the defaults of the last two fields are not supported."""
 
 
 def read_neox_fields(fields: Fields) -> Fields:
-    """Give the parameters of rotary positions the names that they have in Llama's files."""
+    """Rename the parameters of rotary positions to their names in Llama's files, and move them: see `read_rope`."""
     fields = NEOX_DEFAULTS | fields
     theirs = {"rope_theta": fields.pop("rotary_emb_base"), "partial_rotary_factor": fields.pop("rotary_pct")}
     return read_rope(fields | {"rope_parameters": theirs | (fields.get("rope_parameters") or {})})
 
 
 def write_neox_fields(fields: Fields) -> Fields:
-    """Store the parameters of rotary positions under the names that older and newer `transformers` read."""
+    """Store the parameters of rotary positions under their names in older and in newer versions of `transformers`."""
     fields = {"rope_theta": NEOX_DEFAULTS["rotary_emb_base"]} | write_rope(fields)
     fields["rope_parameters"] = fields["rope_parameters"] | {"partial_rotary_factor": 1.0}
     return fields | {"rotary_pct": 1.0, "rotary_emb_base": fields["rope_theta"], "use_parallel_residual": False}

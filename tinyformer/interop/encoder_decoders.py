@@ -41,10 +41,10 @@ def token_fields(**defaults: Any) -> tuple[Field, ...]:
 
 
 def read_tokens(fields: Fields) -> Fields:
-    """Read a list of one end token as this; add `bad_words_ids` to the other tokens never generated."""
+    """Replace a list of one end token by the token; add `bad_words_ids` to the tokens that are never generated."""
     if isinstance(end := fields.get("eos_token_id"), list):
         if len(end) != 1:
-            raise ArgumentError("fields.eos_token_id", end, "must be one token, the only one that ends a target")
+            raise ArgumentError("fields.eos_token_id", end, "must be a single token, the one that ends a target")
         fields = fields | {"eos_token_id": end[0]}
     words, others = fields.get("bad_words_ids") or [], fields.get(SUPPRESSED) or []
     if any(len(word) != 1 for word in words):
@@ -54,21 +54,21 @@ def read_tokens(fields: Fields) -> Fields:
 
 
 def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fields]:
-    """The fields of special tokens for `config.json`, and those for `generation_config.json`.
+    """The fields of special tokens for `config.json`, and the fields for `generation_config.json`.
 
-    They are made of the arguments of `SpecialTokens` and of the tokenizer's end-of-text id, if there is one.
+    `tokens` are the arguments of `SpecialTokens`, and `eos` is the tokenizer's end-of-text id; None: no tokenizer.
     """
     eos = eos if tokens["eos"] is None else tokens["eos"]
     start = eos if tokens["decoder_start"] is None else tokens["decoder_start"]
     ids = {"bos_token_id": tokens["bos"], "eos_token_id": eos, "pad_token_id": start, "decoder_start_token_id": start}
     decoding = {"forced_bos_token_id": tokens["forced_bos"], SUPPRESSED: tokens["suppressed"] or None}
-    # BART's default is 2; null stands for none, as in our models.
+    # BART's default is 2; null means that no token is forced, as in our models.
     unforced = {"forced_eos_token_id": None}
     return unforced | ids, {name: value for name, value in (ids | decoding).items() if value is not None}
 
 
 def spread_embedding(weights: Weights) -> Weights:
-    """Give each stack the embedding that both share, whichever of its names it was saved under."""
+    """Give each stack the shared embedding, which a file may store under any of its names."""
     known = next(weights[name] for name in (SHARED, *OF_STACKS, OUTPUT) if name in weights)
     spread = dict.fromkeys(OF_STACKS, known) | weights
     if all(torch.equal(spread[name], known) for name in OF_STACKS):
@@ -101,7 +101,7 @@ def is_gated(fields: Fields) -> bool:
 
 
 def read_t5_fields(fields: Fields) -> Fields:
-    """Fill in what follows from other fields."""
+    """Fill in missing fields that follow from other fields, such as the number of decoder layers."""
     fields = read_tokens(fields)
     if fields.get("num_decoder_layers") is None:
         fields = fields | {"num_decoder_layers": fields.get("num_layers", 6)}
@@ -112,7 +112,7 @@ def read_t5_fields(fields: Fields) -> Fields:
 
 
 def read_t5_weights(weights: Weights) -> Weights:
-    """Give each layer the position biases of its stack, and the output layer the embedding unless it has its own."""
+    """Give each layer the position biases of its stack; give the output layer the embedding if it has no weights."""
     weights = spread_embedding(weights)
     layers = {match.groups() for name in weights if (match := re.match(r"(encoder|decoder)\.block\.(\d+)\.", name))}
     for stack, layer in layers:
@@ -125,14 +125,14 @@ def read_t5_weights(weights: Weights) -> Weights:
 
 
 def write_t5_weights(weights: Weights) -> Weights:
-    """Leave out the position biases of all layers but the first."""
+    """Leave out the position biases of all layers except the first, and store the embedding once."""
     tables = {name for name in weights if name.endswith("relative_attention_bias.weight")}
     others = tables - {f"{TABLE}.weight".format(stack, 0) for stack in ("encoder", "decoder")}
     return join_embedding({name: tensor for name, tensor in weights.items() if name not in others})
 
 
 def t5_modules(absent: tuple[str, ...]) -> tuple[Module, ...]:
-    """All modules except the matrices that a kind of feed-forward network does not have."""
+    """All modules of T5 except the feed-forward matrices named in `absent`."""
     modules = [Module("lm_head", "readout.proj")]
     for stack, attentions in (("encoder", ["attention"]), ("decoder", ["attention", "cross_attention"])):
         theirs, ours = f"{stack}.block.{{}}.layer", f"{stack}.layers.{{}}"
@@ -205,12 +205,12 @@ T5_GATED = replace(
 # BART and Marian.
 
 OUTPUT_BIAS, LAYER_BIAS = "final_logits_bias", "lm_head.bias"
-"""Names of the bias of the logits: in `transformers`, and the one that `modules` expects."""
+"""Names of the bias of the logits: in `transformers`, and in the modules that `bart_modules` returns."""
 
 POSITIONS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 
 NUM_BEFORE = 2
-"""Unused rows of BART's table of positions, before that of the first position."""
+"""Number of unused rows in BART's table of positions, before the row of the first position."""
 
 IN_TRAINING = "Dropout inside the feed-forward network and of whole layers, used in training only, is left out."
 
@@ -223,7 +223,7 @@ def read_bart_weights(weights: Weights) -> Weights:
 
 
 def write_bart_weights(weights: Weights) -> Weights:
-    """Add rows of zeros before the first position, and give the bias of the logits its name in the family."""
+    """Add rows of zeros before the first position, and give the bias of the logits its name in `transformers`."""
     tables = {name: torch.nn.functional.pad(weights[name], (0, 0, NUM_BEFORE, 0)) for name in POSITIONS}
     return _write_bias(join_embedding(weights | tables))
 
@@ -246,7 +246,7 @@ def _write_bias(weights: Weights) -> Weights:
 
 
 def bart_modules(with_embeddings: bool) -> tuple[Module, ...]:
-    """All modules of BART; without its positions and the norm of its embeddings, those of Marian."""
+    """All modules of BART; Marian has the same modules, without positions and the norm of the embeddings."""
     modules = [Module("lm_head", "readout.proj")]
     for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         names = {"fc1": "feed_forward.up_proj", "fc2": "feed_forward.down_proj"}

@@ -18,7 +18,7 @@ Depths: TypeAlias = Mapping[str, int]
 """The number of layers of each stack, "encoder" and "decoder"."""
 
 REQUIRED = object()
-"""The default of a field that has none."""
+"""The marker of a field that has no default and must be present."""
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -31,7 +31,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Activations by their name in `transformers`; of several with the same meaning, an export writes the first."""
+"""Our activations by their names in `transformers`; of several names of an activation, an export writes the first."""
 
 ANYWHERE: Fields = {"quantization_config": None, "auto_map": None, "is_encoder_decoder": False, "pruned_heads": {}}
 """Fields that change what a model of any family computes, with the only supported value."""
@@ -41,15 +41,15 @@ ANYWHERE: Fields = {"quantization_config": None, "auto_map": None, "is_encoder_d
 class Field:
     """A field of `config.json` and its counterpart in our config."""
 
-    theirs: str  # the name of the field
+    theirs: str  # the name of the field in `config.json`
     ours: str  # the key of our config, such as `model.d_model`
-    kind: type  # of its values in JSON
-    default: Any = REQUIRED  # in `transformers`
-    choices: Mapping[Any, Any] | None = None  # our values by theirs, if they differ
-    nullable: bool = False  # whether it may be null, which stands for the default of our key
+    kind: type  # the type of the field's values
+    default: Any = REQUIRED  # the field's default in `transformers`
+    choices: Mapping[Any, Any] | None = None  # our values by the field's values, if they differ
+    nullable: bool = False  # whether the field may be null, which means the default of our key
 
     def read(self, fields: Fields) -> Any:
-        """Our value; None for null. A missing field, another type, and an unsupported value are refused."""
+        """Our value for a field, None for null; a missing field, a wrong type and an unsupported value are refused."""
         value = fields.get(self.theirs, self.default)
         if value is REQUIRED:
             raise ArgumentError(f"fields.{self.theirs}", None, "is missing")
@@ -63,7 +63,7 @@ class Field:
         return self.choices[value]
 
     def write(self, value: Any) -> Any:
-        """Their value; if ours has no counterpart, the field's default, which `find_differences` then reports."""
+        """The field's value for our value; the field's default if there is none, which `find_differences` reports."""
         if self.choices is None:
             return value if self._is_of_kind(value) else self.default
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
@@ -80,20 +80,20 @@ SIZES = (
     Field("intermediate_size", "model.d_ff", int),
     Field("initializer_range", "model.init_std", float, 0.02),
 )
-"""Fields that most families of one stack have."""
+"""The fields of most families with a single stack of layers."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module of the family and its counterpart in tinyformer, each with `{}` for the number of the layer."""
+    """A module of a family and its counterpart in tinyformer; in names, `{}` stands for the index of the layer."""
 
-    theirs: str  # without the family's prefix
-    ours: str  # several names, separated by spaces, if theirs concatenates the outputs of several modules
+    theirs: str  # the name in the family, without the family's prefix
+    ours: str  # our name; several names, separated by spaces, if theirs concatenates the outputs of several modules
     transposed: bool = False  # whether its matrix is stored as (inputs, outputs)
     by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """The name in the family, and our names, of the weight and the bias of every layer."""
+        """Yield the name in the family and our names for the weight and for the bias of every layer."""
         stack = self.ours.partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
@@ -118,7 +118,7 @@ class Module:
 
 
 def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
-    """The modules of all layers: of their `names` and ours in a layer, with what precedes both, such as "h.{}."."""
+    """The modules of all layers: `names` in a layer, theirs to ours, and the prefixes before them, such as "h.{}."."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
         for name, module in names.items()
@@ -127,26 +127,26 @@ def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models with one class in `transformers`."""
+    """A family of models, which has one class in `transformers`."""
 
     name: str
-    model_type: str  # in its `config.json`
+    model_type: str  # the field of this name in its `config.json`
     architecture: str  # its class in `transformers`, with the output layer
-    prefix: str  # of the weights' names in that class, except the output layer's; some files omit it
-    groups: Mapping[str, str]  # the choice in each of our config groups
+    prefix: str  # prefix of the weights' names in that class, except the output layer's; some files omit it
+    groups: Mapping[str, str]  # the option in each of our config groups
     fields: tuple[Field, ...]
     modules: tuple[Module, ...]
     values: Mapping[str, Any] = field(default_factory=dict)  # further values of our config, by key
-    # Fields that change what it computes, each with its only supported value, which is also the default.
+    # Fields that change what the model computes, each with its only supported value, which is also the default.
     fixed: Fields = field(default_factory=dict)
     outside: str | tuple[str, ...] = "lm_head."  # prefixes of the output layer's tensors, which do not have `prefix`
-    unused: tuple[str, ...] = ()  # prefixes and suffixes of tensors that do not affect its output
+    unused: tuple[str, ...] = ()  # prefixes and suffixes of tensors that do not affect the output
     read_fields: Callable[[Fields], Fields] = dict  # flattens nested fields
-    write_fields: Callable[[Fields], Fields] = dict  # the reverse
-    read_weights: Callable[[Weights], Weights] = dict  # its weights, without `prefix`, as `modules` expects them
-    write_weights: Callable[[Weights], Weights] = dict  # the reverse
-    generates: bool = True  # whether it can generate text
-    note: str = ""  # a sentence about what an import changes, if anything
+    write_fields: Callable[[Fields], Fields] = dict  # the inverse of `read_fields`
+    read_weights: Callable[[Weights], Weights] = dict  # converts weights, without `prefix`, to those of `modules`
+    write_weights: Callable[[Weights], Weights] = dict  # the inverse of `read_weights`
+    generates: bool = True  # whether a model can generate text
+    note: str = ""  # a sentence about what an import changes; empty if it changes nothing
     # Whether a `config.json` with its `model_type` belongs to this family, if several share this type.
     covers: Callable[[Fields], bool] = lambda fields: True
 
@@ -156,7 +156,7 @@ class Family:
         for name, only in (ANYWHERE | self.fixed).items():
             value = fields.get(name, only)
             if value != only and value is not None:
-                # No value that works: with another one, the weights would compute another function.
+                # The error suggests no value: with another value, the weights would compute another function.
                 raise ArgumentError(f"fields.{name}", value, "changes what the model computes and is not supported")
         read: dict[str, tuple[str, Any]] = {}
         for entry in self.fields:

@@ -1,4 +1,4 @@
-"""Model folders: found locally or on the Hub, read and written; and the difference of two configs' networks."""
+"""Loading and writing of Hugging Face model folders, and the differences between the networks of two configs."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ SHARDS = "model-*-of-*.safetensors"
 
 DECODING = "generation_config.json"
 OF_DECODING = ("eos_token_id", "decoder_start_token_id", "forced_bos_token_id", "bad_words_ids", "suppress_tokens")
-"""The file in which newer versions of `transformers` keep how a model decodes, and the fields read from it."""
+"""The file with decoding settings in newer versions of `transformers`, and the fields that are loaded from it."""
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of weights that are not quantised."""
@@ -37,7 +37,7 @@ def find_folder(name: str) -> Path:
 
 
 def read_config(folder: Path) -> Fields:
-    """The fields of a folder's `config.json`, and those of `generation_config.json` that name special tokens."""
+    """The fields of a folder's `config.json`, with the special tokens of its `generation_config.json`."""
     if not (folder / CONFIG).is_file():
         reason = f"has no {CONFIG}; a folder written by save_pretrained of transformers has one"
         raise ArgumentError("folder", str(folder), reason)
@@ -73,7 +73,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weights) -> None:
-    """Write a new folder, of JSON objects by file name and of weights, atomically."""
+    """Atomically write a new folder with JSON files, given as objects by file name, and with weights."""
     if folder.exists():
         raise ArgumentError("folder", str(folder), "already exists; a new folder is needed")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -90,16 +90,16 @@ def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weight
 class Difference:
     """A value in which two configs differ."""
 
-    path: str  # of the node, dotted
-    name: str  # of the value in the node
-    value: Any  # in the first config
-    other: Any  # in the second config
+    path: str  # the dotted path of the node
+    name: str  # the key of the value in the node
+    value: Any  # the value in the first config
+    other: Any  # the value in the second config
 
 
 def find_differences(node: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
-    """The differences between two resolved nodes at a dotted path; arguments that are not given have their defaults.
+    """The differences between two resolved nodes at a dotted path; missing arguments have the defaults of their class.
 
-    The other node is trusted; targets of the first one are imported only if the other has the same ones.
+    The node `other` is trusted; a class in `node` is imported only if `other` names the same class there.
     """
     if node.get("_target_") != other.get("_target_"):
         yield Difference(path, "_target_", node.get("_target_"), other.get("_target_"))

@@ -1,4 +1,4 @@
-"""Tokenizer files of Hugging Face model folders, read and written."""
+"""Loading and writing of the tokenizer files in Hugging Face model folders."""
 
 import base64
 import json
@@ -42,7 +42,7 @@ def _llama(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
 
 
 def _t5(_: Fields, tokenizer: Tokenizer) -> tuple[Any, Any]:
-    """Keep the pieces and SentencePiece's table of characters; token 2 is the unknown one, and `</s>` ends a text."""
+    """Keep the pieces and SentencePiece's character map; token 2 is the unknown token, and `</s>` ends a text."""
     written = json.loads(tokenizer.to_str())
     tokenizer.model = models.Unigram([(piece, score) for piece, score in written["model"]["vocab"]], 2, False)
     tokenizer.post_processor = template(tokenizer, [], [tokenizer.get_vocab()["</s>"]])
@@ -59,11 +59,11 @@ CLASSES: dict[str, tuple[type, Callable[[Fields, Tokenizer], tuple[Any, Any]]]] 
     "T5Tokenizer": (models.Unigram, _t5),
     **dict.fromkeys(("LlamaTokenizer", "CodeLlamaTokenizer"), (models.BPE, _llama)),
 }
-"""Classes of `transformers` 5 with the model that they need, and their own normalizer and pre-tokenizer."""
+"""Tokenizer classes of `transformers` 5: the model that each needs, and a function for normalizer and pre-tokenizer."""
 
 OF_TYPE = {"bart": "BartTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "gpt_neox": "GPTNeoXTokenizer"}
 AS_IT_IS = ("None", "PreTrainedTokenizer", "Qwen2Tokenizer", "TokenizersBackend")
-"""The class by `model_type`, where no file names one, and classes that use a `tokenizer.json` whatever the settings."""
+"""The class by `model_type`, if no file names a class; and the classes that use a `tokenizer.json` without changes."""
 
 
 def _from_merges(vocabulary: str, merges: str) -> Tokenizer:
@@ -77,15 +77,15 @@ FORMATS: dict[tuple[str, ...], tuple[Callable[..., Tokenizer], str | None]] = {
     ("vocab.json", "merges.txt"): (_from_merges, "GPT2Tokenizer"),
     ("vocab.txt",): (lambda path: Tokenizer.from_str(BertWordPieceTokenizer(path).to_str()), "BertTokenizer"),
 }
-"""Readers by the files that they need, and the class of such a tokenizer; the first whose files exist is used."""
+"""By file names, a loader of these files and the tokenizer's class; the first entry whose files exist is used."""
 
 TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPECIAL, ADDED)
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
-    """The tokenizer of a model folder with these fields in its `config.json`; None if it has none.
+    """The tokenizer of a model folder, whose `config.json` has these fields; None if the folder has no tokenizer.
 
-    Its post-processor determines the tokens around a text.
+    The tokenizer's post-processor determines the tokens around a text.
     """
     names = next((names for names in FORMATS if all((folder / name).is_file() for name in names)), None)
     if names is None:
@@ -97,7 +97,7 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
     _require_applied(settings, kind, folder, names[0])
     tokenizer = reader(*(str(folder / name) for name in names))
     _set_parts(tokenizer, kind, settings)
-    # Only the `config.json` of BART names the tokens around a text where its tokenizer is in `vocab.json`.
+    # If BART's tokenizer is in `vocab.json`, only its `config.json` names the tokens around a text.
     is_silent = tokenizer.post_processor is None and names[0] != "tokenizer.json"
     _add_tokens(tokenizer, settings, added)
     ends = _end_ids(tokenizer, fields)
@@ -108,7 +108,7 @@ def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
 def tokenizer_files(
     tokenizer: TextTokenizer, max_seq_len: int, ids: Fields, around: tuple[Sequence[int], Sequence[int]]
 ) -> dict[str, dict[str, Any]]:
-    """The JSON files of a tokenizer by name; it encodes a text in `transformers` to the same tokens as here.
+    """The contents of a tokenizer's JSON files by file name; in `transformers`, a text has the same tokens as here.
 
     `ids` are the fields `bos_token_id`, `eos_token_id` and `pad_token_id` of the model, and `around` the tokens before
     and after a text, unless the tokenizer's post-processor adds them.
@@ -126,13 +126,13 @@ def tokenizer_files(
 
 
 def _class_of(settings: Fields, fields: Fields) -> str:
-    """The class that `transformers` 5 reads a `tokenizer.json` with."""
+    """The class with which `transformers` 5 loads a `tokenizer.json`."""
     named, model_type = settings.get("tokenizer_class") or fields.get("tokenizer_class"), fields.get("model_type")
     return "None" if model_type == "mistral" else str(named or OF_TYPE.get(str(model_type))).removesuffix("Fast")
 
 
 def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> None:
-    """Refuse a setting that changes the tokens of a text and is not applied."""
+    """Refuse a setting that changes the tokens of a text, but is not supported."""
     of_class = () if kind in (*CLASSES, *AS_IT_IS) else ("add_prefix_space", "do_lower_case", "strip_accents")
     around = () if name == "tokenizer.json" else ("add_bos_token", "add_eos_token")
     for setting in ("split_special_tokens", "fix_mistral_regex", *of_class, *around):
@@ -143,14 +143,14 @@ def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> No
 
 
 def _set_parts(tokenizer: Tokenizer, kind: str, settings: Fields) -> None:
-    """Replace what the class of a tokenizer replaces; Llama's does not if bytes are the alphabet."""
+    """Set normalizer and pre-tokenizer as `transformers` does; its Llama class keeps those of byte-level tokenizers."""
     model, parts = CLASSES.get(kind, (type(None), _byte_level))
     if isinstance(tokenizer.model, model) and not (parts is _llama and '"ByteLevel"' in tokenizer.to_str()):
         tokenizer.normalizer, tokenizer.pre_tokenizer = parts(settings, tokenizer)
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: Fields, added: Fields) -> None:
-    """Add the tokens that are named next to a tokenizer, with their flags, in the order of `transformers`."""
+    """Add the tokens in the files next to a tokenizer's, with their flags, in the order of `transformers`."""
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     keys = dict.fromkeys([*NAMED, *(name for name in settings if name.endswith("_token"))])
     tokens = [*map(settings.get, keys), *(extra.values() if isinstance(extra, dict) else extra)]
@@ -164,7 +164,7 @@ def _add_tokens(tokenizer: Tokenizer, settings: Fields, added: Fields) -> None:
 
 
 def _end_ids(tokenizer: Tokenizer, fields: Fields) -> list[int]:
-    """The tokens that end a generated text, of which a model may have several."""
+    """The ids of the tokens that end a generated text, of which a model may have several."""
     end, known = fields.get("eos_token_id"), tokenizer.get_vocab(with_added_tokens=True).values()
     return [i for i in (end if isinstance(end, list) else [end]) if i in known]
 

@@ -22,7 +22,7 @@ class Classification(Task):
     """One class for each text, predicted by a readout that pools the tokens.
 
     Args:
-        labels: the class labels; None only until the data are read.
+        labels: the names of the classes; None until the data are loaded, which determine the names.
         label_smoothing: share of the target probability that is spread evenly over all classes during training
             (Szegedy et al. 2015, arXiv 1512.00567).
         num_texts: see `Task`.
@@ -40,7 +40,7 @@ class Classification(Task):
         self.labels, self.label_smoothing, self.num_texts = list(map(str, labels or [])), label_smoothing, num_texts
 
     def read_scored(self, reader: TextReader, texts: Texts, labels: Any = None) -> Batch:
-        """The texts with the label of each, see `index_of`."""
+        """A batch of texts, each with the index of its label, see `index_of`."""
         batch = self.read(reader, texts)
         given, number = [labels] if isinstance(labels, int | float | str) else labels, len(batch["inputs"])
         if not isinstance(given, Sequence) or len(given) != number:
@@ -50,9 +50,9 @@ class Classification(Task):
         return {**batch, "labels": torch.tensor(ids, device=reader.device)}
 
     def index_of(self, argument: str, label: Any) -> int:
-        """The index of a label: of a name, or of a number, which is a name if all names are integers, else the index.
+        """The index of a label, which is a name or an index; if all names are integers, a number is a name.
 
-        A label that is neither is refused, by the name of the argument that holds it.
+        Any other label is refused; `argument` is the name of the argument in the error.
         """
         names = list(map(class_name, self.labels))
         are_numbers = all(re.fullmatch(r"[+-]?\d+", str(name)) for name in names)
@@ -62,7 +62,7 @@ class Classification(Task):
         return choices.index(choice) % len(names)
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> None:
-        """A text has one set of logits, those of its classes."""
+        """None, since a text has a single set of logits, one for each class."""
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
         logits = self.forward(network, batch)
@@ -78,7 +78,7 @@ class Classification(Task):
 
     @torch.no_grad()
     def predict(self, network: nn.Module, batches: Iterable[Batch], split: Any) -> Table:
-        """The class of each row, and the probabilities of all classes."""
+        """The predicted class of each row, and the probabilities of all classes."""
         parts = [(self.logits(network, batch).softmax(dim=-1).cpu(), batch["rows"].cpu()) for batch in batches]
         probabilities, rows = map(torch.cat, zip(*parts, strict=True))
         table = [[self.labels[int(row.argmax())], *row.tolist()] for row in probabilities[rows.argsort()]]

@@ -1,4 +1,4 @@
-"""From one sequence to another: translation and summarisation."""
+"""Prediction of a target sequence from a source sequence: translation and summarisation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ from tinyformer.tasks.text_metrics import text_metrics
 from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, require_token_ids
 
 Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[int]]
-"""A target, a list of targets, or of their token ids without those that begin and end a target."""
+"""A target, a list of targets, or a list of their token ids without the tokens that begin and end a target."""
 
 MAX_HYPOTHESES = 128
-"""The most hypotheses, over all sources of a batch, that are decoded at a time."""
+"""Maximum number of hypotheses that are decoded at a time, over all sources of a batch."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A source, its reference (the whole target, as it stands in the data), and the target that a model decoded."""
+    """A source, its reference (the whole target in the data, not truncated), and the target that a model decoded."""
 
     source: str
     reference: str
@@ -37,19 +37,19 @@ class Output:
 class Seq2Seq(TokenTask):
     """The target is predicted from the source, token by token (Sutskever et al. 2014, arXiv 1409.3215).
 
-    In training the decoder reads the reference, one token behind ("teacher forcing"); at the end of a run the targets
-    of the evaluated split are decoded by beam search and compared with the references.
+    In training, the decoder's input is the reference, shifted by one token ("teacher forcing"). At the end of a run,
+    the targets of the evaluated split are decoded by beam search and compared with the references.
 
     Args:
         label_smoothing: share of the target probability that is spread evenly over the vocabulary during training
             (Szegedy et al. 2015, arXiv 1512.00567).
-        num_decoded: number of pairs, from the beginning of the split, that are decoded; None for all.
+        num_decoded: number of pairs, from the beginning of the split, that are decoded; None: all pairs.
         special_tokens: the tokens around texts; by default, the tokenizer's `eos`.
     """
 
     generates = True
     tests_best = True
-    bleu_tokenize = "13a"  # the tokens that BLEU counts, one of `bleu_tokenizers`
+    bleu_tokenize = "13a"  # BLEU's tokenizer, one of `bleu_tokenizers`
     network_class = EncoderDecoder
 
     def __init__(
@@ -59,11 +59,11 @@ class Seq2Seq(TokenTask):
         require_at_least(0, num_decoded=num_decoded)
         self.label_smoothing, self.num_decoded = label_smoothing, num_decoded
         self.special_tokens, self.beam = special_tokens or SpecialTokens(), Beam()
-        # Those that `final_metrics` compared last: of the test split, where a run has one.
+        # The outputs of the split that `final_metrics` scored last: the test split, if a run has one.
         self.outputs: list[Output] = []
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """The mask of the source: bidirectional, hiding padding. The target's is causal."""
+        """The attention mask of the source, which is bidirectional and hides padding. The target's mask is causal."""
         return AttentionMask(lengths=batch["source_lengths"])
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
@@ -79,7 +79,7 @@ class Seq2Seq(TokenTask):
         return metrics | {"perplexity": perplexity(metrics["loss"])}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """`text_metrics` of decoded targets, `num_decoded`, and, as `bleu_ceiling` …, of decode(encode(reference))."""
+        """`text_metrics` of decoded targets, `num_decoded`, and `*_ceiling`: `text_metrics` of the tokenizer alone."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         texts = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
@@ -110,7 +110,7 @@ class Seq2Seq(TokenTask):
         return ["prediction"], [[pair.output] for pair in self.decode_split(cast(EncoderDecoder, network), split)]
 
     def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of sources, with those that begin and end them; a source that is too long is truncated."""
+        """The token ids of sources, with the tokens that begin and end a source; long sources are truncated."""
         tokens = self.special_tokens.around(reader.tokenizer)
         return [tokens.source(ids, reader.network.max_seq_len) for ids in reader.tokenizer.read(texts, around=False)]
 
@@ -123,9 +123,9 @@ class Seq2Seq(TokenTask):
         length_offset: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[int]]:
-        """The target of each source, without the tokens that begin and end it; see `Beam` and `beam_search`.
+        """The token ids of each source's decoded target, without the tokens that begin and end it; see `beam_search`.
 
-        Settings that are not given are those of `beam`.
+        A setting of `Beam` that is None has its value in `self.beam`.
         """
         settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
@@ -136,12 +136,12 @@ class Seq2Seq(TokenTask):
         return [target for of in searches for target in beam_search(network, *of, tokens, beam, max_tokens)]
 
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids of sources, with those that begin and end them, see `Task.tokenize`."""
+        """The token ids of sources, with the tokens that begin and end a source, see `Task.tokenize`."""
         tokens, rows = self.special_tokens.around(reader.own_tokenizer), reader.rows_of(texts, around=False)
         return reader.padded(rows if isinstance(texts, Tensor) else [tokens.wrapped(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """Sources and their targets as a batch; by default, the targets that the model decodes, cut to its context."""
+        """A batch of sources and targets; None: the model decodes the targets, which are truncated to its context."""
         source, lengths = self.tokenize(reader, texts)
         tokens = self.special_tokens.around(reader.own_tokenizer)
         if targets is None:
@@ -157,11 +157,11 @@ class Seq2Seq(TokenTask):
         return {"source": source, "source_lengths": lengths, "inputs": inputs, "targets": predicted}
 
     def read_scored(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """Sources and targets, see `read`; targets have to be given."""
+        """A batch of sources and targets, see `read`; targets are required."""
         return self.read(reader, texts, () if targets is None else targets)
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
-        """The last token of each target."""
+        """The index of the last token of each target."""
         return (batch["targets"] != IGNORED).sum(dim=1) - 1
 
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
@@ -183,7 +183,7 @@ class Seq2Seq(TokenTask):
 
 
 def _target_ids(reader: TextReader, targets: Any, num_texts: int) -> list[list[int]]:
-    """The token ids of the targets of some texts, without those that begin and end them; ids are used as they are."""
+    """The token ids of targets, without the tokens that begin and end a target; given token ids are not changed."""
     rows: Any = [targets] if isinstance(targets, str) else targets
     if not isinstance(rows, Sequence) or not rows:
         reason = "must be a text, a list of texts, or token ids"

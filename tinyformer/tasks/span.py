@@ -35,15 +35,15 @@ class Prediction:
 class SpanExtraction(Task):
     """The first and the last token of the answer are predicted, each by a softmax over the tokens of the context.
 
-    The model reads `[eos, *question, eos, *context]`. The loss is the mean of the two cross-entropies (Devlin et al.
-    2019, arXiv 1810.04805). The first token of the sequence is the target of windows without the answer. The predicted
-    answer is the span with the highest sum of two scores, start ≤ end, over all windows of the context.
+    The input is `[eos, *question, eos, *context]`. The loss is the mean of the two cross-entropies (Devlin et al. 2019,
+    arXiv 1810.04805). In windows without the answer, both targets are the first token of the sequence. The predicted
+    answer is the span with the highest sum of start and end score, start ≤ end, over all windows of the context.
 
     Args:
-        max_answer_length: maximum number of tokens of a predicted answer; more are needed with a tokenizer of bytes or
-            characters.
+        max_answer_length: maximum number of tokens of a predicted answer; a tokenizer of bytes or characters needs a
+            larger value.
         no_answer_threshold: the model gives no answer if the null score exceeds the score of the best span by more than
-            this, as in SQuAD 2.0; None: it always answers.
+            this value, as in SQuAD 2.0; None: the model always answers.
     """
 
     monitor = "accuracy"
@@ -54,23 +54,23 @@ class SpanExtraction(Task):
     def __init__(self, max_answer_length: int = 30, no_answer_threshold: float | int | None = None) -> None:
         require_at_least(1, {"max_answer_length": 30}, max_answer_length=max_answer_length)
         self.max_answer_length, self.no_answer_threshold = max_answer_length, no_answer_threshold
-        # How the question of a user and its context are cut, see `tinyformer.data.QuestionTexts.cut`.
+        # Settings for the windows of a user's question and context, see `tinyformer.data.QuestionTexts.cut`.
         self.max_question_length: int = 64
         self.stride: int | None = None
-        # Those that `final_metrics` scored last: of the test split, where a run has one.
+        # The predictions for the split that `final_metrics` scored last: the test split, if a run has one.
         self.predictions: list[Prediction] = []
 
     def require_answers(self, splits: Mapping[str, QuestionSplit]) -> None:
-        """Refuse questions without an answer, unless the model may give none."""
+        """Refuse splits with unanswerable questions if the model always gives an answer."""
         for name, split in splits.items() if self.no_answer_threshold is None else ():
             if number := split.num_unanswerable:
                 reason = f"{number:,} of {split.num_documents:,} questions of the {name} split have no answer"
                 raise ArgumentError("no_answer_threshold", None, reason, {"no_answer_threshold": 0.0})
 
     def read(self, reader: TextReader, texts: Texts, contexts: str | Sequence[str] | None = None) -> Batch:
-        """Questions and the context of each, or one for all, as a batch, in which each window of a context is a row.
+        """A batch of questions with their contexts (one for each, or one for all); each window of a context is a row.
 
-        Without contexts, they are any texts, or token ids.
+        If `contexts` is None, `texts` may be any texts or token ids, see `Task.read`.
         """
         if contexts is None:
             return super().read(reader, texts)
@@ -85,11 +85,11 @@ class SpanExtraction(Task):
         contexts: str | Sequence[str] | None = None,
         answers: str | Sequence[str] | None = None,
     ) -> Batch:
-        """Questions, contexts and answers as a batch, see `ask`; all have to be given."""
+        """A batch of questions, contexts and answers, see `ask`; all three are required."""
         return _batch_of(self.ask(reader, texts, contexts, [] if answers is None else answers), reader.device)
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
-        """The sums over the windows of each question's context."""
+        """The nats and the number of targets of each question, summed over the windows of its context."""
         nats, targets = self.nats(reader.network, batch)
         sums = nats.new_zeros(2, int(batch["rows"].max()) + 1)
         sums.index_add_(1, batch["rows"], torch.stack([nats, targets.to(nats.dtype)]))
@@ -104,10 +104,10 @@ class SpanExtraction(Task):
         stride: int | None = None,
         argument: str = "texts",
     ) -> QuestionSplit:
-        """Questions and the context of each, or one for all, cut into windows as the model reads them.
+        """Tokenise questions with their contexts (one for each, or one for all), and divide contexts into windows.
 
-        The first occurrence of an answer in its context counts; it is empty where the context has none. Answers
-        are needed only for a loss. `argument` is the name of the argument that holds the questions.
+        An answer's position is its first occurrence in the context; an empty answer means that the question has none.
+        Answers are needed only for a loss. `argument` is the name of the questions' argument in errors.
         """
         room = reader.network.max_seq_len
         question_list, context_list = _texts(argument, questions), _texts("contexts", contexts)
@@ -129,9 +129,9 @@ class SpanExtraction(Task):
         return tokenise_questions(rows, reader.tokenizer).cut(room, self.max_question_length, stride)
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch 2 seq"]:
-        """The scores of each token as the answer's first and last one, in fp32 at least.
+        """The scores of each token as the first and as the last token of the answer, in fp32 or fp64.
 
-        They are -inf outside of the context, except at the first token of the sequence.
+        Scores are -inf outside of the context, except at the first token of the sequence.
         """
         scores = self.forward(network, batch).mT
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -147,10 +147,10 @@ class SpanExtraction(Task):
         return _nats(self.logits(network, batch), batch), self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The sums of a batch: the nats, and the numbers of windows.
+        """Sums over the windows of a batch: `nats`, and three numbers of windows.
 
-        `windows` counts all of them, `judged` those that accuracy is about (see `metrics`), and `correct` the judged
-        ones whose most probable first and last token are both right.
+        `windows` is the number of all windows, `judged` of the windows that determine the accuracy (see `metrics`), and
+        `correct` of the judged windows whose most probable first and last token are both right.
         """
         logits, judged = self.logits(network, batch), batch["starts"] > 0
         if self.no_answer_threshold is not None:
@@ -160,12 +160,11 @@ class SpanExtraction(Task):
         return {name: values.sum().to(torch.float32) for name, values in sums.items()}
 
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
-        """`loss`, in nats per window; `accuracy`; and `num_judged`, the number of windows that accuracy is about.
+        """`loss`, in nats per window; `accuracy`; and `num_judged`, the number of windows that determine the accuracy.
 
-        Accuracy is the share of windows whose first and last token are both right, among the windows that hold the
-        answer and, with a `no_answer_threshold`, those of questions without an answer. The other windows of long
-        contexts are left out: where they are the majority, a model that never finds an answer would have the highest
-        accuracy. It is 0 where there is no window to judge.
+        Accuracy is the share of windows whose first and last token are both right (0 if there are none), among windows
+        that contain the answer and, with a `no_answer_threshold`, windows of unanswerable questions. The other windows
+        of long contexts are left out, since a model that never finds an answer could have the highest accuracy.
         """
         number = int(sums["judged"])
         accuracy = float(sums["correct"]) / max(number, 1)
@@ -177,9 +176,9 @@ class SpanExtraction(Task):
         """`exact_match` and `f1` of the predicted answers, from 0 to 1, see `answer_scores`; and `num_answered`.
 
         - `f1_characters`: see `character_f1`.
-        - `f1_without_question` and `exact_match_without_question`: the highest that are possible without reading the
-          question, see `scores_without_question`; None unless contexts have at least two questions on average.
-        - `exact_match_ceiling`, `f1_ceiling`: those of the tokens that hold the first answer, if not all are exact.
+        - `f1_without_question` and `exact_match_without_question`: upper bounds for a model that does not see the
+          question, see `scores_without_question`; None if contexts have fewer than two questions on average.
+        - `exact_match_ceiling`, `f1_ceiling`: scores of the true tokens' text, if tokens cut an answer inexactly.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()
@@ -187,7 +186,7 @@ class SpanExtraction(Task):
         exact, f1 = (sum(column) / len(scores) for column in zip(*scores, strict=True))
         blind_exact = blind_f1 = None
         contexts = split.table["pair"].to_pylist()
-        if len(contexts) >= 2 * len(set(contexts)):  # a word has a token at least
+        if len(contexts) >= 2 * len(set(contexts)):  # a word has at least one token
             blind_exact, blind_f1 = scores_without_question(contexts, answers, self.max_answer_length)
         characters = sum(character_f1(one.text, answers[one.row]) for one in self.predictions) / len(scores)
         metrics = {"exact_match": exact, "f1": f1, "f1_characters": characters, "num_answered": len(scores)}
@@ -219,7 +218,7 @@ class SpanExtraction(Task):
             columns = (batch["rows"], *spans, logits[:, :, 0].sum(dim=1), batch["contexts"])
             for window, score, first, last, null, context in zip(*(c.tolist() for c in columns), strict=True):
                 row, shift = int(split.window_rows[window]), int(split.window_starts[window]) - context
-                if score > -torch.inf:  # else the window has no token of the context
+                if score > -torch.inf:  # otherwise, the window has no token of the context
                     # Among equal scores the first and shortest span, as in `best_spans`, in any order of the windows.
                     best[row] = min(best[row], (-score, first + shift, last + shift))
                 null_scores[row] = min(null_scores[row], null)
@@ -272,8 +271,8 @@ def best_spans(
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
     """The span i ≤ j < i + max_length with the highest start score of i plus end score of j, in each row.
 
-    A span consists of allowed tokens. Among equal sums, the first and shortest is taken; a row without allowed tokens
-    has the score -inf. The first and the last token are returned after the score.
+    A span consists of allowed tokens. Among equal sums, the first and shortest span is chosen; a row without allowed
+    tokens has the score -inf. The first and the last token are returned after the score.
     """
     starts, ends = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf).unbind(dim=1)
     max_length = min(max_length, starts.shape[1])
@@ -285,14 +284,14 @@ def best_spans(
 
 
 def _batch_of(split: QuestionSplit, device: torch.device) -> Batch:
-    """All windows of a split as one batch; `rows` are the questions of the windows."""
+    """All windows of a split as one batch; `rows` has the index of each window's question."""
     batch = Questions(split).__getitems__(list(range(split.num_windows)))
     batch["rows"] = torch.from_numpy(split.window_rows)
     return cast(Batch, {name: tensor.to(device) for name, tensor in tensors(batch).items()})
 
 
 def require_one_window(batch: Batch) -> None:
-    """Refuse a context that a model reads in several windows."""
+    """Refuse a context that does not fit into one window of the model."""
     for row, number in enumerate(batch["rows"].bincount().tolist() if "contexts" in batch else ()):
         if number > 1:
             first = batch["rows"].tolist().index(row)

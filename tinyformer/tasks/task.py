@@ -1,4 +1,4 @@
-"""The interface of a training objective, and the prediction of tokens: of the next one, and of masked ones."""
+"""The interface of a training objective, and two objectives: prediction of the next token and of masked tokens."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,21 +21,21 @@ from tinyformer.tasks.user_texts import TextReader, Texts, texts_of
 Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows
 
 MAX_SCORES = 2**26
-"""The most logits that are scored at once: 256 MB in fp32. 32 x 1,024 tokens of GPT-2 have 25 times as many."""
+"""Maximum number of logits to score at once: 256 MB in fp32. 32 x 1,024 tokens of GPT-2 have 25 times as many."""
 
-MAX_LOST_BYTES = 0.001  # the largest share of the bytes that a tokenizer loses of a text with bits per byte
+MAX_LOST_BYTES = 0.001  # if the tokenizer loses a larger share of a text's bytes, bits per byte are not defined
 
 
 class Task(ABC):
-    """A training objective: what is predicted from a batch, and how well."""
+    """A training objective: the targets in a batch, the loss, and the metrics of predictions."""
 
     generates: bool = False  # whether the model can generate text, one token after the other
     monitor: str = "loss"  # the validation metric that selects the best weights
     higher_is_better: bool = False  # whether a larger value of that metric is better
-    tests_best: bool = False  # whether a run ends by scoring the best weights on the test split, where there is one
-    unit: str = "token"  # what the loss is a mean over, in the singular
-    num_texts: int | None = 1  # that are read as one row; None: one, or the two of a pair
-    network_class: type[Network] = Transformer  # of the networks that it trains
+    tests_best: bool = False  # whether a run ends by scoring the best weights on the test split, if it exists
+    unit: str = "token"  # the item over which the loss is a mean, in the singular
+    num_texts: int | None = 1  # number of texts in a row of a batch; None: one, or two for pairs
+    network_class: type[Network] = Transformer  # the class of the networks to train
     needs_masking: bool = False  # whether the data have to mask tokens, see `tinyformer.data.Masking`
 
     def mask(self, batch: Batch) -> AttentionMask:
@@ -43,7 +43,7 @@ class Task(ABC):
         return AttentionMask(lengths=batch.get("lengths"))
 
     def forward(self, network: nn.Module, batch: Batch, **options: Any) -> Tensor:
-        """The output of a network for a batch, such as logits; the options are those of its own `forward`."""
+        """The output of a network for a batch, such as logits; `options` are passed to the network's `forward`."""
         return network(batch["inputs"], self.mask(batch), **options)
 
     @abstractmethod
@@ -53,7 +53,7 @@ class Task(ABC):
     def num_targets(self, batch: Batch) -> Int[Tensor, " batch"]:
         """The number of targets of each row, by which `loss` is weighted in the mean of several batches.
 
-        By default the tokens in `targets` that are not `IGNORED`; without `targets`, one for each row.
+        By default, the targets are the tokens in `targets` that are not `IGNORED`; without `targets`, one for each row.
         """
         if "targets" not in batch:
             return torch.ones_like(batch["inputs"][:, 0])
@@ -64,18 +64,18 @@ class Task(ABC):
         """The negative log-likelihood of each row, and the number of targets that it sums over."""
 
     def tokenize(self, reader: TextReader, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids that a network encodes of some texts, padded on the right, and the length of each."""
-        # A tensor of token ids has no padding, so its value does not matter there.
+        """The token ids of texts for a network, padded on the right, and the number of tokens of each text."""
+        # A tensor of token ids needs no padding, so that the value of the padding does not matter.
         padding = reader.own_tokenizer.eos_id if reader.own_tokenizer else 0
         return reader.padded(reader.rows_of(texts, self.num_texts), padding)
 
     def read(self, reader: TextReader, texts: Texts) -> Batch:
-        """The texts that a user gives, as a batch without targets; a task whose rows have two texts takes both."""
+        """A batch of a user's texts, without targets; a task whose rows have two texts takes pairs of texts."""
         inputs, lengths = self.tokenize(reader, texts)
         return {"inputs": inputs, "lengths": lengths}
 
     def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
-        """The texts that a user gives, as a batch with what the model is to predict; see `read`."""
+        """A batch of a user's texts, with targets or labels; see `read`."""
         return self.read(reader, texts)
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
@@ -83,15 +83,15 @@ class Task(ABC):
         return self.nats(reader.network, batch)
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"] | None:
-        """The position whose logits predict what follows each text of `read`; None where there is one for the text."""
+        """The index in each text of the logits that predict a token; None if the logits are for the whole text."""
         raise ArgumentError("task", type(self).__name__, "predicts no token after a text; CausalLM does")
 
     def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of prompts, as `generate` takes them."""
+        """The token ids of prompts, for `generate`."""
         return reader.tokenizer.read(texts) if texts else []
 
     def generate(self, reader: TextReader, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """The token ids that a model generates for each prompt; each task that `generates` has settings of its own."""
+        """The token ids that a model generates for each prompt; subclasses add arguments, such as a temperature."""
         raise NotImplementedError
 
     def predict(self, network: Network, batches: Iterable[Batch], split: Any) -> Table:
@@ -100,17 +100,17 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Scores of a batch, by name, that add up over batches."""
+        """The scores of a batch by name, which are sums, so that they can be added over batches."""
 
     @abstractmethod
     def metrics(self, sums: Mapping[str, Tensor], split: Any) -> dict[str, float | None]:
         """The metrics of a split, from its scores summed over batches: `loss`, `accuracy` and others.
 
-        None where a metric is not defined.
+        A metric that is not defined for the split is None.
         """
 
     def final_metrics(self, network: Network, split: Any, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """Further metrics of a split, too expensive for every validation: computed once, at the end."""
+        """Further metrics of a split, which are computed only at the end of a run, since they are expensive."""
         return {}
 
     @abstractmethod
@@ -133,9 +133,9 @@ class TokenTask(Task):
         return nats.sum(dim=1), self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the targets of a batch: of `nats`, the negative log-likelihood, and numbers of targets.
+        """Sums over the targets of a batch: `nats`, the negative log-likelihood, and three numbers of targets.
 
-        `tokens` counts all of them, `top1` and `top5` those that were the most likely token, or among the five.
+        `tokens` is the number of all targets; `top1` and `top5`, of targets among the one or five most likely tokens.
         """
         logits, targets = self.logits(network, batch).flatten(0, 1), batch["targets"].flatten()
         rows = max(1, MAX_SCORES // logits.shape[-1])
@@ -196,7 +196,7 @@ class CausalLM(TokenTask):
         return {**batch, "targets": inputs.roll(-1, dims=1).where(is_target, IGNORED)}
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
-        """The last token of each text."""
+        """The index of the last token of each text."""
         return batch["lengths"] - 1
 
     def generate(
@@ -232,8 +232,8 @@ class CausalLM(TokenTask):
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
         """The metrics of `TokenTask`, `perplexity` and `bits_per_byte`.
 
-        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if tokens are unknown or
-        not scored, or more than 0.1 % of the bytes are lost (see `tinyformer.data.lost_bytes`): their cost is unknown.
+        Bits per byte of the raw UTF-8 text are comparable between tokenizers. They are None if some tokens are unknown
+        or not scored, or if more than 0.1 % of the bytes are lost, see `tinyformer.data.lost_bytes`.
         """
         metrics = super().metrics(sums, split)
         # Scaled to the whole split, in case `limit_val_batches` scored only a part of it.
@@ -259,11 +259,11 @@ class CausalLM(TokenTask):
 class MaskedLM(TokenTask):
     """Masked tokens are predicted from all other tokens (Devlin et al. 2018, arXiv 1810.04805).
 
-    The data choose which tokens are masked, see `tinyformer.data.Masking`.
+    The data module masks the tokens, see `tinyformer.data.Masking`.
 
     Args:
         pseudo_perplexity_tokens: number of validation tokens, from the beginning of the split, over which
-            pseudo-perplexity is computed at the end of a run. Each takes a forward pass of its window. 0 skips it.
+            pseudo-perplexity is computed at the end of a run, by one forward pass for each token; 0: none.
     """
 
     needs_masking = True
@@ -274,7 +274,7 @@ class MaskedLM(TokenTask):
 
     def mask(self, batch: Batch) -> AttentionMask:
         """A bidirectional mask that hides padding, within documents if the batch has them."""
-        if "documents" in batch:  # padding is a document of its own
+        if "documents" in batch:  # padding is a separate document
             return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
         return super().mask(batch)
 
@@ -287,10 +287,10 @@ class MaskedLM(TokenTask):
 
     @torch.no_grad()
     def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """`pseudo_perplexity`: each token masked in turn (Salazar et al. 2020, arXiv 1910.14659).
+        """`pseudo_perplexity`: each token is masked once (Salazar et al. 2020, arXiv 1910.14659).
 
         exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length. A token attends to its
-        whole window, other documents included, whatever `data.document_mask` says.
+        whole window, including other documents, even if `data.document_mask` is true.
         """
         ids = torch.from_numpy(np.asarray(split.ids[: self.pseudo_perplexity_tokens], dtype=np.int64))
         assert tokenizer.mask_id is not None
@@ -305,13 +305,13 @@ class MaskedLM(TokenTask):
         return {"pseudo_perplexity": perplexity(float(total.mean())) if len(total) else None}
 
     def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
-        """The texts, with each of their tokens as a target, except the special ones."""
+        """A batch of texts, in which every token is a target, except special tokens."""
         batch, tokenizer = self.read(reader, texts), reader.own_tokenizer
         special = torch.tensor(sorted(tokenizer.special_ids if tokenizer else []), device=reader.device)
         return {**batch, "targets": batch["inputs"].masked_fill(torch.isin(batch["inputs"], special), IGNORED)}
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"]:
-        """The mask token of each text."""
+        """The index of the mask token in each text."""
         mask_ids = [tokenizer.mask_id] if tokenizer.mask_id is not None else []
         is_masked = torch.isin(batch["inputs"], batch["inputs"].new_tensor(mask_ids))
         if not bool((is_masked.sum(dim=1) == 1).all()):
@@ -320,7 +320,7 @@ class MaskedLM(TokenTask):
         return is_masked.int().argmax(dim=1)
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
-        """The pseudo-log-likelihood of each text, negated, see `pseudo_nats`: each of its `targets` masked in turn."""
+        """The negative pseudo-log-likelihood of each text (each of its targets is masked once), and their number."""
         mask_id = reader.tokenizer.mask_id
         assert mask_id is not None
         nats, places = [], [(row != IGNORED).nonzero()[:, 0] for row in batch["targets"]]

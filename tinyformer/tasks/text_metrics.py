@@ -14,7 +14,7 @@ from jaxtyping import Float
 from tinyformer.data.sources.squad import answer_words
 
 BLOCK = 256
-"""The number of first words whose spans are compared at a time, which bounds the memory."""
+"""The number of start words whose spans are scored at a time, which bounds the memory."""
 
 
 def bleu_tokenizers() -> list[str]:
@@ -30,17 +30,17 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str], tokenize: st
     """BLEU, chrF, ROUGE and exact match of at least one text and as many references.
 
     - `bleu` and `chrf`: of the corpus, from 0 to 100, by `sacrebleu` with its defaults (Papineni et al. 2002; Popović
-      2015; Post 2018, arXiv 1804.08771), apart from the tokens of BLEU, see `bleu_tokenizers`. BLEU is smoothed where
-      no n-gram of a length agrees, and 0 if no token does or no output has four tokens.
+      2015; Post 2018, arXiv 1804.08771), apart from the tokenizer of BLEU, see `bleu_tokenizers`. BLEU is smoothed if
+      no n-gram of some length agrees; it is 0 if no token agrees, or if no output has four tokens.
     - `rouge1`, `rougeL`: mean F1 of single words and of the longest common subsequence, from 0 to 100, by `rouge-score`
-      with stems (Lin 2004). It reads the letters a to z and digits only, so that it is 0 in other scripts.
+      with stems (Lin 2004). Only the letters a to z and digits are compared, so that ROUGE is 0 in other scripts.
     - `exact_match`: share of outputs that equal their reference.
     """
     from absl import logging  # noqa: PLC0415 -- a second, with nltk for the stems, that most runs do not need
     from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415
     from sacrebleu import corpus_bleu, corpus_chrf  # noqa: PLC0415
 
-    # Else the next configuration of Python's logging closes the stream that was standard error at absl's import.
+    # Otherwise, the next configuration of Python's logging closes the stream that was standard error at absl's import.
     logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
     scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
     rouge = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
@@ -62,9 +62,9 @@ def text_similarity(output: str, reference: str) -> float:
 def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
     """Exact match and F1 of a prediction, each with the answer that agrees best; from 0 to 1, by `torchmetrics`.
 
-    As in SQuAD 2.0 (Rajpurkar et al. 2018, arXiv 1806.03822), a question without an answer has the empty answer, and
-    answers without words that count are left out where there are others. If one of two texts has no words, F1 is 1 if
-    the other has none, either, and 0 if it has. A prediction is empty if the model gives no answer.
+    As in SQuAD 2.0 (Rajpurkar et al. 2018, arXiv 1806.03822), an unanswerable question has the empty answer. Answers
+    without words (see `answer_words`) are left out if another answer has words. If prediction or answer has no words,
+    F1 is 1 if neither has words, and 0 otherwise. A prediction is empty if the model gives no answer.
     """
     from torchmetrics.functional.text import squad  # noqa: PLC0415 -- half a second that most runs do not need
 
@@ -85,13 +85,13 @@ def scores_without_question(
 ) -> tuple[float, float]:
     """The highest exact match and F1 of answers that depend on the context alone, from 0 to 1.
 
-    For each context, the one answer is taken that scores best over all questions about it: for exact match among the
-    answers to these questions, for F1 among these and all spans of words of the context; both may be the empty answer.
-    These are upper bounds for a model that does not read the question: of its exact match, and of its F1 if its answers
-    are among these (parts of words seldom score better). To reach them, it would have to know the answers. Where each
-    context has a single question, they are 1.
+    For each context, the answer that scores best over all its questions is chosen: for exact match, from the answers to
+    these questions; for F1, from these answers and all spans of words of the context. Both may be the empty answer. The
+    scores are upper bounds for a model that does not see the question; of F1, if its answers consist of whole words
+    (parts of words seldom score better). To reach the bounds, a model would have to know the answers. If each context
+    has a single question, the bounds are 1.
 
-    The answers to a question are none where its context has none; spans have at most `max_words` words.
+    `answers` has an empty list for an unanswerable question; spans have at most `max_words` words.
     """
     by_context: dict[str, list[Sequence[str]]] = defaultdict(list)
     for context, texts in zip(contexts, answers, strict=True):
@@ -124,7 +124,7 @@ def _span_f1(
 ) -> Float[np.ndarray, "begins lengths"]:
     """The F1 of each span of words of a context, by its first word and its length, summed over several questions.
 
-    The references are the answers to each question; everything is in words.
+    `references` has the answers to each question; the context and the answers are sequences of words.
     """
     total = np.zeros((len(begins), longest))
     first, length = np.asarray(begins)[:, None], 1 + np.arange(longest)

@@ -1,4 +1,4 @@
-"""The texts that a user gives to a model, as token ids."""
+"""Conversion of a user's texts to token ids for a model."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -19,14 +19,14 @@ SOME_TEXTS = ["A text", "and another"]
 
 
 class TextReader(NamedTuple):
-    """Makes token ids of the texts that a network reads; a model without a tokenizer takes only token ids."""
+    """Converts texts to token ids for a network; a model without a tokenizer accepts only token ids."""
 
     network: Network
     own_tokenizer: TextTokenizer | None
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The model's tokenizer; an `ArgumentError` if it has none."""
+        """The model's tokenizer; an `ArgumentError` is raised if the model has no tokenizer."""
         if self.own_tokenizer is None:
             reason = "the model has no tokenizer, so it takes a tensor of token ids, batch × seq, as generate_ids does"
             raise ArgumentError("tokenizer", None, reason)
@@ -37,9 +37,9 @@ class TextReader(NamedTuple):
         return next(self.network.parameters()).device
 
     def rows_of(self, texts: Any, num_texts: int | None = 1, around: bool = True) -> list[list[int]]:
-        """The token ids of each text, or of each row of `num_texts`, see `Task`; a tensor of ids is used as it is.
+        """The token ids of each text, or of each pair of texts if `num_texts` is 2; a tensor of ids is not changed.
 
-        With `around`, they begin and end with the special tokens around a text.
+        With `around`, the token ids include the special tokens that begin and end a text.
         """
         if isinstance(texts, Tensor):
             require_token_ids("texts", texts, self.network.vocab_size)
@@ -65,7 +65,7 @@ class TextReader(NamedTuple):
 
 
 def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
-    """Refuse a tensor that does not hold sequences of token ids, all of them in the vocabulary."""
+    """Refuse a tensor that has another shape than (batch, seq), or values that are not ids of the vocabulary."""
     if ids.ndim != 2 or len(ids) == 0:
         raise ArgumentError(f"{argument}.shape", list(ids.shape), "must be (batch, seq), with at least one sequence")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -84,6 +84,6 @@ def texts_of(argument: str, value: Any) -> list[str]:
 
 
 def is_row(text: object, num_texts: int | None) -> bool:
-    """Return True if something is a text, or a pair of texts as a tuple, and has as many texts as a row; see `Task`."""
+    """Return True if `text` is a text or a tuple of two texts, and `num_texts` (None: any) is the number of texts."""
     texts = (text,) if isinstance(text, str) else text if isinstance(text, tuple) and len(text) == 2 else ()
     return bool(texts) and num_texts in (None, len(texts)) and all(isinstance(part, str) for part in texts)

@@ -1,4 +1,4 @@
-"""Loaders: of training batches, which resume within an epoch, and of one process's share of an evaluation."""
+"""Loaders of training batches, which can resume within an epoch, and of one process's share of an evaluation."""
 
 import time
 from abc import ABC, abstractmethod
@@ -22,17 +22,17 @@ _POOL = 50  # batches whose rows are sorted by length together
 class EpochLoader(ABC):
     """Training batches, epoch after epoch, with a state that can be saved and resumed.
 
-    Each iteration is one epoch, or the rest of one. A subclass defines an epoch in `_epoch`.
+    Each iteration is one epoch, or the rest of an interrupted epoch. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: batches in a whole epoch, also the length of the loader: Lightning takes the same part of it as `limit`.
+        length: number of batches in a whole epoch, and `len` of the loader: Lightning limits it in the way of `limit`.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
     """
 
     def __init__(self, length: int, pin_memory: bool) -> None:
-        self.seconds = 0.0  # that the training loop has waited for batches
+        self.seconds = 0.0  # time for which the training loop has waited for batches
         self._length, self._pin_memory = length, pin_memory
-        self.num_read, self._is_repeated = length, False  # batches that are read of each epoch
+        self.num_read, self._is_repeated = length, False  # number of batches to read in each epoch
         self._current_epoch = self._batch = 0
 
     @abstractmethod
@@ -43,7 +43,7 @@ class EpochLoader(ABC):
         """
 
     def limit(self, batches: int | float, is_repeated: bool = False) -> None:
-        """Read only the first batches, a number or a fraction, of each epoch, or always those of the first."""
+        """Read only the first batches (a number or a fraction) of each epoch; `is_repeated`: always of epoch 0."""
         self.num_read = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
         self._is_repeated = is_repeated
 
@@ -78,9 +78,9 @@ class EpochLoader(ABC):
         return {"epoch": self._current_epoch, "batch": self._batch, "length": self._length}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the batch at which `state` was saved, in the next iteration.
+        """Let the next iteration continue after the batch at which `state` was saved.
 
-        If batches now have another size, continue after the same share of the epoch.
+        If the number of batches in an epoch has changed, the iteration continues after the same share of the epoch.
         """
         batch = state["batch"] * self._length // state.get("length", self._length)
         # The limit may be lower than before.
@@ -91,19 +91,19 @@ class ResumableLoader(EpochLoader):
     """Batches of training windows, reshuffled in each epoch.
 
     No window occurs twice in an epoch. With `pack="concat"`, each epoch has its own random phase, so that a token is
-    not always at the same position. Windows that do not fill a batch are left out, unless there is less than one batch.
-    For arguments without a description, see `Windows` and `EpochLoader`.
+    not always at the same position. Windows that do not fill a batch are left out; if not even one batch is full, the
+    batch size is reduced. For arguments without a description, see `Windows` and `EpochLoader`.
 
     Args:
         split: the tokens, at least one window for each rank.
-        batch_size: windows in a batch, on each rank.
-        masker: masks tokens, different ones in each epoch.
+        batch_size: number of windows in a batch, on each rank.
+        masker: masks tokens, at different positions in each epoch; None: no token is masked.
         seed: determines the order, together with the epoch.
-        split_of: returns the tokens of an epoch, if each has its own, in as many windows as `split`.
-        rank: index of this process among `world_size`; each has different windows, and equally many batches.
+        split_of: returns the tokens of an epoch, in as many windows as `split`; None: every epoch has those of `split`.
+        rank: index of this process; every process has different windows and the same number of batches.
         world_size: number of processes that train together.
-        device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. Only
-            for windows that run across documents, are scored whole and are not masked.
+        device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. A
+            device requires windows that run across documents, with all targets scored and no token masked.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class ResumableLoader(EpochLoader):
 class SimilarLengthLoader(EpochLoader):
     """Batches of training rows of similar length, every row once an epoch.
 
-    They are regrouped in each epoch, see `group_by_length`. The sizes of batches differ by at most one row, and at each
+    Rows are regrouped in each epoch, see `group_by_length`. The sizes of batches differ by at most one row, and at each
     step the batches of all ranks have similar lengths, so that no rank waits long for another. For arguments without a
     description, see `ResumableLoader`.
 
     Args:
         rows_of: returns the rows of an epoch, given its number.
-        lengths: of the rows, at least one for each rank.
+        lengths: lengths of the rows, or other sort keys, see `RowFormat.lengths`; at least one row for each rank.
         batch_size: maximum number of rows in a batch, on each rank.
     """
 
@@ -185,7 +185,7 @@ class SimilarLengthLoader(EpochLoader):
 
     def _epoch(self, epoch: int) -> tuple[Rows, list[list[int]]]:
         generator = np.random.default_rng((self._seed, epoch))
-        pool = min(_POOL, max(self._length // 4, 1))  # else few batches would be the same ones in each epoch
+        pool = min(_POOL, max(self._length // 4, 1))  # otherwise, few batches would be the same in each epoch
         steps = group_by_length(self._lengths, self._length, pool, generator)
         return self._rows_of(epoch), [step[self._rank :: self._world_size].tolist() for step in steps]
 
@@ -193,7 +193,7 @@ class SimilarLengthLoader(EpochLoader):
 def group_by_length(
     lengths: Int64[np.ndarray, " rows"], num_groups: int, pool: int, generator: np.random.Generator
 ) -> list[Int64[np.ndarray, " group"]]:
-    """The indices of rows in groups of similar length and of equal size, give or take one.
+    """The indices of rows in groups of similar length; the sizes of groups differ by at most one.
 
     The rows are shuffled and divided into pools of `pool` groups; a pool is sorted by length and divided into
     groups; then the groups are shuffled. The larger a pool, the less padding, and the more often the same rows share a
@@ -211,8 +211,8 @@ def group_by_length(
 class EvaluationBatches(Dataset):
     """All rows of a split in batches of similar length, the same batches each time.
 
-    The batch with the longest sequence comes first, so that running out of memory shows at once. The others are in
-    random order, so that the first few are a sample even of sorted data.
+    The batch with the longest sequence comes first, so that an out-of-memory error occurs at once. The other batches
+    are in random order, so that the first few batches are a random sample, even of sorted data.
     """
 
     def __init__(self, rows: Rows, lengths: Int64[np.ndarray, " rows"], batch_size: int) -> None:
@@ -229,12 +229,12 @@ class EvaluationBatches(Dataset):
 
 
 def identity(batch: Any) -> Any:
-    """The batch itself: data sets return whole batches, so that nothing has to be collated."""
+    """Return the batch unchanged: data sets return whole batches, so that nothing has to be collated."""
     return batch
 
 
 def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
-    """All items of a data set in order, or one process's share of them; None as batch size where items are batches."""
+    """All items of a data set in order, or one process's share; `batch_size` is None if the items are batches."""
     number = len(cast(Sized, dataset))
     if 0 < number < world_size:  # some processes would have nothing to evaluate
         reason = f"must be at most {number}, the number of items to evaluate"

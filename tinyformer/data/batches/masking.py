@@ -1,4 +1,4 @@
-"""Masking tokens, for a model that predicts them from both sides."""
+"""Masking of tokens for masked language models."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ from tinyformer.errors import ArgumentError
 class Masking:
     """The choice of masked tokens and of their replacements (Devlin et al. 2018, arXiv 1810.04805).
 
-    Each token, except `eos`, is selected with the same probability; at least one of each window is. Of the selected
-    tokens, `mask_share` become `<mask>`, `random_share` become a random token, and the others stay as they are. BERT's
-    shares are 0.8 and 0.1; with 1 and 0, all become `<mask>`.
+    Each token except `eos` is selected with probability `rate`, and at least one token of each window is selected. Of
+    the selected tokens, the share `mask_share` becomes `<mask>`, the share `random_share` becomes a random token, and
+    the others are unchanged. BERT's shares are 0.8 and 0.1; with 1 and 0, all selected tokens become `<mask>`.
     """
 
     rate: float = 0.15  # BERT's; Wettig et al. 2022 (arXiv 2202.08005) find 0.4 better for large models
@@ -44,7 +44,7 @@ class Masker:
         self._joins = tokenizer.joins() if masking.whole_words else None
 
     def __call__(self, batch: Batch, windows: list[int], epoch: int) -> Batch:
-        """The batch of these windows, masked; the selected tokens are its targets."""
+        """Mask the batch of the windows with these indices; only the selected tokens are targets."""
         tokens = batch["inputs"].numpy()
         # The original targets are the next tokens, which end where the text ends.
         lengths = (batch["targets"] != IGNORED).sum(dim=1)
@@ -65,7 +65,7 @@ class Masker:
         return result
 
     def _one_per_word(self, batch: Batch, chance: Float[np.ndarray, "batch seq"]) -> Float[np.ndarray, "batch seq"]:
-        """The chance of each token, replaced by that of its word's first token, so that words are selected whole."""
+        """Give each token the random number of its word's first token, so that whole words are selected."""
         assert self._joins is not None
         (begins, ends), tokens = self._joins, batch["inputs"].numpy()
         joined: Bool[np.ndarray, "batch seq"] = begins[tokens]

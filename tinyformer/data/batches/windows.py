@@ -14,7 +14,7 @@ Pack = Literal["concat", "document"]
 
 
 IGNORED = -100
-"""The target that is not scored: `ignore_index` of PyTorch's cross-entropy."""
+"""The value of a target that is not scored: the default `ignore_index` of PyTorch's cross-entropy."""
 
 
 class Batch(TypedDict):
@@ -23,17 +23,17 @@ class Batch(TypedDict):
     inputs: Int[Tensor, "batch seq"]
     targets: NotRequired[Int[Tensor, "batch seq"]]  # the token to predict at each position, or `IGNORED`
     labels: NotRequired[Int[Tensor, " batch"]]  # the class of each row
-    lengths: NotRequired[Int[Tensor, " batch"]]  # in tokens, where rows are padded on the right
-    # The document of each token, where tokens attend within their own document only; padding is one of its own.
+    lengths: NotRequired[Int[Tensor, " batch"]]  # number of tokens, if rows are padded on the right
+    # The index of each token's document, if tokens attend only within their document; padding is a separate document.
     documents: NotRequired[Int[Tensor, "batch seq"]]
     document_starts: NotRequired[Int32[Tensor, " starts"]]  # see `AttentionMask`
-    continues: NotRequired[Bool[Tensor, "batch seq"]]  # the tokens that go on with the word of the token before
+    continues: NotRequired[Bool[Tensor, "batch seq"]]  # whether a token continues the word of the token before
     # The sequences from which `inputs` are predicted, such as sentences in another language.
     source: NotRequired[Int[Tensor, "batch source_seq"]]
     source_lengths: NotRequired[Int[Tensor, " batch"]]
-    contexts: NotRequired[Int[Tensor, " batch"]]  # where the context of a question begins
-    starts: NotRequired[Int[Tensor, " batch"]]  # the first token of the answer; 0 where the row does not hold it
-    ends: NotRequired[Int[Tensor, " batch"]]  # the last token of the answer; 0 where the row does not hold it
+    contexts: NotRequired[Int[Tensor, " batch"]]  # the index of the context's first token
+    starts: NotRequired[Int[Tensor, " batch"]]  # the index of the answer's first token; 0: the row lacks the answer
+    ends: NotRequired[Int[Tensor, " batch"]]  # the index of the answer's last token; 0: the row lacks the answer
     answerable: NotRequired[Bool[Tensor, " batch"]]  # whether there is an answer, possibly in another window
     rows: NotRequired[Int[Tensor, " batch"]]  # the index of each row in its split
 
@@ -44,7 +44,7 @@ def tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 class Rows(torch.utils.data.Dataset, ABC):
-    """Rows of a split, of which any can be put into a batch."""
+    """The rows of a split; any rows can be combined into a batch."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -61,14 +61,14 @@ class Rows(torch.utils.data.Dataset, ABC):
 class Windows(Rows):
     """Consecutive windows of a split: together they cover every target exactly once, in order.
 
-    A window that extends past the end of its text is padded on the right: inputs with `eos`, targets with `IGNORED`;
-    batches have `lengths`, if windows may be padded. Targets that the split does not score are `IGNORED` too.
+    A window that extends past the end of its text is padded on the right: inputs with `eos`, targets with `IGNORED`. If
+    windows may be padded, batches have `lengths`. Targets that the split does not score are `IGNORED`, too.
 
     Args:
         pack: "concat": windows run across documents; "document": each window lies within one document.
         phase: number of targets to skip at the beginning, which shifts all windows; for "concat" only.
         drop_partial: leave out windows that would be padded.
-        with_documents: add the document of each token to the batches; padding is a document of its own.
+        with_documents: add the index of each token's document to the batches; padding is a separate document.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class Windows(Rows):
             # An eos opens the document that follows it.
             positions = start[:, None] + np.arange(self.seq_len)
             documents = np.searchsorted(self._offsets, positions, side="right")
-            documents = np.where(padding, len(self._offsets), documents)  # one of its own, after all others
+            documents = np.where(padding, len(self._offsets), documents)  # padding: after all documents
             batch["documents"] = torch.from_numpy(documents)
             batch["document_starts"] = torch.from_numpy(document_starts(documents, self._most))
         return batch
 
 
 def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int32[np.ndarray, " starts"]:
-    """The starts of the documents of rows that are laid end to end, and the number of tokens, see `AttentionMask`.
+    """The index of each document's first token in the concatenated rows, and the number of tokens; see `AttentionMask`.
 
-    Each row has `most` starts, the last one repeated in rows with fewer documents, so that batches of one size have one
-    shape.
+    Each row has `most` starts, so that the shape depends on the number of rows only. The last start is repeated in rows
+    with fewer documents.
     """
     row, position = np.nonzero(np.diff(documents, axis=1))
     first = np.searchsorted(row, row)  # the index of the row's first boundary
@@ -153,7 +153,7 @@ def _slices(numbers: np.ndarray, start: np.ndarray, length: int) -> np.ndarray:
 
 
 class TensorWindows(Rows):
-    """The windows of `Windows` with `drop_partial`, for a stream held on a device: a batch is one gather there."""
+    """The windows of `Windows` with `drop_partial` over tokens on a device, where a batch is one gather operation."""
 
     def __init__(self, ids: Int[Tensor, " tokens"], seq_len: int, phase: int = 0) -> None:
         self._ids, self._seq_len, self._phase = ids, seq_len, phase
@@ -163,7 +163,7 @@ class TensorWindows(Rows):
         return (len(self._ids) - 1 - self._phase) // self._seq_len
 
     def __getitems__(self, indices: list[int] | Int[Tensor, " batch"]) -> Batch:
-        """The windows with these indices, as one batch; indices on the device save the wait for their copy."""
+        """The windows with these indices as one batch; indices on the device are faster, since they are not copied."""
         start = torch.as_tensor(indices, device=self._ids.device) * self._seq_len
         ids = self._ids[start[:, None] + self._positions].long()
         return {"inputs": ids[:, :-1].contiguous(), "targets": ids[:, 1:].contiguous()}

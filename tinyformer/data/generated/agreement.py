@@ -1,4 +1,4 @@
-"""Sentences made by rule in which one word belongs to another: sets of lines for analyses, and a task that needs it."""
+"""Sentences made by rule in which one word belongs to another, as lines for analyses and as a task for training."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from tinyformer.data.generated.module import ABSENT, Drawn, RandomDataModule
 from tinyformer.data.tokenizer.tokenizer import EOS, UNK, TextTokenizer
 
 Matches = Mapping[str, Sequence[str]]
-"""For each query, the words that it may belong to."""
+"""For each query word, such as a verb, the key words that it may belong to, such as its subjects."""
 
 SINGULAR = ("file", "key", "server", "table", "string", "method", "module", "object", "folder", "value", "list", "name")
 PLURAL = tuple(f"{noun}s" for noun in SINGULAR)
@@ -22,7 +22,7 @@ VERBS: Matches = {
 }
 HAVE: Matches = {"has": SINGULAR, "have": PLURAL}
 PRONOUNS: Matches = {"it": SINGULAR, "they": PLURAL}
-ADJECTIVES: Matches = {  # that follow their noun
+ADJECTIVES: Matches = {  # adjectives, and the nouns before them
     "empty": ("list", "folder", "string", "queue"),
     "closed": ("socket", "stream", "connection", "file"),
     "callable": ("function", "method", "class"),
@@ -30,7 +30,7 @@ ADJECTIVES: Matches = {  # that follow their noun
     "optional": ("argument", "parameter", "keyword"),
     "abstract": ("class", "method", "base"),
 }
-OBJECTS: Matches = {  # and the verbs whose object they are
+OBJECTS: Matches = {  # nouns, and the verbs whose object they are
     "file": ("open", "close", "read", "write"),
     "exception": ("raise", "catch"),
     "function": ("call", "define", "wrap"),
@@ -39,7 +39,7 @@ OBJECTS: Matches = {  # and the verbs whose object they are
     "module": ("import", "load"),
     "socket": ("connect", "bind"),
 }
-CONTEXTS: Matches = {  # words of several meanings, and words that tell which one is meant
+CONTEXTS: Matches = {  # words of several meanings, and words that disambiguate them
     "bank": ("river", "money", "loan"),
     "key": ("lock", "dictionary", "password"),
     "port": ("ship", "socket", "server"),
@@ -50,12 +50,12 @@ CONTEXTS: Matches = {  # words of several meanings, and words that tell which on
     "thread": ("needle", "process", "lock"),
 }
 
-FILLERS = {  # the slot, how many words it has, and which ones
+FILLERS = {  # for each slot: minimum and maximum number of words, and the words
     "A": (0, 2, ("other", "first", "large", "local", "new")),
     "P": (1, 1, ("in", "of", "near", "from", "with")),
     "ADV": (1, 2, ("also", "often", "still", "now")),
 }
-PHRASES = ("the A KEY P the A DISTRACTOR", "P the A DISTRACTOR , the A KEY")  # either word is the nearer one
+PHRASES = ("the A KEY P the A DISTRACTOR", "P the A DISTRACTOR , the A KEY")  # nearer: the distractor, then the key
 SENTENCES = [
     f"{subject} ADV QUERY {object_} , so QUERY2 changed ."
     for subject in PHRASES
@@ -76,11 +76,11 @@ SETS: dict[str, tuple[Sequence[str], Matches, Matches, str]] = {
     ),
     "context": ([f"{phrase} ADV has a QUERY ." for phrase in PHRASES], CONTEXTS, {}, ""),
 }
-"""By name: the templates, what their first and second queries belong to, and which of these is the relation."""
+"""For each name: templates, the matches of their first and second query, and the suffix of the query in `Line`."""
 
 
 class Line(NamedTuple):
-    """A text in which a query belongs to a key and not to a distractor: words, or phrases such as "jumps over"."""
+    """A text whose query belongs to its key, not to its distractor; each is a word or a phrase such as "jumps over"."""
 
     text: str
     query: str
@@ -89,9 +89,9 @@ class Line(NamedTuple):
 
 
 def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
-    """Distinct lines of one of `SETS`, in which neither the distance nor the word itself shows which of two is the key.
+    """Make distinct lines of one of `SETS`, in which neither distance nor vocabulary tells key and distractor apart.
 
-    The key is the nearer word in half of the lines, the distances vary, and keys and distractors are the same words.
+    The key is the nearer of both to the query in half of the lines, distances vary, and both come from the same words.
     """
     rng, made = random.Random(f"{name} {seed}"), dict[str, Line]()
     templates, *matches, which = SETS[name]
@@ -104,7 +104,7 @@ def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
 
 
 def _words(matches: Sequence[Matches], rng: random.Random) -> dict[str, str]:
-    """The query, key and distractor of each relation; the distractor may belong to others. No noun occurs twice."""
+    """Draw query, key and distractor of each relation; the distractor fits other queries. No noun occurs twice."""
     words: dict[str, str] = {}
     for number, of_queries in zip(("", "2"), filter(None, matches), strict=False):
         words[f"QUERY{number}"] = query = rng.choice([*of_queries])
@@ -116,7 +116,7 @@ def _words(matches: Sequence[Matches], rng: random.Random) -> dict[str, str]:
 
 
 def _fill(template: str, words: Mapping[str, str], rng: random.Random) -> list[tuple[str, str]]:
-    """The slots of a template and the words in them."""
+    """Fill the slots of a template; return each slot with a word, in order."""
     filled = []
     for slot in template.split():
         least, most, fillers = FILLERS.get(slot, (1, 1, (words.get(slot, slot),)))
@@ -125,13 +125,13 @@ def _fill(template: str, words: Mapping[str, str], rng: random.Random) -> list[t
 
 
 class AgreementDataModule(RandomDataModule):
-    """Sentences whose verb agrees with its subject, and whose pronoun with the object, across a phrase.
+    """Sentences in which the verb agrees with the subject, and the pronoun with the object, despite another noun.
 
     "near the local servers , the key also has the new tables of the file , so they changed ." As in Linzen et al. 2016
-    (arXiv 1611.01368), another noun stands between the words that agree, or before both: the one after a preposition,
-    whose number is the other one in half of the cases. The verb (has, have) and the pronoun (it, they) are the only
-    scored targets. `make_lines("subject_verb")` and `make_lines("pronoun_noun")` make such sentences for
-    `analysis=relations`, where the other noun always has the other number. `settings` are those of `RandomDataModule`.
+    (arXiv 1611.01368), the other noun is between the words that agree, or before both. It follows a preposition, and
+    differs in number (singular or plural) in half of the cases. The verb (has, have) and the pronoun (it, they) are the
+    only scored targets. `make_lines("subject_verb")` and `make_lines("pronoun_noun")` make such sentences for
+    `analysis=relations`; there, the other noun always differs. `settings` are arguments of `RandomDataModule`.
     """
 
     name, alphabet_argument = "agreement", "tokenizer"
@@ -158,7 +158,7 @@ class AgreementDataModule(RandomDataModule):
 
 
 def word_tokenizer(words: Sequence[str]) -> TextTokenizer:
-    """A token for each of some words and punctuation marks."""
+    """A tokenizer with one token for each of `words`, which may be punctuation marks."""
     vocabulary = {token: index for index, token in enumerate([UNK, EOS, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()

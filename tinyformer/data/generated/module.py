@@ -1,4 +1,4 @@
-"""Generated sequences of symbols as the data of a run: the base classes of all kinds of them."""
+"""Base classes of the data modules that generate sequences of symbols."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ ALPHABET = string.ascii_letters + string.digits + "".join(map(chr, range(0x100, 
 """398 symbols without punctuation: ASCII's letters and digits, and the letters of Latin Extended-A and -B."""
 
 ABSENT = -1
-"""The value in place of a symbol's index where a sequence has ended."""
+"""The value in place of a symbol's index after the end of a sequence."""
 
 _FORMAT = 1  # increase it when the same arguments would give other sequences
 
 
 class Drawn(NamedTuple):
-    """Sequences of symbols, by their indices (`ABSENT` after the last one), and which are scored as targets."""
+    """Sequences of symbols as indices (`ABSENT` after the end), and flags for the symbols that are scored targets."""
 
     symbols: Int[np.ndarray, "sequences symbols"]
     scored: Bool[np.ndarray, "sequences symbols"]
@@ -50,9 +50,9 @@ class GeneratedDataModule(DataModule):
     Args:
         seq_len: tokens in a window, `<eos>` included.
         max_seq_len: the maximum length of the model.
-        symbols: the symbols, a character each, or words for a tokenizer that has a token for each.
-        identity: everything else that determines the sequences, as plain values, for the fingerprint.
-        tokenizer: has a token for each symbol, such as a checkpoint's; None: one with exactly these tokens.
+        symbols: the alphabet: one character each, or words if `tokenizer` has a token for each word.
+        identity: all other values that determine the sequences, serialisable as JSON, for the fingerprint.
+        tokenizer: a tokenizer with a token for each symbol, such as a checkpoint's; None: a token for each symbol only.
         masking: not supported, since the task is to predict the next token.
         split_seed: determines the sequences.
         settings: further arguments of `DataModule`; `seed` determines the order of the sequences.
@@ -119,7 +119,7 @@ class GeneratedDataModule(DataModule):
         )
 
     def _symbol_ids(self) -> UInt16[np.ndarray, " symbols"]:
-        """The token of each symbol, which the vocabulary of a text without the symbol lacks."""
+        """The token id of each symbol; the tokenizer of a text that lacks a symbol may have no token for it."""
         tokens = dict(zip(self._symbols, self.tokenizer.encode_batch(list(self._symbols)), strict=True))
         lacking = [symbol for symbol, ids in tokens.items() if len(ids) != 1 or ids == [self.tokenizer.unk_id]]
         if lacking:
@@ -129,13 +129,13 @@ class GeneratedDataModule(DataModule):
 
 
 class RandomDataModule(GeneratedDataModule):
-    """Random sequences: as many for training and validation as are asked for, or new ones in each epoch.
+    """Random sequences for training and validation; the training sequences may be new in each epoch.
 
     No sequence of the validation split is trained on. A subclass draws the sequences in `_draw`.
 
     Args:
         num_sequences: number of training sequences in an epoch.
-        fresh: whether each epoch has training sequences of its own; else longer runs repeat them in another order.
+        fresh: whether each epoch has new training sequences; otherwise, epochs repeat them in another order.
         settings: further arguments of `GeneratedDataModule`.
     """
 
@@ -157,7 +157,7 @@ class RandomDataModule(GeneratedDataModule):
 
     @abstractmethod
     def _draw(self, generator: np.random.Generator, number: int) -> Drawn:
-        """A number of independent sequences."""
+        """Draw `number` independent sequences."""
 
     def _make(self) -> dict[str, Drawn]:
         drawn = {
@@ -167,8 +167,8 @@ class RandomDataModule(GeneratedDataModule):
         seen = set(drawn["train"].hashable())
         is_unseen = [key not in seen for key in drawn["validation"].hashable()]
         if not any(is_unseen):
-            reason = f"they include all {len(seen)} different sequences, so that none is left for validation; "
-            reason += "draw fewer, or from more symbols"
+            reason = f"the {len(seen)} different training sequences include every validation sequence; "
+            reason += "draw fewer sequences, or use more symbols"
             raise ArgumentError("num_sequences", self._num_sequences["train"], reason)
         drawn["validation"] = drawn["validation"].rows(np.array(is_unseen))
         self._held_out = set(drawn["validation"].hashable())
@@ -192,7 +192,7 @@ class RandomDataModule(GeneratedDataModule):
 
 
 def require_symbols(name: str, number: int, alphabet: str = ALPHABET, smallest: int = 1) -> str:
-    """The first symbols of an alphabet, as many as the argument `name` says, at least `smallest`."""
+    """The first `number` symbols of an alphabet; `name` is the argument in the error about an invalid number."""
     if not smallest <= number <= len(alphabet):
         raise ArgumentError(name, number, f"must be from {smallest} to {len(alphabet)}", {name: min(26, len(alphabet))})
     return alphabet[:number]

@@ -1,4 +1,4 @@
-"""The kinds of generated sequences: induction, associative recall, copying, and addition modulo p."""
+"""The data modules of generated sequences: induction, associative recall, copying, and addition modulo p."""
 
 import itertools
 import string
@@ -21,7 +21,7 @@ SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits + stri
 """The symbols of induction; the first `num_symbols` of them are used."""
 
 FILLER = "."
-"""The symbol between queries of recall."""
+"""The filler symbol between the queries of `RecallDataModule`."""
 
 COPY = "="
 """The symbol between a sequence and its copy."""
@@ -34,14 +34,14 @@ class InductionDataModule(RandomDataModule):
     """Sequences that repeat a random block: `<eos> b_1 … b_p b_1 … b_p b_1 …` (Olsson et al. 2022, arXiv 2209.11895).
 
     The symbols of a block are distinct and drawn uniformly, and its length p is drawn uniformly from a range. So all
-    symbols are equally frequent, none predicts the next, and no fixed distance is right for all sequences: the next
-    symbol can be predicted only from the one that followed the previous occurrence of the current symbol. A head that
-    attends there is an induction head, which composes with a head of an earlier layer (Elhage et al. 2021, "A
-    Mathematical Framework for Transformer Circuits").
+    symbols are equally frequent, no symbol predicts the next, and no fixed distance is right for all sequences. The
+    next symbol can be predicted only from the symbol that followed the previous occurrence of the current symbol. A
+    head that attends to that symbol is an induction head, which composes with a head of an earlier layer (Elhage et al.
+    2021, "A Mathematical Framework for Transformer Circuits").
 
-    Only these predictable targets are scored: those whose input symbol has occurred before. The first symbol of the
-    second period is not one of them, since the end of the block cannot be foreseen. Each sequence fills one window, and
-    no sequence of the validation split is in the training split.
+    Only the predictable targets are scored, which are the targets whose input symbol has occurred before. The first
+    symbol of the second block is not scored, since the end of the first block cannot be predicted. Each sequence fills
+    one window, and no sequence of the validation split is in the training split.
 
     Args:
         seq_len: tokens in a window, `<eos>` included.
@@ -77,12 +77,12 @@ class RecallDataModule(RandomDataModule):
 
     From Arora et al. 2023 (arXiv 2312.04927). First come D pairs of a key and a value: the keys of a sequence are
     distinct, and its values are drawn independently of each other, each uniformly. Then every key is queried once, in
-    random order and at random places among fillers, and the value that follows is the only target that is scored. Keys
+    random order and at random positions among fillers, and only the value that follows a query is a scored target. Keys
     and values are different symbols. Without the pairs, a guess is right in 1 / `num_values` of the cases.
 
-    In the paper, the distance of a query from its pair follows a power law that favours short distances, and its value
-    is not an input of later positions. Here, queries are anywhere after the pairs with the same probability, and as
-    each key is queried once, values among the inputs do not help with later queries.
+    In the paper, the distance of a query from its pair follows a power law that favours short distances, and the value
+    of a query is not an input of later positions. Here, all positions after the pairs are equally likely for a query.
+    As each key is queried once, the values among the inputs do not help with later queries.
 
     Args:
         seq_len: tokens in a window, `<eos>` included; at least 4 D + 1.
@@ -130,14 +130,14 @@ def _distinct(generator: np.random.Generator, number: int, population: int, chos
 class CopyDataModule(RandomDataModule):
     """Copying: `<eos> s_1 … s_n = s_1 … s_n`, with longer sequences in the test split than in training.
 
-    The symbols are drawn independently and uniformly, so that they repeat, and the length n uniformly: from
+    The symbols are drawn independently and uniformly, so that they may repeat. The length n is drawn uniformly: from
     `min_length` to `max_length` for training and validation, from `max_length` + 1 to `max_test_length` for testing.
     Kazemnejad et al. 2023 (arXiv 2305.19466) compare positional encodings by how well a model copies sequences longer
     than those that it was trained on. Their sequences are words, and they score whole copies; here every symbol of the
     copy is a scored target. A guess is right in 1 / `num_symbols` of the cases.
 
-    Each sequence fills one window, padded on the right. Windows of the test split are longer than those of training;
-    `max_seq_len` has to hold them.
+    Each sequence fills one window, padded on the right. Windows of the test split are longer than training windows, and
+    must not be longer than `max_seq_len`.
 
     Args:
         max_seq_len: the maximum length of the model.
@@ -199,15 +199,14 @@ class CopyDataModule(RandomDataModule):
 class ModularAdditionDataModule(GeneratedDataModule):
     """Addition modulo p: `<eos> a + b = c` with c = (a + b) mod p, for all p² pairs of a and b.
 
-    A random fraction of the table is the training split and the rest the validation split, so that only a model that
-    adds, and does not recall sums that it has seen, is right on the latter: Power et al. 2022 (arXiv 2201.02177) found
-    that with weight decay it learns to add long after it knows the training split by heart ("grokking"), and Nanda et
-    al. 2023 (arXiv 2301.05217) how it adds. Each number is one symbol, and c is the only scored target; a guess is
-    right in 1 / p of the cases.
+    A random fraction of the table is the training split and the rest the validation split, which a model that only
+    memorises sums cannot predict. Power et al. 2022 (arXiv 2201.02177) found that with weight decay a model learns to
+    add long after it has memorised the training split ("grokking"), and Nanda et al. 2023 (arXiv 2301.05217) how it
+    adds. Each number is one symbol, and c is the only scored target; a guess is right in 1 / p of the cases.
 
     Args:
         modulus: p, which need not be a prime number.
-        train_fraction: fraction of the table that is for training; `split_seed` determines which.
+        train_fraction: fraction of the table that is for training; `split_seed` determines which sums.
         settings: further arguments of `GeneratedDataModule`.
     """
 

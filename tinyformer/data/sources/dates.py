@@ -1,4 +1,4 @@
-"""Dates in many languages, to be written as ISO 8601: the classic demonstration of alignment."""
+"""Dates in many languages, to be translated to ISO 8601: the classic demonstration of alignment by attention."""
 
 import datetime
 import hashlib
@@ -19,7 +19,7 @@ PATTERNS = (
     *("d MMMM y", "MMMM d, y", "EEEE, d MMMM y", "d MMM y", "y MMMM d", "EEE d MMM y", "MMM d, y", "d. MMMM y"),
     *("EEEE d MMMM y", "y, d MMMM", "MMMM d y", "d-MMM-y"),
 )
-"""Ways to write a date, in CLDR's notation; each names the month. A name that means two months is left out."""
+"""Patterns of dates in CLDR's notation; each spells out the month. Texts that mean two different dates are left out."""
 
 FIRST, LAST = datetime.date(1000, 1, 1), datetime.date(2999, 12, 31)
 
@@ -29,10 +29,10 @@ _FORMAT = 1  # increase it when the same arguments would give other dates
 class Dates:
     """Dates as people write them, each with the same date in ISO 8601: "12. März 2031" and "2031-03-12".
 
-    A date is written in a language and in a pattern, as CLDR has them. A tenth of the pairs of language and pattern,
-    such as Polish "y MMMM d", occur in the validation and test splits only, together with dates that are not trained
-    on. Half of the held-out sources are nevertheless written as others in training are, since languages share names of
-    months, and patterns look alike in some. No download; needs `babel`.
+    A date is written in a language and a pattern of the CLDR. A tenth of the formats (pairs of language and pattern,
+    such as Polish "y MMMM d") occur in the validation and test splits only, with dates that do not occur in training.
+    Half of the held-out texts still look like texts in a training format, since languages share names of months, and
+    some patterns give similar texts. No download; needs `babel`.
 
     Args:
         num_pairs: number of training pairs.
@@ -54,7 +54,7 @@ class Dates:
         self.num_pairs, self.num_held_out, self.seed = num_pairs, num_held_out, seed
 
     def fingerprint(self) -> str:
-        """SHA-256 of the arguments and of the version of `babel`, which brings the names of months."""
+        """SHA-256 of the arguments and of the version of `babel`, which contains the names of months."""
         parts = [self._version, self.num_pairs, self.num_held_out, self.seed, LOCALES, PATTERNS, _FORMAT]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The interface of sources, and rows of texts in a `datasets.Dataset` with the columns that users name.
+"""The interface of sources, and helpers for the rows of texts that a source loads as a `datasets.Dataset`.
 
 The column `text` holds a document; for pairs of texts, `pair` holds the second one. In labelled data, `label` holds
 the name of the class.
@@ -22,7 +22,7 @@ TEXTS = ("text", "pair")
 """The columns of the first and the second text."""
 
 PAIR_ARGUMENTS = ("source_column", "target_column")
-"""The arguments that name the columns of pairs of a source and a target."""
+"""The names of the arguments that choose the columns of sources and targets."""
 
 STRING = pa.large_string()  # the offsets of a plain Arrow string end at 2 GB of text
 
@@ -35,22 +35,22 @@ def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
 
 
 def strings(texts: Iterable[str | None]) -> pa.Array:
-    """Texts as an Arrow array. One that UTF-8 cannot hold, since JSON can spell half of a character, is refused."""
+    """Texts as an Arrow array; an `ArgumentError` for an unpaired surrogate (from JSON), which UTF-8 cannot encode."""
     try:
         return pa.array(texts, STRING)
     except UnicodeEncodeError as error:
         around = error.object[max(0, error.start - 20) : error.end + 20]
-        raise ArgumentError("text", around, "holds half of a surrogate pair, which is no text") from error
+        raise ArgumentError("text", around, "contains half of a surrogate pair, which is no text; remove it") from error
 
 
 def dataset_of(table: pa.Table) -> datasets.Dataset:
-    """The dataset of a table."""
+    """A `datasets.Dataset` of an Arrow table, without a copy of the table."""
     # Without a fingerprint `datasets` would pickle the table, which takes four times its memory.
     return datasets.Dataset(table, fingerprint=generate_random_fingerprint())
 
 
 def batches_of(texts: Iterable[str], num_characters: int) -> Iterator[list[str]]:
-    """Lists of texts, each of which ends with the text that makes it this long, or longer."""
+    """Lists of successive texts; a list is complete when it has at least `num_characters` characters."""
     batch: list[str] = []
     characters = 0
     for text in texts:
@@ -63,12 +63,12 @@ def batches_of(texts: Iterable[str], num_characters: int) -> Iterator[list[str]]
 
 
 def text_columns(documents: datasets.Dataset) -> list[str]:
-    """The columns that hold text: `text`, and `pair` where there is one."""
+    """The columns that hold text: `text`, and `pair` if it exists."""
     return [column for column in TEXTS if column in documents.column_names]
 
 
 def iterate_rows(documents: datasets.Dataset) -> Iterator[tuple[str, ...]]:
-    """The text of each row in order, or its two texts; null is read as the empty text."""
+    """The text of each row, or its two texts, in order; null becomes the empty text."""
     columns = text_columns(documents)
     for rows in documents.iter(batch_size=_ROWS):
         yield from zip(*([text or "" for text in rows[column]] for column in columns), strict=True)
@@ -80,7 +80,7 @@ def iterate_texts(documents: datasets.Dataset) -> Iterator[str]:
 
 
 def text_lengths(documents: datasets.Dataset) -> Int64[np.ndarray, " rows"]:
-    """The number of characters of each of `iterate_texts`."""
+    """The number of characters of each text of `iterate_texts`."""
     columns = text_columns(documents)
     lengths = [np.zeros(0, np.int64)]
     for table in documents.with_format("arrow").iter(10_000):
@@ -90,7 +90,7 @@ def text_lengths(documents: datasets.Dataset) -> Int64[np.ndarray, " rows"]:
 
 
 def one_or_two(text_column: str | Sequence[str]) -> list[str]:
-    """The column of a text, or the two columns of a pair of texts; any other number is refused."""
+    """The name of the text column, or both names for pairs of texts, as a list; any other number is refused."""
     columns = [text_column] if isinstance(text_column, str) else list(text_column)
     if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
         raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts")
@@ -105,14 +105,14 @@ def two_columns(source_column: str, target_column: str) -> tuple[str, str]:
 
 
 def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> None:
-    """Refuse a row whose source or target is empty; `place` says where it stands."""
+    """Refuse a row whose source or target is empty; `place` describes the row in the error."""
     for argument, column, value in zip(PAIR_ARGUMENTS, columns, values, strict=False):
         if not (value or "").strip():
-            raise ArgumentError(argument, column, f"{place} has no text there; remove the row, or fill it in")
+            raise ArgumentError(argument, column, f"{place} has no text in this column; remove the row, or fill it in")
 
 
 def label_column_of(label_column: str | None, text_columns: Sequence[str]) -> str:
-    """The column of the labels, by default "label", which must not hold text."""
+    """The name of the label column, by default "label"; a column of text is refused."""
     if label_column in text_columns:
         raise ArgumentError("label_column", label_column, "this column holds the text (`text_column`)")
     return label_column or "label"
@@ -121,18 +121,18 @@ def label_column_of(label_column: str | None, text_columns: Sequence[str]) -> st
 def class_name(value: Any, column: str = "label", place: str = "the label") -> str | None:
     """The name of a class: a string, or a number in digits; None for "", null and NaN, which mean no label.
 
-    1, 1.0, "1" and "1.0" are one class: a column of integers becomes one of floats where a tool meets a missing value.
-    `place` says where the value of the label column stands, for the error about one that is neither.
+    1, 1.0, "1" and "1.0" are one class, since some tools convert a column of integers with missing values to floats.
+    `place` describes the row in the error about a value of another type.
     """
     if value is not None and not isinstance(value, str | int | float):
-        reason = f"{place} holds {value!r:.60} there, not the name or number of one class"
+        reason = f"{place} has {value!r:.60} in this column, not the name or number of one class"
         raise ArgumentError("label_column", column, reason)
     name = "" if value is None else str(value).strip()
     return None if name.lower() in ("", "nan") else re.sub(r"^([+-]?\d+)\.0*$", r"\1", name)
 
 
 def require_all_or_no_labels(labels: Sequence[str | None], column: str, place: Callable[[int], str]) -> None:
-    """Refuse a split in which some examples have a label and others none; `place` says where an example stands."""
+    """Refuse a split in which some, but not all examples have a label; `place` describes an example in the error."""
     missing = [row for row, label in enumerate(labels) if label is None]
     if 0 < len(missing) < len(labels):
         reason = f"{len(missing):,} of {len(labels):,} rows have no label, the first is {place(missing[0])}; "
@@ -153,23 +153,23 @@ SPLIT_OF = {
     "dev": "validation",
     "test": "test",
 }
-"""Words in the names of files and splits, and the split that they stand for."""
+"""The split that each word stands for in the names of files and of splits."""
 
 SPLITS = ("train", "validation", "test")
 
 
 @runtime_checkable
 class Source(Protocol):
-    """A source of text, which loads one kind of rows or several.
+    """A source of text, which loads one or more of the following types of rows.
 
     | rows | columns |
     |---|---|
     | texts | `text`; a document that is a pair of texts has the second one in `pair` |
-    | examples | as of texts, rows without text included, and `label`, which is null in all rows of a split or in none |
+    | examples | the columns of texts, where a text may be null; and `label`, null in all rows of a split or in none |
     | pairs | `text` is the source and `pair` its target, neither of them empty |
     | questions | `text`, its context `pair`, `answers` and `starts`: see `tinyformer.data.Question` |
 
-    A source without the attribute `rows` has texts alone, and its `load` needs no argument of this name.
+    The attribute `rows` lists the types. A source without it has only texts, and its `load` needs no argument `rows`.
     """
 
     @property
@@ -178,11 +178,11 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Identifies the content, without tokenising it."""
+        """A hash that identifies the content, computed without tokenising it."""
         ...
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The rows of each split that the source has, "train" among them.
+        """The rows of each split that the source has, including "train".
 
         A source that streams texts may stop after `max_characters` of each split.
         """
@@ -190,12 +190,12 @@ class Source(Protocol):
 
 
 def rows_of(source: Source) -> tuple[str, ...]:
-    """The kinds of rows that a source has."""
+    """The types of rows that a source can load, such as ("texts", "pairs"); see `Source`."""
     return getattr(source, "rows", ("texts",))
 
 
 class LocalOrHub:
-    """A data set of the Hub, or local files in its place if they are given.
+    """A data set of the Hugging Face Hub, or local files that replace it.
 
     Args:
         files: see `TextFiles`; None: the data set is loaded from the Hub.
@@ -222,5 +222,5 @@ class LocalOrHub:
 
 
 def in_use(source: Source) -> Source:
-    """The source itself, or the one that takes its place."""
+    """The source that a `LocalOrHub` has chosen; any other source itself."""
     return source._source if isinstance(source, LocalOrHub) else source

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from tinyformer.data.sources.text_paths import COMPRESSIONS, stem_and_format
 from tinyformer.errors import ArgumentError
 
-_ROWS = 1024  # of a parquet file that are decoded at a time
+_ROWS = 1024  # rows of a parquet file that are decoded at a time
 
 DELIMITERS = (",", ";", "\t", "|")
 """The delimiters of .csv and .tsv files that are detected."""
@@ -33,25 +33,25 @@ def _error(file: Path, reason: str, **works: Any) -> ArgumentError:
 class Layout:
     """The columns to read from a file, and the dialect of .csv and .tsv files.
 
-    If quotation marks enclose fields, these may contain the delimiter and line ends. If not, the marks are plain
-    characters, and a line is a row.
+    If `quoted`, a field in quotation marks may contain the delimiter and line ends. Otherwise, quotation marks are
+    plain characters, and each line is a row.
     """
 
     text_columns: Sequence[str]
     label_column: str | None = None
     columns: Sequence[str] | None = None  # of .csv and .tsv files without a header; None: their first line names them
     quoted: bool = True
-    arguments: Sequence[str] = ()  # that name each of `text_columns`, for errors; by default `text_column`
-    optional: Sequence[str] = ()  # those of the columns that may be missing, whose values are then null
-    whole: bool = False  # whether to read all columns of formats that store each by itself
+    arguments: Sequence[str] = ()  # names of the arguments of `text_columns`, for errors; by default `text_column`
+    optional: Sequence[str] = ()  # the columns that may be missing; their values are then null
+    whole: bool = False  # whether to load all columns of a .parquet file, not only the needed columns
 
     @property
     def needed(self) -> list[str]:
-        """The columns of the text, then that of the label."""
+        """The text columns, then the label column."""
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
-        """Refuse what lacks a column or has it twice; columns may come `from_header`, which may be a row of data."""
+        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: it may be a row of data."""
         for column in self.needed:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
@@ -70,50 +70,50 @@ class Layout:
 
 
 def read_rows(file: Path, layout: Layout) -> Iterator[list[Any]]:
-    """The rows of one file, each as its values in the needed columns."""
+    """The rows of one file, each as a list of its values in the needed columns."""
     needed = layout.needed
     return ([row.get(column) for column in needed] for row in read_whole_rows(file, layout))
 
 
 def read_whole_rows(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
-    """The rows of one file, each with its columns."""
+    """The rows of one file, each as a dictionary from column to value."""
     _require_no_pointer(file)
     yield from READERS[stem_and_format(file)[1]](file, layout)
 
 
 def _require_no_pointer(file: Path) -> None:
-    """Refuse a file that stands for one which Git LFS keeps."""
+    """Refuse a pointer of Git LFS: a short text that replaces a file until it is downloaded."""
     with file.open("rb") as opened:
         if opened.read(64).startswith(b"version https://git-lfs.github.com/spec/"):
-            raise _error(file, "is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches")
+            raise _error(file, "is a pointer of Git LFS, not the file itself; `git lfs pull` downloads the file")
 
 
 def _decode(file: Path) -> str:
     """A file's text, with its line ends unchanged and without a byte-order mark."""
     with file.open("rb") as opened, pa.input_stream(opened, COMPRESSIONS.get(file.suffix.lower())) as stream:
         data = bytes(stream.read())
-    if b"\0" in data[: 2**16]:  # which is valid UTF-8, and in no text
-        raise _error(file, "holds NUL bytes: it is no text, or UTF-16, which `iconv -f UTF-16 -t utf-8` converts")
+    if b"\0" in data[: 2**16]:  # valid UTF-8, but never part of a text
+        raise _error(file, "contains NUL bytes: it is not text, or UTF-16, which `iconv -f UTF-16 -t utf-8` converts")
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        reason = f"not UTF-8, at byte {error.start}; convert it, as `iconv -f cp1252 -t utf-8` does for Windows' text"
+        reason = f"is not UTF-8 at byte {error.start}; convert it: for text of Windows, `iconv -f cp1252 -t utf-8`"
         raise _error(file, reason) from error
 
 
 def _read_text(file: Path, layout: Layout) -> Iterator[dict[str, Any]]:
-    """One row with one column, whatever the column's name."""
+    """The whole text of a file as one row with one column, which has the requested name."""
     if lacking := [column for column in layout.needed[1:] if column not in layout.optional]:
         raise layout.error(lacking[0], f"{file} has no columns; .csv, .tsv, .jsonl and .parquet files do")
     yield {layout.needed[0]: _decode(file)}
 
 
 def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
-    """The first dialect in which a table has its columns, beginning with the usual delimiter of its format.
+    """Find the first dialect that fits a table; the usual delimiter of the file's format is tried first.
 
-    The columns to read are then among those of the first row; without a header, the first hundred rows have as many
-    fields as there are columns. If none does: the usual one. Spaces after delimiters are kept, unless the header has
-    the columns only without them, or a quotation mark follows.
+    A dialect fits if the first row has all needed columns; without a header, if the first hundred rows have as many
+    fields as there are columns. If no dialect fits, the usual delimiter is used. Spaces after delimiters are kept,
+    unless the header has the needed columns only without the spaces, or a quotation mark follows a space.
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
@@ -128,7 +128,7 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
                 sizes = {*map(len, rows)}
                 has = needed <= {*chain(*rows[:1])} if layout.columns is None else sizes == {len(layout.columns)}
                 fields = chain.from_iterable(chain(rows, lines)) if has and layout.quoted and ' "' in text else ()
-                unread = sum(re.match(' +"', field) is not None for field in fields)  # marks that enclose no field
+                unread = sum(re.match(' +"', field) is not None for field in fields)  # marks without a field
                 found += [(unread, skips, dialect)] if has else []
         if found:
             return min(found)[-1]
@@ -151,7 +151,7 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, An
                 reason = f"its first row is one field, {line[0]:.500}, but there are {len(names)} columns "
                 raise _error(file, f"{reason}({', '.join(names)}); write one of , ; | or a tab between fields")
             if begin == 1 and line == layout.columns:
-                reason = f"{file} has a header row of these names; without `columns`, it is read as one"
+                reason = f"{file} has a header row of these names; leave out `columns`, so that it is the header"
                 raise ArgumentError("columns", line, reason, {"columns": None})
             if len(line) > len(names):
                 reason = f"line {begin} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)})"
@@ -164,7 +164,7 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, An
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without two values for one key, of which Python keeps the last."""
+    """Make a dictionary of a JSON object; raise a ValueError for repeated keys, of which Python keeps the last."""
     if len(values := dict(pairs)) < len(pairs):
         raise ValueError(f"the keys {', '.join(key for key, _ in pairs)[:200]} are not all different")
     return values
@@ -174,7 +174,7 @@ _read_value = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def json_values(file: Path) -> list[Any]:
-    """The values of a JSON file: the entries of one list, or one value, or a value on each line."""
+    """The values in a JSON file: the entries of one list, a single value, or one value on each line."""
     _require_no_pointer(file)
     text = _decode(file)
     try:
@@ -194,11 +194,11 @@ def json_values(file: Path) -> list[Any]:
 
 
 def _not_json(file: Path, problem: str) -> ArgumentError:
-    return _error(file, f"not JSON ({problem}); must be a list of objects, or an object on each line")
+    return _error(file, f"is not JSON ({problem}); must be a list of objects, or an object on each line")
 
 
 def flatten(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """A row with nested values, at least as deep as some columns, named after the path to them: `translation.en`."""
+    """Flatten nested values of a row as deep as `columns` are; keys become paths, such as `translation.en`."""
     for _ in range(max(column.count(".") for column in columns)):
         nested = ((key, value) for key, value in row.items() if isinstance(value, dict))
         row = {f"{key}.{name}": value for key, inner in nested for name, value in inner.items()} | row

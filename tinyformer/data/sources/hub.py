@@ -1,7 +1,7 @@
-"""The Hugging Face Hub: which commit a revision names now, files of models, and the cards of data sets.
+"""The Hugging Face Hub: the current commit of a revision, files of models, and the cards of data sets.
 
-The card of a data set may be untrusted, and its options choose folders that `datasets` removes and writes, and
-servers that it asks; it is checked before `datasets` obeys it.
+The card of a data set may be untrusted. Its options choose folders that `datasets` removes and writes, and servers that
+`datasets` contacts. So the card is checked before `datasets` loads the data set.
 """
 
 import re
@@ -24,27 +24,27 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from tinyformer.errors import ArgumentError
 
-_TIMEOUT = 10.0  # seconds for the one request that finds out whether the Hub can be reached
+_TIMEOUT = 10.0  # seconds that the request for a commit may take
 
 
 class HubUnreachableError(ArgumentError):
-    """The Hub does not answer, and nothing was downloaded before."""
+    """The Hugging Face Hub cannot be reached, and the cache has no earlier download of the requested files."""
 
 
 def resolve(path: str, revision: str | None, repo_type: Literal["model", "dataset"]) -> str:
-    """The commit that a revision (None: the main branch) of a repository names now.
+    """The current commit of a revision (None: the main branch) of a repository on the Hub.
 
-    That the Hub does not answer is found out within seconds, after one attempt.
+    If the Hub cannot be reached, a `HubUnreachableError` is raised within seconds, after one attempt.
     """
     if repo_type == "dataset" and Path(path).exists():
-        reason = "is also a folder here, which `datasets` would read in place of the Hub's; change to another folder"
+        reason = "is also a folder here, which `datasets` would load in place of the Hub's; run in another folder"
         raise ArgumentError("path", path, reason)
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha
         assert commit is not None
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         problem = " ".join(str(error).split())
-        raise ArgumentError("path", path, f"the Hub has no such {repo_type} for you ({problem})") from error
+        raise ArgumentError("path", path, f"the Hub has no such {repo_type} that you can access ({problem})") from error
     except Exception as error:  # the class of a failed connection depends on huggingface_hub's version
         reason = f"the Hugging Face Hub cannot be reached ({error}); local files work without a network"
         raise HubUnreachableError("path", path, reason) from error
@@ -52,7 +52,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
 
 
 def model_file(path: str, filename: str) -> Path:
-    """One file of a model repository, downloaded once; without a network, the copy of an earlier download."""
+    """The path of one file of a model repository, which is downloaded once; without a network, an earlier download."""
     try:
         # The plain download (not of the commit) also records what "main" is, for later use offline.
         return _downloaded(path, partial(hf_hub_download, path, filename))
@@ -62,13 +62,13 @@ def model_file(path: str, filename: str) -> Path:
 
 
 def model_folder(path: str, patterns: Sequence[str]) -> Path:
-    """A folder with the files of a model repository whose names match some patterns, each downloaded once."""
+    """A folder with those files of a model repository that match one of the patterns; each is downloaded once."""
     return _downloaded(path, partial(snapshot_download, path, allow_patterns=list(patterns)))
 
 
 def _downloaded(path: str, download: Callable[..., str]) -> Path:
     try:
-        # Asking first keeps an unreachable Hub quick: `hf_hub_download` alone tries for half a minute and more.
+        # `resolve` first, since it fails fast: `hf_hub_download` tries to reach the Hub for half a minute and more.
         resolve(path, None, "model")
     except HubUnreachableError as unreachable:
         try:
@@ -84,21 +84,21 @@ CARDS = ("README.md", ".huggingface.yaml")
 """The files of a repository that `datasets` takes options from."""
 
 HARMLESS = ("default", "description", "sep", "delimiter", "quotechar", "encoding", "field")
-"""The options of a configuration that are followed whatever their values."""
+"""The options of a configuration that are accepted with any value."""
 
 NAMES = {"config_name": r"[\w.+ -]*[\w+]", "version": r"\d+\.\d+\.\d+"}
-"""Options that become the names of folders, each with the values that it may have."""
+"""Options that become names of folders, with a regular expression of the accepted values."""
 
 PATHS = ("data_files", "data_dir")
 """Options that name files of the repository."""
 
 
 def require_plain_card(path: str, commit: str) -> None:
-    """Refuse a data set whose card cannot be read, or asks for more than files of its own repository."""
+    """Refuse a data set whose card cannot be parsed, or has options that reach beyond the files of its repository."""
     for name in CARDS:
         try:
             problem = _problem(_options(Path(hf_hub_download(path, name, repo_type="dataset", revision=commit))))
-        except RemoteEntryNotFoundError:  # the file does not exist; that the Hub does not answer is another error
+        except RemoteEntryNotFoundError:  # the file does not exist; an unreachable Hub raises another error
             continue
         except (OSError, HfHubHTTPError, ValueError, yaml.YAMLError) as error:
             raise _refused(path, f"its {name} cannot be read ({' '.join(str(error).split())[:200]})") from error
@@ -107,23 +107,23 @@ def require_plain_card(path: str, commit: str) -> None:
 
 
 def _refused(path: str, problem: str) -> ArgumentError:
-    return ArgumentError("path", path, f"{problem}; download the files, and choose data=text")
+    return ArgumentError("path", path, f"{problem}; download the files, and load them with data=text")
 
 
 def _options(file: Path) -> Any:
-    """The contents of a card; a README has them between two lines of dashes, at its beginning."""
-    # As the libraries read it: with its line ends unchanged, and by the loader that they use.
+    """The parsed YAML of a card; in a README, it is between two lines of dashes at the beginning."""
+    # As `datasets` and `huggingface_hub` parse it: line ends are unchanged, and the YAML loader is the same.
     text = file.read_bytes().decode("utf-8-sig")
     if file.suffix == ".md":
         block = REGEX_YAML_BLOCK.search(text)
         text = block[2] if block else ""
     if "\ufeff" in text:
-        raise ValueError("a byte-order mark inside")
+        raise ValueError("it contains a byte-order mark")
     return yaml.safe_load(text)
 
 
 def _problem(card: Any) -> str | None:
-    """The reason why a card is refused, as in "has the option engine=python"; None if it is not."""
+    """The reason to refuse a card, as in "has the option engine='python', which …"; None if the card is accepted."""
     configs = card.get("configs") if isinstance(card, dict) else None
     if not isinstance(configs, list | None) or not all(isinstance(config, dict) for config in configs or ()):
         return "has no list of configurations"
@@ -131,12 +131,12 @@ def _problem(card: Any) -> str | None:
         for name, value in config.items():
             is_name = name in NAMES and (value is None or re.fullmatch(NAMES[name], str(value)))
             if name not in HARMLESS and not is_name and not (name in PATHS and all(map(_is_own_file, _texts(value)))):
-                return f"has the option {str(name)[:50]}={str(value)[:100]!r}, which is not followed"
+                return f"has the option {str(name)[:50]}={str(value)[:100]!r}, which is not supported"
     return None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """The texts of a list or a mapping, or the text itself."""
+    """All strings in nested lists and mappings; a value that is neither is converted to a string."""
     for entry in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
         yield from _texts(entry)
     if not isinstance(value, list | dict):
@@ -144,6 +144,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_own_file(pattern: str) -> bool:
-    """Return True if a pattern stays in the repository: it has no root, server, chain of file systems or parent."""
+    """Return True if a pattern cannot leave the repository: it has no root, URL, chained file system or parent."""
     is_elsewhere = pattern.startswith(("/", "~")) or ":" in pattern or "\\" in pattern
     return not is_elsewhere and ".." not in pattern.split("/")

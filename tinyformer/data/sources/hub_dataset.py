@@ -38,17 +38,17 @@ class HubDataset:
 
     Args:
         path: the repository, "owner/name".
-        name: the configuration, where the repository has several.
+        name: the configuration, if the repository has several.
         revision: a branch, tag or commit; None: the main branch.
-        text_column: the column that holds the text, or the two that hold a pair of texts.
-        label_column: the column that holds the label, by default "label": a class whose name the data set gives, a text
-            or a number.
+        text_column: the column that holds the text, or the two columns of a pair of texts.
+        label_column: the column that holds the label, by default "label"; a label is a named class of the data set, a
+            text or a number.
         source_column: the column that holds the sources of pairs; "translation.en" is the key `en` of `translation`.
-        target_column: the column that holds their targets.
+        target_column: the column that holds the targets of pairs.
         rejoin_splits: whether the splits are consecutive parts of one text, to be joined into one document again.
-        document_start: a regular expression; rows are parts of documents, and a document starts with each row that
-            matches. None: each row is a document.
-        cache_dir: where the last commit used is noted, so that a prepared data set works offline; None: see
+        document_start: a regular expression; a document starts at each row that matches and continues until the next
+            such row. None: each row is a document.
+        cache_dir: the folder that stores the last used commit, so that a prepared data set works offline; None: see
             `default_cache_dir`.
     """
 
@@ -80,7 +80,7 @@ class HubDataset:
         return "-".join(filter(None, [self.path.rsplit("/", 1)[-1], self.config]))
 
     def fingerprint(self) -> str:
-        """SHA-256 of the commit and of how it is read; without a network, of the commit used last."""
+        """SHA-256 of the commit and of the arguments; without a network, of the commit that was used last."""
         key = f"{self.path}@{self.revision}"
         try:
             commit = hub.resolve(self.path, self.revision, "dataset")
@@ -96,13 +96,13 @@ class HubDataset:
         return hashlib.sha256(json.dumps([*parts, self.label_column]).encode()).hexdigest()
 
     def _noted(self) -> dict[str, str]:
-        """The commits used last, by repository and revision."""
+        """The commit that was used last for each "repository@revision"."""
         return json.loads(self._commits_file.read_text(encoding="utf-8")) if self._commits_file.exists() else {}
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The rows of each split; texts are streamed up to `max_characters`, if given.
+        """The rows of each split; with `max_characters`, texts are streamed until they have as many characters.
 
-        The class number -1 means no label. Questions have the layout of `rajpurkar/squad`.
+        The class number -1 means no label. Questions must have the columns of `rajpurkar/squad`.
         """
         if rows == "texts":
             return self._documents(max_characters)
@@ -137,8 +137,8 @@ class HubDataset:
             raise ArgumentError(name, value, problem) from error
         splits = {SPLIT_OF[split]: rows for split, rows in loaded.items() if split in SPLIT_OF}
         if "train" not in splits:
-            raise ArgumentError("path", self.path, f"it has no split train, only {', '.join(map(str, loaded))}")
-        # A stream's rows are not decoded: that could fetch pictures from other servers.
+            raise ArgumentError("path", self.path, f"has no split train, only {', '.join(map(str, loaded))}")
+        # A stream's rows are not decoded, since decoding could download pictures from other servers.
         return {split: rows.decode(False) if streaming else rows.flatten() for split, rows in splits.items()}
 
     def _pairs(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
@@ -169,7 +169,7 @@ class HubDataset:
         feature = rows.features[column]
         if not isinstance(feature, datasets.ClassLabel | datasets.Value):
             raise ArgumentError(
-                "label_column", column, f"in {self.path}, it holds neither classes nor texts or numbers"
+                "label_column", column, f"in {self.path}, this column holds no classes, texts or numbers"
             )
         values = rows[column]
         if isinstance(feature, datasets.ClassLabel):
@@ -185,7 +185,7 @@ class HubDataset:
     def _columns(
         self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
     ) -> datasets.Dataset:
-        """The columns of texts alone, which `arguments` name: decoding others could fetch pictures from servers."""
+        """Only these columns of texts: decoding others could download pictures; `arguments` are names for errors."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_of(rows.features[column], _TEXT):
@@ -212,16 +212,16 @@ _TEXT, _INTEGER = ("string", "large_string", "null"), ("int64", "int32", "null")
 """The types of columns, as `datasets` names them."""
 
 _QUESTIONS = {"question": _TEXT, "context": _TEXT, "answers.text": _TEXT, "answers.answer_start": _INTEGER}
-"""The columns of questions, as in `rajpurkar/squad`; those of answers hold lists of values."""
+"""The columns of questions and their types, as in `rajpurkar/squad`; the columns of answers hold lists of values."""
 
 
 def _is_of(feature: Any, kinds: Sequence[str]) -> bool:
-    """Return True if a column holds values of one of some types, not lists, pictures or anything else."""
+    """Return True if a column holds single values of one of the types `kinds`, and not lists, pictures or others."""
     return isinstance(feature, datasets.Value) and feature.dtype in kinds
 
 
 def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:
-    """Documents from rows: each row is one, or a document starts at each row that matches a regular expression."""
+    """Join rows to documents, which start at rows that match a regular expression; None: each row is a document."""
     if document_start is None:
         yield from rows
         return
@@ -236,7 +236,7 @@ def join_rows(rows: Iterable[str], document_start: str | None) -> Iterator[str]:
 
 
 def take_characters(texts: Iterable[str], max_characters: int | None) -> Iterator[str]:
-    """The first texts, up to the one that reaches this many characters; None: all of them."""
+    """The first texts, until they have `max_characters` characters in all; None: all texts."""
     taken = 0
     for text in texts:
         yield text

@@ -1,6 +1,6 @@
 """English text that comes with CPython: the language reference and the docstrings of the standard library.
 
-No source here needs a download, and none imports what it reads. The texts differ between versions of Python.
+No source here needs a download or imports the files, which are parsed. The texts differ between versions of Python.
 """
 
 import ast
@@ -22,7 +22,7 @@ import datasets
 
 from tinyformer.data.sources.documents import from_columns
 
-# Not the library's own text, or different on every machine.
+# Folders and files that are not the library's own text, or that differ between machines.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _SKIPPED_PREFIX = "_sysconfigdata"
 
@@ -30,16 +30,16 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Docstring(NamedTuple):
-    """A docstring of the library, and what it documents."""
+    """A docstring of the library, and the module, class or function that it documents."""
 
-    file: Path  # from the root of the library
-    name: str
-    is_function: bool  # or a method
+    file: Path  # relative to the root of the library
+    name: str  # of the module, class or function
+    is_function: bool  # True for methods, too
     text: str
 
     @property
     def summary(self) -> str:
-        """The first line, if it stands alone or before a blank line, as PEP 257 asks; else the empty text."""
+        """The first line, if it is the only line or a blank line follows (PEP 257); otherwise the empty text."""
         line, _, others = self.text.partition("\n")
         return "" if others.partition("\n")[0].strip() else line.strip()
 
@@ -128,12 +128,12 @@ class Pydoc:
 
 
 class Summaries:
-    """The body of a docstring, to be summarised by the docstring's first line.
+    """Pairs of a docstring's body, the source, and the docstring's first line, the target: a summary.
 
-    Only the first of several pairs with one body is kept.
+    Of pairs with the same body, only the first is kept.
 
     Args:
-        min_words: minimum number of words of a body; shorter ones say little more than their summary.
+        min_words: minimum number of words of a body; shorter bodies say little more than their summary.
     """
 
     name = "summaries"
@@ -157,9 +157,9 @@ class Summaries:
 class Docstrings:
     """Docstrings of the standard library, labelled with their top-level package or module.
 
-    The packages with the most docstrings are used. Their names are replaced by "package" in all texts, as words and as
-    parts of `snake_case`, in upper and lower case: otherwise 11.2 % of the texts of Python 3.11 would name their own
-    package. A text that occurs in two packages is left out; only the first of identical texts is used.
+    The `num_packages` packages with the most docstrings are used. Their names are replaced by "package" in all texts,
+    as words and as parts of `snake_case`, in upper and lower case: otherwise, 11.2 % of the texts of Python 3.11 would
+    name their own package. A text that occurs in two packages is left out; of identical texts, the first is used.
     """
 
     name = "docstrings"
@@ -193,7 +193,7 @@ def _package(file: Path, modules: Collection[str]) -> str:
 
 
 def mask_names(text: str, names: Collection[str]) -> str:
-    """A text with the word "package" in place of each of these names."""
+    """Replace each of the names in a text by the word "package"."""
     # The underscore separates words here: `test_email` and `_pyio` name their packages.
     pattern = rf"(?<![^\W_])(?:_py)?(?:{'|'.join(map(re.escape, names))})s?(?![^\W_])"
     return re.sub(pattern, "package", text, flags=re.IGNORECASE)

@@ -23,34 +23,34 @@ from tinyformer.data.sources.text_paths import stem_and_format
 from tinyformer.errors import ArgumentError
 
 COLUMNS = ("question", "context", "answers")
-"""The columns of a row; `answers` has the keys `text` and `answer_start`, with a list each."""
+"""The columns of a row; `answers` is a mapping with the keys `text` and `answer_start`, whose values are lists."""
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-MIN_WORDS = 3  # of a summary
+MIN_WORDS = 3  # minimum number of words of a summary
 
 PREFIX = "def "
-"""The text before a name in the context, with a space as in the question, so that the name may have the same tokens."""
+"""The text before a function's name in the context; its space lets the name have the same tokens as in the question."""
 
 HELD_OUT_SHARE = 0.1
-"""The share of the functions that only the validation split names, and of those that only the test split names."""
+"""The share of the functions that occur only in the validation split, and the equal share for the test split."""
 
 _FORMAT = 2  # increase it when the same arguments would give other questions
 
 
 def answer_words(answer: str) -> list[str]:
-    """The words of an answer that count in SQuAD's evaluation: in lower case, without punctuation and articles."""
+    """The words of an answer that SQuAD's evaluation compares: in lower case, without punctuation and articles."""
     return ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split()
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context, with the answers that people gave; none where the context has no answer."""
+    """A question about a context, with the answers that people gave; an unanswerable question has no answers."""
 
     question: str
     context: str
-    answers: Sequence[str]  # the first of which is trained on
+    answers: Sequence[str]  # training uses the first
     starts: Sequence[int]  # the index in `context` of the first character of each answer
 
 
@@ -66,15 +66,15 @@ def from_questions(questions: Sequence[Question]) -> datasets.Dataset:
 
 
 def contexts_of(questions: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
-    """The contexts of the questions of each split, each once, as texts."""
+    """The distinct contexts of the questions of each split, as texts."""
     return {split: from_columns(text=dict.fromkeys(rows["pair"])) for split, rows in questions.items()}
 
 
 class SquadFiles(LocalFiles):
     """Files of questions about contexts: SQuAD's own .json, or .jsonl and .parquet with the columns of `COLUMNS`.
 
-    SQuAD's files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are read as they are published, both
-    version 1.1 and 2.0, where a question may have no answer.
+    SQuAD's published files (Rajpurkar et al. 2016, arXiv 1606.05250; 2018, arXiv 1806.03822) are supported in version
+    1.1 and in version 2.0, where a question may have no answer.
     """
 
     name = "squad"
@@ -84,7 +84,7 @@ class SquadFiles(LocalFiles):
         return self.hash(b"questions")
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """All questions, in the order of the files; as texts, their contexts."""
+        """All questions of each split, in the order of the files; with rows="texts", their distinct contexts."""
         splits = {
             split: from_questions([question for file in files for question in self._read(file)])
             for split, files in self.of_splits.items()
@@ -110,7 +110,7 @@ class SquadFiles(LocalFiles):
 
 
 def _published(document: Mapping[str, Any], refuse: Callable[[str], ArgumentError]) -> Iterator[Question]:
-    """The questions of a file of SQuAD; `refuse` makes the error about the file of what is wrong with it."""
+    """The questions of a published file of SQuAD; `refuse` makes the error about the file from a reason."""
     for article in document["data"]:
         for paragraph in article["paragraphs"]:
             for number, asked in enumerate(paragraph["qas"], start=1):
@@ -123,9 +123,9 @@ def _published(document: Mapping[str, Any], refuse: Callable[[str], ArgumentErro
 def make_question(
     question: Any, context: Any, answers: Any, place: str, refuse: Callable[[str], ArgumentError]
 ) -> Question:
-    """The question of a row, from the values of `COLUMNS`, unless one of them is malformed.
+    """Make a `Question` of the values of `COLUMNS` in a row; malformed values are refused.
 
-    The answers are a mapping with the lists `text` and `answer_start`, or None. `place` says where the row stands.
+    The answers are a mapping with the lists `text` and `answer_start`, or None. `place` describes the row in errors.
     """
     for name, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
@@ -141,11 +141,11 @@ class DocstringQuestions:
     """Questions about functions. The context lists several functions with the first lines of their docstrings.
 
     A context has a line for each of its functions, as in "def shorten: Collapse and truncate the given text to fit in
-    the given width."; the question "What does shorten do?" names one of them, and its summary is the answer. Each
-    function of a context is as likely to be asked about as any other, so that the context alone does not tell the
+    the given width." The question "What does shorten do?" names one of them, and the answer is its summary. All
+    functions of a context are equally likely to be asked about, so that the context alone does not determine the
     answer: a model has to find the question's name in the context. The functions of the validation and test splits do
-    not occur in training. In these splits all functions of a context are asked about, in training one that is drawn at
-    random. The texts differ between Python versions.
+    not occur in training. A context of these splits has a question about every function, a context of training about
+    one function, drawn at random. The texts differ between Python versions.
 
     Args:
         num_contexts: number of contexts for training, each with one question.
@@ -170,7 +170,7 @@ class DocstringQuestions:
         return hashlib.sha256(json.dumps([self._library.fingerprint(), *parts]).encode()).hexdigest()
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The questions of each split; as texts, their contexts."""
+        """The questions of each split; with rows="texts", their distinct contexts."""
         rng = np.random.default_rng(self.seed)
         summaries = self._summaries()
         names = [sorted(summaries)[index] for index in rng.permutation(len(summaries))]
@@ -182,9 +182,9 @@ class DocstringQuestions:
         return splits if rows == "questions" else contexts_of(splits)
 
     def _summaries(self) -> dict[str, str]:
-        """The first line of the first docstring of each name; of several names with one summary, the first is kept.
+        """Map each function's name to the first line of its first docstring; of names with equal summaries, keep one.
 
-        Summaries are the same if their `answer_words` are: otherwise, a summary that is held out could be trained on.
+        Summaries are equal if their `answer_words` are equal, so that no held-out summary occurs in training.
         """
         summary_of: dict[str, str] = {}
         for docstring in self._library.docstrings():
@@ -197,14 +197,14 @@ class DocstringQuestions:
     def _questions(
         self, summary_of: Mapping[str, str], names: Sequence[str], num_contexts: int, num_asked: int, rng: Generator
     ) -> datasets.Dataset:
-        """The questions about contexts of some functions, `num_asked` about each."""
+        """Draw contexts from the named functions, and `num_asked` questions about each context."""
         questions = []
         for _ in range(num_contexts):
             chosen = [names[index] for index in rng.choice(len(names), self.num_functions, replace=False)]
             lines = [f"{PREFIX}{name}: {summary_of[name]}" for name in chosen]
             context = "\n".join(lines)
             for index in rng.permutation(self.num_functions)[:num_asked]:
-                # From the line of the function, since a summary may also stand within another.
+                # Counted from the function's line, since a summary may also occur within another summary.
                 line = len("\n".join(["", *lines[:index]]))
                 name, start = chosen[index], line + len(f"{PREFIX}{chosen[index]}: ")
                 questions.append(Question(f"What does {name} do?", context, [summary_of[name]], [start]))

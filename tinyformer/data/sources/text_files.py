@@ -34,31 +34,31 @@ _FORMAT = 4  # increase it when the same files would give other texts
 _LINE_END = r"\r\n?"  # becomes \n, as Python reads files
 
 _SPLIT_NAME = re.compile(rf"({'|'.join(SPLIT_OF)})([-_.]?v?\d[\d.]*(-of-\d+)?(-[0-9a-f]{{8,}})?)?")
-"""The name of a split, perhaps with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as SQuAD's."""
+"""The name of a split, optionally with a number: train-00000-of-00002 as on the Hub, dev-v2.0 as in SQuAD."""
 
 
 class LocalFiles:
-    """Local files, and the splits that their names say, or those of folders below the one that contains all of them.
+    """Local files, divided into splits by the names of files, or of folders below the common folder of all files.
 
     Args:
         files: a path, a pattern such as `texts/*.txt`, a folder (searched recursively), or a list of these.
     """
 
-    is_labelled = True  # whether labels, targets and answers are read; if not, they need not exist, and are empty
-    layout_of: Callable[[str], Layout]  # how rows of a kind are read, apart from labels
+    is_labelled = True  # whether labels, targets and answers are loaded; if False, they may be missing, and are empty
+    layout_of: Callable[[str], Layout]  # the layout of files for a type of rows, without labels
 
     def __init__(self, files: str | Iterable[str]) -> None:
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
 
     @property
     def of_splits(self) -> dict[str, list[Path]]:
-        """The files by split, each once, whatever links lead to it; all are for training if none is said to be."""
+        """The distinct files of each split, links resolved; if no file is named for training, all files are."""
         root = os.path.commonpath([str(folder_of(name)) for name in self.files] or ["/"])
         found = [(file, os.path.realpath(file), _split_of(file, root)) for file in find_files(self.files)]
         named = {real for _, real, split in found if split}
         splits: dict[str, dict[str, Path]] = {}
         for file, real, split in found:
-            if split or real not in named:  # a link from a split's folder says where a file belongs
+            if split or real not in named:  # a link in a split's folder takes precedence
                 splits.setdefault(split or "train", {}).setdefault(real, file)
         splits = splits if "train" in splits else {"train": {real: file for file, real, _ in found}}
         return {split: list(files.values()) for split, files in splits.items()}
@@ -69,7 +69,7 @@ class LocalFiles:
         return "validation" in self.of_splits
 
     def hash(self, settings: bytes) -> str:
-        """SHA-256 of the files' contents, formats and splits, but not of their paths; and of settings for reading."""
+        """SHA-256 of `settings` and of the files' contents, formats and splits, but not of their paths."""
         digest = hashlib.sha256(settings if self.is_labelled else b"unlabelled " + settings)
         for split, files in self.of_splits.items():
             for file in files:
@@ -79,37 +79,37 @@ class LocalFiles:
         return digest.hexdigest()
 
     def whole_rows(self, rows: str) -> Iterator[dict[str, Any]]:
-        """The rows of all splits in order, each with all of its columns."""
+        """The rows of all splits in order, each as a dictionary of all its columns."""
         for file in (file for split in SPLITS for file in self.of_splits.get(split, ())):
             yield from read_whole_rows(file, replace(self.layout_of(rows), whole=True))
 
 
 def _split_of(file: Path, root: str) -> str | None:
-    """The split that a file's name, or else the name of a folder below the root, stands for; the innermost counts."""
+    """The split in a file's name, or else in the name of the innermost folder below the root that names a split."""
     names = stem_and_format(file)[0], *(parent.name for parent in Path(os.path.relpath(file, root)).parents)
     matches = (_SPLIT_NAME.fullmatch(name.lower()) for name in names)
     return next((SPLIT_OF[match[1]] for match in matches if match), None)
 
 
 class TextFiles(LocalFiles):
-    r"""Local .txt files (each is one document) and .csv, .tsv, .json, .jsonl and .parquet files (each row is one).
+    r"""Local .txt files (a document each) and .csv, .tsv, .json, .jsonl and .parquet files (a document in each row).
 
-    All but the last may be compressed: .txt.gz, .csv.zst. Files and folders that are named `train`, `validation`
-    (`valid`, `val`, `dev`) or `test`, perhaps with a number (`train.txt`, `train-00000-of-00002.parquet`,
-    `test/a.txt`), are these splits, if one of them is for training; other files are for training. Line ends are those
-    of Python's universal newlines in texts of every format: `\r\n` and `\r` become `\n`. Every other character is kept,
-    except a byte-order mark at the beginning of a file. The text of a row without text (null) that has a label is
-    empty. Texts are read into a memory map, one file at a time; with labels or pairs, they are held in memory.
+    All but .parquet may be compressed: .txt.gz, .csv.zst. Files and folders that are named `train`, `validation`
+    (`valid`, `val`, `dev`) or `test`, optionally with a number (`train.txt`, `train-00000-of-00002.parquet`,
+    `test/a.txt`), form these splits, and other files are for training. If no name is `train`, all files are for
+    training. In texts of every format, the line ends `\r\n` and `\r` become `\n`. Every other character is kept, except
+    a byte-order mark at the beginning of a file. A row with a label, but without text (null), has the empty text. Texts
+    are loaded into a memory map, one file at a time; rows with labels and pairs are held in memory.
 
     Args:
         files: see `LocalFiles`.
-        text_column: the column or key that holds the text (of nested ones, `translation.en`), or the two of a pair.
+        text_column: the column or key that holds the text (a nested key: `translation.en`), or both keys of a pair.
         label_column: the column that holds the label, by default "label". A label is a name: the number 1 is "1".
         source_column: the column that holds the sources of pairs.
-        target_column: the column that holds their targets.
-        columns: the columns of .csv and .tsv files without a header.
-        quoted: whether quotation marks in .csv and .tsv files enclose fields; if not, each line is a row.
-        separator: what stands between the documents of a text, such as "<|endoftext|>"; None: each text is one.
+        target_column: the column that holds the targets of pairs.
+        columns: the names of the columns of .csv and .tsv files without a header.
+        quoted: whether quotation marks in .csv and .tsv files enclose fields; if False, each line is a row.
+        separator: the string between two documents of a text, such as "<|endoftext|>"; None: a text is one document.
         cache_dir: the folder of the memory map; None: see `default_cache_dir`.
     """
 
@@ -148,7 +148,7 @@ class TextFiles(LocalFiles):
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
         """All rows, in the order of the files."""
         if rows != "texts" and self.separator is not None:
-            reason = "divides texts into documents, but not rows with labels or pairs, which are whole"
+            reason = "divides texts into documents, but rows with labels and pairs cannot be divided"
             raise ArgumentError("separator", self.separator.replace("\n", r"\n"), reason, {"separator": None})
         read = {"texts": self._texts, "examples": self._examples, "pairs": self._pairs}[rows]
         return {split: read(split, files) for split, files in self.of_splits.items()}
@@ -183,14 +183,14 @@ class TextFiles(LocalFiles):
         return from_columns(text=sources, pair=targets)
 
     def _rows(self, files: Iterable[Path], layout: Layout) -> Iterator[tuple[list[str], str | None, str]]:
-        """The texts of each row, its label if there is a label column, and its place, for errors."""
+        """The texts of each row, its label (None without a label column), and a description of the row for errors."""
         columns, label_column = layout.text_columns, layout.label_column
         for file in files:
             for number, values in enumerate(read_rows(file, layout), start=1):
                 place = f"row {number} of {file}"
                 for column, value in zip(columns, values, strict=False):
                     if value is not None and not isinstance(value, str):
-                        raise layout.error(column, f"{place} holds {value!r:.60} there, not text")
+                        raise layout.error(column, f"{place} has {value!r:.60} in this column, not text")
                 texts = [re.sub(_LINE_END, "\n", text or "") for text in values[: len(columns)]]
                 label = None if label_column is None else class_name(values[-1], label_column, place)
                 yield texts, label, place

@@ -1,4 +1,4 @@
-"""The text files that a run reads, found by their names."""
+"""Search for the text files that a user names by paths, patterns and folders."""
 
 import glob
 import os
@@ -12,22 +12,22 @@ FORMATS = (".txt", ".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """The formats of text files, by suffix."""
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""The program that compresses a file, by the suffix that follows that of its format."""
+"""The compression of a file by its last suffix, which follows the suffix of the format."""
 
 _NAMES = ", ".join((*FORMATS, *COMPRESSIONS))
 
 
 def stem_and_format(file: Path) -> tuple[str, str]:
-    """The name before the suffix of a file's format, and this in lower case: "rows" and ".jsonl" for rows.jsonl.gz."""
+    """A file's name without suffixes, and its format's suffix in lower case: "rows" and ".jsonl" for rows.jsonl.gz."""
     plain = file.with_suffix("") if file.suffix.lower() in COMPRESSIONS else file
     return plain.stem, plain.suffix.lower()
 
 
 def find_files(files: Sequence[str]) -> list[Path]:
-    """The files that paths, glob patterns and folders match, without duplicates; those of a folder are sorted.
+    """The files that paths, glob patterns and folders match, without duplicates; the files of a folder are sorted.
 
-    Of a folder, hidden files and files in hidden folders, such as .ipynb_checkpoints, are not read, nor are files of
-    unknown formats; see `unread_files`. A name that matches no file, and a file of an unknown format, are refused.
+    In a folder, hidden files, files in hidden folders such as .ipynb_checkpoints, and files of unknown formats are
+    ignored; see `unread_files`. A name that matches no file is refused, and so is a named file of an unknown format.
     """
     found: list[Path] = []
     for name in files:
@@ -44,21 +44,21 @@ def find_files(files: Sequence[str]) -> list[Path]:
 
 
 def unread_files(files: Sequence[str]) -> Counter[str]:
-    """The number of files that `find_files` leaves out, by kind: "hidden file", "other file", "broken link" or so."""
+    """The number of files that `find_files` ignores, by reason: "hidden file", "other file" or "broken link"."""
     unread = ((file, kind) for name in files for kind, found in _by_kind(name).items() if kind for file in found)
     return Counter({(os.path.realpath(file.parent), file.name): kind for file, kind in unread}.values())
 
 
 def folder_of(name: str) -> Path:
-    """The absolute path of the folder that a name names, or that the files which it matches have in common."""
+    """The absolute path of a folder; for a file or a pattern, of the innermost folder above without wildcards."""
     path = Path(os.path.abspath(Path(name).expanduser()))
     return path if os.path.isdir(path) else next(parent for parent in path.parents if not glob.has_magic(str(parent)))
 
 
 def _by_kind(name: str) -> dict[str, list[Path]]:
-    """The files that a path, a glob pattern or a folder matches, by kind: "" for those to read."""
+    """The files that a path, a glob pattern or a folder matches, by the reason to ignore them; "": files to load."""
     path, kinds = Path(name).expanduser(), defaultdict[str, list[Path]](list)
-    if is_folder := os.path.isdir(path):  # unlike `Path`, it takes a name that is too long for one that does not exist
+    if is_folder := os.path.isdir(path):  # `Path.is_dir` raises an error for a name that is too long
         matches = [*_walk(path)]
     else:
         found = [str(path)] if os.path.isfile(path) else glob.glob(str(path), recursive=True)
@@ -74,7 +74,7 @@ def _by_kind(name: str) -> dict[str, list[Path]]:
 
 
 def _walk(path: Path, above: Sequence[str] = ()) -> Iterator[Path]:
-    """The files below a folder, sorted; links are followed, unless they lead to a folder on the way to them."""
+    """The files below a folder, sorted; links are followed, except links to a folder that contains them."""
     if not os.path.isdir(path):
         yield path
     elif (real := os.path.realpath(path)) not in above:

@@ -18,7 +18,7 @@ class TokenizerRecipe(Protocol):
     """A way to build a tokenizer.
 
     Attributes:
-        name: short, for folder names.
+        name: a short name, for folder names.
         characters_per_token: an upper bound on the mean number of characters per token.
     """
 
@@ -29,11 +29,11 @@ class TokenizerRecipe(Protocol):
     def characters_per_token(self) -> int: ...
 
     def key(self) -> str:
-        """Identifies the tokenizer that is built from given texts."""
+        """A string that, with the texts that `build` receives, identifies the tokenizer."""
         ...
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer; recipes that learn use nothing but `texts`, the training documents."""
+        """Build the tokenizer; `texts` are the training documents, unused by recipes that load a finished tokenizer."""
         ...
 
 
@@ -50,7 +50,7 @@ class CharTokenizer(_Learned):
     characters_per_token = 1
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:
-        """The tokenizer whose characters are those of `texts`, sorted by code point."""
+        """Build a tokenizer with a token for each character of `texts`, sorted by code point."""
         characters: set[str] = set()
         for text in texts:
             characters.update(text)
@@ -63,7 +63,7 @@ class CharTokenizer(_Learned):
 
 @dataclass(frozen=True)
 class ByteTokenizer(_Learned):
-    """A token for each of the 256 bytes of UTF-8, its id the byte's value, and `<eos>`."""
+    """A token for each of the 256 bytes of UTF-8, whose id is the byte's value, and `<eos>`."""
 
     name = "byte"
     characters_per_token = 1
@@ -83,7 +83,7 @@ class BPETokenizer(_Learned):
     Sennrich et al. 2016, arXiv 1508.07909; on bytes: Radford et al. 2019 (GPT-2).
 
     Args:
-        vocab_size: upper bound, `<eos>` and the 256 bytes included; little text gives fewer tokens.
+        vocab_size: maximum number of tokens, including `<eos>` and the 256 bytes; little text gives fewer tokens.
     """
 
     vocab_size: int = 2048
@@ -134,7 +134,7 @@ class TokenizerFile:
         return TextTokenizer(tokenizer, self.eos_token)
 
     def key(self) -> str:
-        """The tokenizer's fingerprint, whatever the path of its file."""
+        """The tokenizer's fingerprint, which does not depend on the path of its file."""
         return self._tokenizer.fingerprint
 
     def build(self, texts: Iterable[str]) -> TextTokenizer:

@@ -42,7 +42,7 @@ BYTE_OF = _byte_alphabet()
 
 @contextlib.contextmanager
 def telling(aim: str) -> Iterator[None]:
-    """Turn what the library raises, a bare exception or a panic, which is no `Exception`, into an `ArgumentError`."""
+    """Turn any exception or Rust panic of the library into an `ArgumentError` with the reason "cannot {aim}"."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError, ArgumentError):
@@ -54,18 +54,18 @@ def telling(aim: str) -> Iterator[None]:
 class TextTokenizer:
     """A `tokenizers.Tokenizer` for the raw text of data (`encode`) and for a text that is given to a model (`read`).
 
-    Data are encoded without special tokens: none is added, and one that is spelled out ("<eos>") is plain characters. A
-    model reads a text between the special tokens that begin and end it, and one that is spelled out is that token. No
-    text is truncated or padded, and the same text always has the same tokens: BPE dropout, which a `tokenizer.json` may
-    ask for, is off in training, too, whose text is tokenised once. It is also a `TokenizerRecipe`, which builds itself.
+    `encode` adds no special tokens, and encodes the name of a special token in a text ("<eos>") as plain characters.
+    `read` adds the special tokens that begin and end a text, and encodes the name of a special token as that token. No
+    text is truncated or padded. The same text always has the same tokens: BPE dropout, which a `tokenizer.json` may ask
+    for, is off, since data are tokenised once. The class is also a `TokenizerRecipe`, whose `build` returns itself.
 
     Args:
-        tokenizer: changed in place: truncation, padding and dropout are turned off.
+        tokenizer: the tokenizer, which is changed in place: truncation, padding and dropout are turned off.
         eos_token: the token that ends a generated text; None: the first of `<eos>`, `<|endoftext|>`, `</s>`, `[SEP]` in
             the vocabulary.
-        post_processed: whether the post-processor determines the tokens around a text that a model reads, as in
-            `transformers`; otherwise `eos_token` is before each text.
-        ends: the ids of the tokens that end a generated text, if they are not `eos_token` alone.
+        post_processed: whether the post-processor determines the tokens that `read` adds around a text, as in
+            `transformers`; otherwise, `read` adds `eos_token` before each text.
+        ends: the ids of all tokens that end a generated text; empty: only the id of `eos_token`.
         mask_token: the mask token; None: `<mask>` or `[MASK]`, if the vocabulary has one.
     """
 
@@ -75,8 +75,8 @@ class TextTokenizer:
     eos_id: int
     end_ids: tuple[int, ...]
     start_id: int  # before each document of a stream: the first token that the post-processor adds, or else `eos_id`
-    unk_id: int | None  # None where every string can be encoded
-    mask_id: int | None  # None where there is no mask token, see `with_mask`
+    unk_id: int | None  # None: no unknown token, since every string can be encoded
+    mask_id: int | None  # None: no mask token, see `with_mask`
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class TextTokenizer:
         self.end_ids = tuple(ends) or (self.eos_id,)
         has_all_bytes = self._byte_level and BYTE_OF.keys() <= vocabulary.keys()
         self.unk_id = None if has_all_bytes else _find_unknown(tokenizer)
-        self.unknown = None if self.unk_id is None else tokenizer.id_to_token(self.unk_id)  # as it is spelled
+        self.unknown = None if self.unk_id is None else tokenizer.id_to_token(self.unk_id)  # its name
         self._reported = {self.unknown}
         masks, self._mask_token = (_KNOWN_MASKS if mask_token is None else (mask_token,)), mask_token
         self.mask_id = next((i for token in masks if (i := tokenizer.token_to_id(token)) is not None), None)
@@ -110,7 +110,7 @@ class TextTokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> "TextTokenizer":
-        """The tokenizer of `to_json`, or of a `tokenizer.json`; one that cannot be read is refused."""
+        """Load a tokenizer from the output of `to_json` or from a `tokenizer.json`; text that is neither is refused."""
         with telling("be read"):
             if not text.startswith('{"tokenizer": '):
                 return cls(Tokenizer.from_str(text))
@@ -118,7 +118,7 @@ class TextTokenizer:
             return cls(Tokenizer.from_str(named.pop("tokenizer")), **named)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`; with other arguments that are not the defaults, an object that holds it as text."""
+        """A `tokenizer.json`; if other arguments are not their defaults, an object with these and it as a string."""
         text = json.dumps(json.loads(self._tokenizer.to_str()))
         named: dict[str, object] = {"ends": self.end_ids} if self.end_ids != (self.eos_id,) else {}
         named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
@@ -146,7 +146,7 @@ class TextTokenizer:
         return TextTokenizer(tokenizer, self._eos_token, self.post_processed, self.end_ids)
 
     def for_training(self) -> "TextTokenizer":
-        """This tokenizer with `start_id` before each text, as models that are trained here read it."""
+        """A tokenizer that puts only the token `start_id` before each text, as for models that tinyformer trains."""
         if not self.post_processed:
             return self
         copy, first = Tokenizer.from_str(self._tokenizer.to_str()), self._tokenizer.id_to_token(self.start_id)
@@ -154,7 +154,7 @@ class TextTokenizer:
 
     @cached_property
     def special_ids(self) -> set[int]:
-        """The tokens that stand for no text, such as those around a text and the mask token; not the unknown token."""
+        """The ids of tokens that represent no text, such as `<eos>` and the mask token, but not the unknown token."""
         added = (i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
         known = {self.eos_id, self.mask_id, *added, *self.around[0], *self.around[1]} - {self.unk_id}
         return {i for i in known if i is not None}
@@ -164,13 +164,13 @@ class TextTokenizer:
         return sorted({*range(vocab_size)} - {*self._tokenizer.get_vocab(with_added_tokens=True).values()})
 
     def text_ids(self, vocab_size: int) -> list[int]:
-        """The ids below `vocab_size` of tokens that stand for text: neither special nor unknown, and none missing."""
+        """The ids below `vocab_size` of tokens that represent text; special, unknown and missing ids are left out."""
         left_out = {*self.special_ids, *self.missing_ids(vocab_size), self.unk_id}
         return [index for index in range(vocab_size) if index not in left_out]
 
     @cached_property
     def reader(self) -> Tokenizer:
-        """The tokenizer of texts that a model reads; a copy, since data may be encoded by another thread."""
+        """The tokenizer for the method `read`; it is a copy, since another thread may encode data at the same time."""
         reader = Tokenizer.from_str(self._tokenizer.to_str())
         known = [*sorted(self.special_ids), *([] if self.unk_id is None else [self.unk_id])]
         add_special(reader, (token for i in known if (token := reader.id_to_token(i)) is not None))
@@ -179,21 +179,21 @@ class TextTokenizer:
         return reader
 
     def read(self, texts: Sequence[str | tuple[str, str]], around: bool = True) -> list[list[int]]:
-        """Token ids of texts, or of pairs of texts, as a model reads them: with the tokens `around` a text, if asked.
+        """Token ids of texts, or of pairs of texts, for a model; with `around`, special tokens are added around a text.
 
-        Special tokens may be spelled out, such as "The king is <mask>"; an empty text with nothing around is `eos_id`.
+        A text may contain special tokens, as in "The king is <mask>". With `around`, an empty row becomes `[eos_id]`.
         """
         plain = [*chain.from_iterable([t] if isinstance(t, str) else t for t in texts)]
-        for text in plain:  # of which the library says that it is no text at all
+        for text in plain:  # the library's error would be that the text is no string
             if re.search("[\ud800-\udfff]", text):
-                raise ArgumentError("text", text, "holds half of a surrogate pair, which is no text")
+                raise ArgumentError("text", text, "contains half of a surrogate pair, which is no text; remove it")
         rows = [e.ids for e in self.reader.encode_batch_fast(list(texts), add_special_tokens=around)]
         if any(self.unk_id in ids for ids in rows):
             self.report_unknown(plain)
         return [ids or [self.eos_id] for ids in rows] if around else rows
 
     def report_unknown(self, texts: Sequence[str]) -> None:
-        """Print, once each, the characters or words of texts that are read as the unknown token."""
+        """Print the characters or words of texts that are encoded as the unknown token, each only once."""
         from lightning.pytorch.utilities import rank_zero_only  # noqa: PLC0415 -- seconds
 
         read = zip(texts, self.reader.encode_batch(list(texts), add_special_tokens=False), strict=True)
@@ -201,7 +201,7 @@ class TextTokenizer:
         if new := sorted(parts - self._reported):
             self._reported.update(new)
             shown = ", ".join(map(repr, new[:5])) + " …" * (len(new) > 5)
-            rank_zero_only(print)(f"The tokenizer reads {shown} as {self.unknown}.", file=sys.stderr)
+            rank_zero_only(print)(f"The tokenizer encodes {shown} as {self.unknown}.", file=sys.stderr)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""
@@ -226,15 +226,15 @@ class TextTokenizer:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text of token ids that follow others: some decoders treat the first token of a text differently."""
+        """The text of `ids` that follow the ids `after`; some decoders treat the first token of a text differently."""
         before, whole = self.decode(after), self.decode([*after, *ids])
         return whole[len(before) :] if whole.startswith(before) else self.decode(ids)
 
     def pieces(self, ids: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """The text of `continuation`, in pieces, as the ids arrive.
+        """Yield the text of `continuation` in pieces, while the ids arrive.
 
-        A character whose bytes are spread over several tokens comes with the last of them. The pieces add up to the
-        text; with byte fallback (SentencePiece's), they may differ from it in a run of bytes that is not UTF-8.
+        A character whose bytes are spread over several tokens is yielded with the last of them. Joined, the pieces are
+        the text; with the byte fallback of SentencePiece, they may differ from it in bytes that are not UTF-8.
         """
         seen, length = list[int](), 0
         for token in chain(ids, [None]):
@@ -251,12 +251,12 @@ class TextTokenizer:
 
     @cached_property
     def shows_words(self) -> bool:
-        """True if tokens keep the white space between words; otherwise words are those of the pre-tokenizer."""
+        """True if tokens contain the white space between words; otherwise, the pre-tokenizer determines the words."""
         before = self._tokenizer.pre_tokenizer
         return before is None or sum(len(part) for part, _ in before.pre_tokenize_str("a b")) > 2
 
     def continuations(self, texts: Sequence[str]) -> Bool[np.ndarray, " tokens"]:
-        """For each token of a stream of texts, whether it is in one word of the pre-tokenizer with the token before."""
+        """For each token of a stream, whether the pre-tokenizer puts it in the same word as the token before."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         words = (chain([None], encoding.word_ids) for encoding in encodings)
         return np.concatenate([np.zeros(0, bool), *(np.diff(np.array([None, *text], float)) == 0 for text in words)])
@@ -268,7 +268,7 @@ class TextTokenizer:
         """
         special = {self.eos_id, self.unk_id, self.mask_id}
         raw = [b"" if i in special else self._raw(i) for i in range(self.vocab_size)]
-        # A part of a multi-byte character counts as a letter, which most of them are.
+        # A part of a multi-byte character is treated as a letter, since most such characters are letters.
         begins = [text[:1].isalnum() or text[:1] >= b"\x80" for text in raw]
         ends = [text[-1:].isalnum() or text[-1:] >= b"\x80" for text in raw]
         return np.array(begins), np.array(ends)
@@ -295,14 +295,14 @@ def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
 
 
 def add_special(tokenizer: Tokenizer, names: Iterable[str]) -> None:
-    """Make tokens special ones, with the flags that they have."""
+    """Make tokens special; a token that was added before keeps its flags."""
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     tokenizer.add_special_tokens([known.get(name, AddedToken(name, special=True)) for name in names])
 
 
 def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
     """A post-processor that puts tokens around a text, and around each text of a pair."""
-    # Named by their ids, since a template reads ":" and "$" in the name of a token as its own.
+    # Tokens are named by their ids, since ":" and "$" in a token's name would be syntax of the template.
     first, last = ([f"id-{i}" for i in side] for side in (before, after))
     special = [{"id": f"id-{i}", "ids": [i], "tokens": [tokenizer.id_to_token(i)]} for i in {*before, *after}]
     single, second = [*first, "$A", *last], [*first, "$B", *last]
@@ -319,7 +319,7 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _find_unknown(tokenizer: Tokenizer) -> int | None:
-    if isinstance(tokenizer.model, models.Unigram):  # which stores the id, the others the token
+    if isinstance(tokenizer.model, models.Unigram):  # it stores the id, not the token
         return json.loads(tokenizer.model.__getstate__())["unk_id"]
     unknown = tokenizer.model.unk_token
     return tokenizer.token_to_id(unknown) if unknown else None
