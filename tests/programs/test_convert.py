@@ -54,7 +54,7 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     with pytest.raises(ValueError, match="as generate_ids does"):
         marian.generate("a text")
     for sentence, *arguments in (
-        (f"token ids go from 0 to {VOCAB - 1}", tokens() + VOCAB),
+        (f"token ids must be from 0 to {VOCAB - 1}", tokens() + VOCAB),
         ("token ids must be integers", tokens() > 0),
         ("must be at most max_seq_len=21 tokens", tokens().repeat(1, 2)),
         ("must hold 2 lengths", tokens()[:, :0]),

@@ -209,7 +209,7 @@ def test_references_are_whole_and_as_they_stand_in_the_file(tmp_path):
         assert told == (best if best["exact_match"] < 1 else dict.fromkeys(best))
         shown = Seq2Seq().describe(metrics | decoded, split).get("tokenizer allows", "")
         assert ("66.7% equal" in shown) == (best["exact_match"] < 1)
-    line = "1 of 3: loss over their beginning, scores over the whole"
+    line = "1 of 3: the loss is over the beginning, the scores are over the whole target"
     assert found == [(["and", long, "d"], line), (["and", "d"], None)]
 
 

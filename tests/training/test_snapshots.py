@@ -119,8 +119,8 @@ def test_those_of_a_killed_run_are_removed_after_the_first_step(tmp_path, first,
 @pytest.mark.parametrize(
     ("step", "sentence"),
     [
-        (9, "step=9: is none of the 4 steps with a snapshot; the nearest: 4, 10; step=10 works."),
-        (-1, "step=-1: is none of the 4 steps with a snapshot; the nearest: 0; step=0 works."),
+        (9, "step=9: is not one of the 4 steps with a snapshot; the nearest: 4, 10; step=10 works."),
+        (-1, "step=-1: is not one of the 4 steps with a snapshot; the nearest: 0; step=0 works."),
         ("last", "step='last': must be a number of optimizer steps, or all; step=10 works."),
     ],
 )
@@ -135,5 +135,5 @@ def test_a_step_that_does_not_exist_is_refused_with_those_that_do(tmp_path, step
         assert [at_step(path, each).name for each in (4, "all")] == ["step_000004.ckpt", "step_000010.ckpt"]
         with pytest.raises(ArgumentError, match=f"^{re.escape(sentence)}$"):
             at_step(path, step)
-    with pytest.raises(ArgumentError, match=r"has no snapshots, .* with callbacks\.snapshots\.every_n_steps=100\.$"):
+    with pytest.raises(ArgumentError, match=r"has no snapshots; .* with callbacks\.snapshots\.every_n_steps=100\.$"):
         at_step(tmp_path, 4)

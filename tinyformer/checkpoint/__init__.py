@@ -1,1 +1,1 @@
-"""The checkpoint: one file, written atomically, and read as plain values and tensors, so that no code in it runs."""
+"""The checkpoint: one file, written atomically, and loaded as plain values and tensors, so that it cannot run code."""

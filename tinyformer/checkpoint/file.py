@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
-    """Load a checkpoint onto the CPU, only tensors whose names have the prefixes; refuse a file that no run wrote."""
+    """Load a checkpoint onto the CPU, with the tensors whose names have one of the prefixes; refuse any other file."""
     if not os.path.isfile(path):  # `Path.is_file` raises an error for a name that is too long
         raise _not_a_file(path)
     try:
@@ -70,7 +70,7 @@ def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
             "RUN/checkpoints/last.ckpt, and best.ckpt next to it, which may be intact"
         )
         if is_archive(path):
-            reason = "is an archive of PyTorch, as tinyformer wrote before format 2, and is not read; train it again"
+            reason = "is an archive of PyTorch, as before format 2, which is no longer supported; train the model again"
         raise ArgumentError("path", str(path), reason) from error
     if problem := _malformation(raw):
         raise ArgumentError("path", str(path), problem)
@@ -144,7 +144,7 @@ def _malformation(raw: Any) -> str | None:
             return f"is malformed: its {name} is not a mapping from names"
     rows = ours.get("trained_on")
     if rows is not None and not (isinstance(rows, Tensor) and rows.dtype == torch.int64 and rows.ndim == 1):
-        return "is malformed: its trained_on is no list of fingerprints"
+        return "is malformed: its trained_on is not a list of fingerprints"
     for name, fact_kind in FACTS.items():
         if name in ours["facts"] and not isinstance(ours["facts"][name], fact_kind):
             return f"is malformed: its fact {name} is a {type(ours['facts'][name]).__name__}"
@@ -271,7 +271,7 @@ def snapshots_of(path: Path) -> dict[int, Path]:
 
 
 def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
-    """Load a checkpoint, or a snapshot of its run, see `at_step`; `known` is returned if it is the checkpoint."""
+    """Load a checkpoint, or a snapshot of its run, see `at_step`; if this is `known`, no file is loaded."""
     found = at_step(path, step)
     return known if known is not None and known.path == found else load_checkpoint(found)
 
@@ -279,14 +279,14 @@ def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> C
 def at_step(path: str | Path, step: Any) -> Path:
     """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; for "all", the last snapshot.
 
-    If `step` is None or the path does not exist, the path of `find_checkpoint`; loading a missing file is an error.
+    If `step` is None or the path does not exist, return the path of `find_checkpoint`, perhaps of a missing file.
     """
     path = find_checkpoint(path)
     if step is None or not path.exists():
         return path
     snapshots = snapshots_of(path)
     if not snapshots:
-        reason = "has no snapshots, which its training writes with callbacks.snapshots.every_n_steps=100"
+        reason = "has no snapshots; training writes snapshots with callbacks.snapshots.every_n_steps=100"
         raise ArgumentError("step", step, f"the run of {relative_path(path)} {reason}")
     steps = list(snapshots)
     if step == "all":
@@ -296,6 +296,6 @@ def at_step(path: str | Path, step: Any) -> Path:
     if step not in snapshots:
         place = bisect.bisect(steps, step)
         near = steps[max(place - 1, 0) : place + 1]
-        reason = f"is none of the {len(steps)} steps with a snapshot; the nearest: {', '.join(map(str, near))}"
+        reason = f"is not one of the {len(steps)} steps with a snapshot; the nearest: {', '.join(map(str, near))}"
         raise ArgumentError("step", step, reason, {"step": min(near, key=lambda other: abs(other - step))})
     return snapshots[step]

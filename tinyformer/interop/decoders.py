@@ -1,6 +1,6 @@
 """GPT-2, GPT-NeoX, Llama and Mistral: models that predict the next token, with norms before each sublayer.
 
-| family | paper | what it is |
+| family | paper | architecture |
 |---|---|---|
 | GPT-2 | Radford et al. 2019 | learned positional embeddings, biases everywhere |
 | GPT-NeoX | Black et al. 2022, arXiv 2204.06745 | GPT-2 with rotary positions |

@@ -118,7 +118,7 @@ class Module:
 
 
 def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
-    """The modules of all layers: `names` in a layer, theirs to ours, and the prefixes before them, such as "h.{}."."""
+    """The modules of all layers; `names` maps names in a layer to ours, and both others are prefixes, as "h.{}."."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
         for name, module in names.items()
@@ -164,7 +164,7 @@ class Family:
                 continue
             first, known = read.setdefault(entry.ours, (entry.theirs, value))
             if value != known:
-                reason = f"must be {known}, as {first} is: both stacks have the same size here"
+                reason = f"must be {known}, the value of {first}: encoder and decoder must have the same size"
                 raise ArgumentError(f"fields.{entry.theirs}", value, reason)
         return dict(self.values) | {key: value for key, (_, value) in read.items()}
 

@@ -65,7 +65,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         reason = (
-            f"has no {WEIGHTS}; pickle files such as pytorch_model.bin are not read, since they can run code: "
+            f"has no {WEIGHTS}; pickle files such as pytorch_model.bin are not loaded, since they can run code; "
             "save_pretrained of transformers converts them"
         )
         raise ArgumentError("folder", str(folder), reason)
@@ -75,7 +75,7 @@ def _files(folder: Path) -> list[Path]:
 def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weights) -> None:
     """Atomically write a new folder with JSON files, given as objects by file name, and with weights."""
     if folder.exists():
-        raise ArgumentError("folder", str(folder), "already exists; a new folder is needed")
+        raise ArgumentError("folder", str(folder), "already exists; choose a new folder")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as temporary:
         temporary.mkdir()

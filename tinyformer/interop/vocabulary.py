@@ -137,7 +137,7 @@ def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> No
     around = () if name == "tokenizer.json" else ("add_bos_token", "add_eos_token")
     for setting in ("split_special_tokens", "fix_mistral_regex", *of_class, *around):
         if settings.get(setting):
-            reason = f"{SETTINGS} says {setting}={json.dumps(settings[setting])[:100]}, which changes the tokens of a "
+            reason = f"{SETTINGS} has {setting}={json.dumps(settings[setting])[:100]}, which changes the tokens of a "
             reason += f"text, and is not supported for tokenizer_class={kind}; without this setting the folder works"
             raise ArgumentError("folder", str(folder), reason)
 

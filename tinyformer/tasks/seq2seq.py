@@ -79,7 +79,7 @@ class Seq2Seq(TokenTask):
         return metrics | {"perplexity": perplexity(metrics["loss"])}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """`text_metrics` of decoded targets, `num_decoded`, and `*_ceiling`: `text_metrics` of the tokenizer alone."""
+        """`text_metrics` of decoded targets, `num_decoded`, and `*_ceiling`: those of decode(encode(reference))."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         texts = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
@@ -167,7 +167,7 @@ class Seq2Seq(TokenTask):
     def describe(self, metrics: Mapping[str, float | None], split: PairSplit) -> dict[str, str | None]:
         lines: dict[str, str | None] = {}
         if number := split.num_truncated_targets:
-            parts = "loss over their beginning, scores over the whole"
+            parts = "the loss is over the beginning, the scores are over the whole target"
             lines["truncated targets"] = f"{number:,} of {split.num_documents:,}: {parts}"
         lines |= {"perplexity": f"{metrics['perplexity']:.2f}", "next token": describe_accuracy(metrics)}
         labels = {"bleu": f"BLEU ({self.bleu_tokenize})", "chrf": "chrF", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
@@ -178,7 +178,7 @@ class Seq2Seq(TokenTask):
                 lines[heading] = f"{scores}, {equal}"
         unspaced = sum(len(one.reference.split()) < 2 for one in self.outputs) > len(self.outputs) / 2
         if unspaced and self.bleu_tokenize in ("13a", "intl"):
-            lines["BLEU"] = "takes most references for one word, without spaces; bleu_tokenize=char has characters"
+            lines["BLEU"] = "most references have no spaces and are scored as one word; bleu_tokenize=char works"
         return lines
 
 

@@ -75,7 +75,7 @@ class SpanExtraction(Task):
         if contexts is None:
             return super().read(reader, texts)
         if isinstance(texts, Tensor):
-            raise ArgumentError("contexts", contexts, "must be None for token ids, which are used as they are")
+            raise ArgumentError("contexts", contexts, "must be None if the texts are token ids")
         return _batch_of(self.ask(reader, texts, contexts), reader.device)
 
     def read_scored(
@@ -232,9 +232,9 @@ class SpanExtraction(Task):
         return [Prediction(row, text, -negated, null) for row, (text, (negated, *_), null) in enumerate(texts)]
 
     def describe(self, metrics: Mapping[str, float | None], split: QuestionSplit) -> dict[str, str | None]:
-        others = "" if self.no_answer_threshold is None else " or of questions without one"
-        judged = f"{metrics['num_judged']:,} windows with the answer{others}"
-        lines: dict[str, str | None] = {"both ends": f"{metrics['accuracy']:.1%} right of {judged}"}
+        others = "" if self.no_answer_threshold is None else ", or whose question has no answer"
+        judged = f"{metrics['num_judged']:,} windows that contain the answer{others}"
+        lines: dict[str, str | None] = {"both ends": f"{metrics['accuracy']:.1%} correct, of {judged}"}
         for heading, end in (("answers", ""), ("tokenizer allows", "_ceiling")):
             if metrics.get(f"f1{end}") is not None:
                 scores = f"F1 {metrics['f1' + end]:.1%}, exact match {metrics['exact_match' + end]:.1%}"
@@ -245,11 +245,11 @@ class SpanExtraction(Task):
             lines["without question"] = f"F1 {f1:.1%}, exact match {exact_match:.1%} at most"
         if metrics.get("f1_unanswerable") is not None:
             unanswerable = f"F1 {metrics['f1_unanswerable']:.1%} of questions without an answer"
-            lines["no answer"] = f"{unanswerable}, {metrics['f1_answerable']:.1%} of the others"
+            lines["no answer"] = f"{unanswerable}, {metrics['f1_answerable']:.1%} of the other questions"
         if lost := split.num_lost(self.max_answer_length):
             answers = f"{lost:,} of {split.num_documents - split.num_unanswerable:,} answers"
             longer = f"longer than max_answer_length={self.max_answer_length}"
-            lines["out of reach"] = f"{answers}: {longer}, or whole in no window"
+            lines["out of reach"] = f"{answers}: {longer}, or not whole in any window"
         return lines
 
 

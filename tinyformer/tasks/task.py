@@ -84,7 +84,7 @@ class Task(ABC):
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"] | None:
         """The index in each text of the logits that predict a token; None if the logits are for the whole text."""
-        raise ArgumentError("task", type(self).__name__, "predicts no token after a text; CausalLM does")
+        raise ArgumentError("task", type(self).__name__, "does not predict a token after a text; CausalLM does")
 
     def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of prompts, for `generate`."""
@@ -315,7 +315,7 @@ class MaskedLM(TokenTask):
         mask_ids = [tokenizer.mask_id] if tokenizer.mask_id is not None else []
         is_masked = torch.isin(batch["inputs"], batch["inputs"].new_tensor(mask_ids))
         if not bool((is_masked.sum(dim=1) == 1).all()):
-            reason = f"must have one {tokenizer.decode(mask_ids) or 'mask token'}, which the model predicts"
+            reason = f"must contain one {tokenizer.decode(mask_ids) or 'mask token'}, which the model predicts"
             raise ArgumentError("text", tokenizer.decode(batch["inputs"][0]), reason)
         return is_masked.int().argmax(dim=1)
 

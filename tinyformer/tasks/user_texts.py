@@ -28,7 +28,7 @@ class TextReader(NamedTuple):
     def tokenizer(self) -> TextTokenizer:
         """The model's tokenizer; an `ArgumentError` is raised if the model has no tokenizer."""
         if self.own_tokenizer is None:
-            reason = "the model has no tokenizer, so it takes a tensor of token ids, batch × seq, as generate_ids does"
+            reason = "the model has no tokenizer and takes only token ids of shape (batch, seq), as generate_ids does"
             raise ArgumentError("tokenizer", None, reason)
         return self.own_tokenizer
 
@@ -72,7 +72,7 @@ def require_token_ids(argument: str, ids: Tensor, vocab_size: int) -> None:
         raise ArgumentError(f"{argument}.dtype", ids.dtype, "token ids must be integers")
     ids = ids.long()  # a smaller dtype may not hold the size of the vocabulary
     for unknown in ids[(ids < 0) | (ids >= vocab_size)].tolist():
-        raise ArgumentError(argument, unknown, f"token ids go from 0 to {vocab_size - 1}")
+        raise ArgumentError(argument, unknown, f"token ids must be from 0 to {vocab_size - 1}")
 
 
 def texts_of(argument: str, value: Any) -> list[str]:

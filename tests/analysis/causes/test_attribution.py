@@ -118,7 +118,7 @@ def test_findings_of_a_text_and_of_the_sample(tmp_path):
     [
         (causal, {"answer": "a"}, "answer='a': needs text"),
         (bert, {"text": "ab"}, "readout='MaskedTokenReadout': is not linear"),
-        (answerer, {"text": "ab"}, "predicts no token after a text"),
+        (answerer, {"text": "ab"}, "does not predict a token after a text"),
     ],
 )
 def test_mistakes(make, options, message):

@@ -75,7 +75,7 @@ MISTAKES = [
     (causal, {"file": "no.csv"}, "file='no.csv': is no .csv or .jsonl file with the columns clean, corrupted, answer"),
     (causal, {"file": "a.csv"}, "file='a.csv': row 2: corrupted='abc': must have as many tokens as the clean"),
     (causal, {"file": "b.csv"}, "file='b.csv': has no column answer; it has clean, corrupted"),
-    (masked, PAIR, "clean='<eos>ab': must have one <mask>, which the model predicts"),
+    (masked, PAIR, "clean='<eos>ab': must contain one <mask>, which the model predicts"),
     (classifier, PAIR | {"answer": "si"}, "answer='si': must be one of no, yes, maybe"),
     (classifier, {}, "clean=None: must be given: pairs of random tokens that repeat are made for models of task="),
 ]

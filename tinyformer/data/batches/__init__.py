@@ -1,1 +1,1 @@
-"""Rows of token ids to batches."""
+"""Batches of rows of token ids."""

@@ -25,7 +25,7 @@ class EpochLoader(ABC):
     Each iteration is one epoch, or the rest of an interrupted epoch. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: number of batches in a whole epoch, and `len` of the loader: Lightning limits it in the way of `limit`.
+        length: number of batches in a whole epoch (`len` of the loader); Lightning takes the same share as `limit`.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
     """
 
@@ -99,7 +99,7 @@ class ResumableLoader(EpochLoader):
         batch_size: number of windows in a batch, on each rank.
         masker: masks tokens, at different positions in each epoch; None: no token is masked.
         seed: determines the order, together with the epoch.
-        split_of: returns the tokens of an epoch, in as many windows as `split`; None: every epoch has those of `split`.
+        split_of: returns the tokens of an epoch, in as many windows as `split`; None: every epoch has `split`.
         rank: index of this process; every process has different windows and the same number of batches.
         world_size: number of processes that train together.
         device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. A

@@ -1,6 +1,6 @@
 """The interface of sources, and helpers for the rows of texts that a source loads as a `datasets.Dataset`.
 
-The column `text` holds a document; for pairs of texts, `pair` holds the second one. In labelled data, `label` holds
+The column `text` holds a document; for pairs of texts, `pair` holds the second text. In labelled data, `label` holds
 the name of the class.
 """
 
@@ -164,7 +164,7 @@ class Source(Protocol):
 
     | rows | columns |
     |---|---|
-    | texts | `text`; a document that is a pair of texts has the second one in `pair` |
+    | texts | `text`; a document that is a pair of texts has the second text in `pair` |
     | examples | the columns of texts, where a text may be null; and `label`, null in all rows of a split or in none |
     | pairs | `text` is the source and `pair` its target, neither of them empty |
     | questions | `text`, its context `pair`, `answers` and `starts`: see `tinyformer.data.Question` |

@@ -51,7 +51,7 @@ class Layout:
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
-        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: it may be a row of data."""
+        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: its first line names them."""
         for column in self.needed:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
@@ -64,7 +64,7 @@ class Layout:
         raise self.error(missing[0], reason)
 
     def error(self, column: str, reason: str) -> ArgumentError:
-        """An error about the argument that names a column."""
+        """An error about a column and the argument that chose it."""
         arguments = dict(zip(self.text_columns, self.arguments, strict=False)) | {self.label_column: "label_column"}
         return ArgumentError(arguments.get(column, "text_column"), column, reason)
 

@@ -185,7 +185,7 @@ class HubDataset:
     def _columns(
         self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
     ) -> datasets.Dataset:
-        """Only these columns of texts: decoding others could download pictures; `arguments` are names for errors."""
+        """Select columns of texts: decoding others could download pictures; `arguments` are their names in errors."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_of(rows.features[column], _TEXT):

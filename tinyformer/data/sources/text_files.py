@@ -52,7 +52,7 @@ class LocalFiles:
 
     @property
     def of_splits(self) -> dict[str, list[Path]]:
-        """The distinct files of each split, links resolved; if no file is named for training, all files are."""
+        """The distinct files of each split, links resolved; if no name is `train`, all files are for training."""
         root = os.path.commonpath([str(folder_of(name)) for name in self.files] or ["/"])
         found = [(file, os.path.realpath(file), _split_of(file, root)) for file in find_files(self.files)]
         named = {real for _, real, split in found if split}

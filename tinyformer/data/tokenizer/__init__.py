@@ -1,1 +1,1 @@
-"""Texts to token ids and back."""
+"""Tokenizers, which convert texts to token ids and back."""

@@ -118,7 +118,7 @@ class TextTokenizer:
             return cls(Tokenizer.from_str(named.pop("tokenizer")), **named)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`; if other arguments are not their defaults, an object with these and it as a string."""
+        """A `tokenizer.json`; if other arguments differ from their defaults, a JSON object with these and the file."""
         text = json.dumps(json.loads(self._tokenizer.to_str()))
         named: dict[str, object] = {"ends": self.end_ids} if self.end_ids != (self.eos_id,) else {}
         named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
