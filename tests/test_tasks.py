@@ -266,7 +266,7 @@ def test_no_answer(program: Program) -> None:
     assert "task.objective.no_answer_threshold=null: 20 of 40 questions of the train split have no answer" in ended.err
     assert not Path("run").exists()
     out = ran(program, "train.py", SMALL, SQUAD, "task.objective.no_answer_threshold=-1000")
-    assert "no answer              F1 100.0% of questions without an answer, 0.0% of the others" in out
+    assert "no answer              F1 100.0% of questions without an answer, 0.0% of the other questions" in out
     checkpoint = "checkpoint=run/checkpoints/last.ckpt data.files=squad task.objective.no_answer_threshold=1000"
     ran(program, "evaluate.py", checkpoint, "hydra.run.dir=evaluated")
     assert [results_of(run)["val/f1_unanswerable"] for run in ("run", "evaluated")] == [1.0, 0.0]

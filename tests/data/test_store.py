@@ -106,7 +106,7 @@ def test_text_that_changes_while_it_is_read_is_refused_and_content_is_that_of_th
 
     file.write_text("old text")
     recipe = Recipe(Changing(str(file)), ByteTokenizer(), WINDOWS)
-    with pytest.raises(ArgumentError, match=r"^source='text': has changed while it was read; read it again"):
+    with pytest.raises(ArgumentError, match=r"^source='text': changed while it was loaded; start again"):
         recipe.prepare(tmp_path / "cache")
     assert folders(tmp_path / "cache") == []
     settings = {"validation_fraction": 0, "test_fraction": 0, "cache_dir": str(tmp_path / "cache")}

@@ -52,7 +52,7 @@ class DataModule(lightning.LightningDataModule):
         require_at_least(0, seed=seed, split_seed=split_seed)
         self.row_format, self.seq_len, self.document = row_format, row_format.seq_len, row_format.document
         self.batch_size, self.seed, self.split_seed = batch_size, seed, split_seed
-        self.files: dict[str, list[str]] = {}  # the names of the files of each split, where data are read from files
+        self.files: dict[str, list[str]] = {}  # the names of the files of each split, if data are loaded from files
         self.left_out: LeftOut = {}
 
     def __deepcopy__(self, memo: dict) -> "DataModule":

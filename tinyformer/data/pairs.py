@@ -104,12 +104,12 @@ class PairSplit(Split):
 
     ids: UInt[np.ndarray, " tokens"]  # a stream of texts, each after an `eos`
     begins: Int64[np.ndarray, "pairs 2"]  # the index in `ids` of the `eos` before each source and each target
-    lengths: Int64[np.ndarray, "pairs 2"]  # of source and target, with the tokens around them, after truncation
+    lengths: Int64[np.ndarray, "pairs 2"]  # tokens of source and target, with the tokens around them, after truncation
     targets: pa.ChunkedArray  # the target texts, not truncated
     tokenizer: TextTokenizer
     tokens: PairTokens
-    num_bytes: int | None  # of the targets
-    num_unknown: int  # before truncation
+    num_bytes: int | None  # UTF-8 bytes of the targets; None if a target was truncated
+    num_unknown: int  # `<unk>` tokens before truncation
     num_truncated: int  # pairs with a text that was truncated
     num_truncated_targets: int  # pairs whose target was truncated
     num_skipped: int  # pairs that were left out

@@ -88,8 +88,8 @@ class QuestionSplit(QuestionTexts, Split):
 
     num_truncated: int  # number of truncated questions
     window_rows: Int64[np.ndarray, " windows"]  # the question of each window
-    window_starts: Int64[np.ndarray, " windows"]  # the token of the context at which its part begins
-    window_lengths: Int64[np.ndarray, " windows"]  # the number of tokens of its part
+    window_starts: Int64[np.ndarray, " windows"]  # the index in the context of the window's first context token
+    window_lengths: Int64[np.ndarray, " windows"]  # the number of context tokens in the window
 
     def first(self, number: int) -> "QuestionSplit":
         """A split of the first `number` questions, with their windows."""

@@ -128,7 +128,7 @@ class Recipe:
             # `rows` is omitted for texts, its default: sources that have only texts need not accept the argument.
             loaded = load(max_characters=self._max_characters()) if kind == "texts" else load(kind)
         if replace(self).content != self.content:  # the cache would keep the new text under the hash of the old one
-            raise ArgumentError("source", self.source.name, "has changed while it was read; read it again")
+            raise ArgumentError("source", self.source.name, "changed while it was loaded; start again")
         splits, facts = self._divide(loaded)
         texts_of = self.row_format.texts
         tokenizer = self._tokenizer_of(next(iter(splits.values())))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Int64, UInt64
 from tinyformer.data.sources.documents import from_columns, iterate_texts, text_lengths
 
 _FEWEST, _MOST = 5, 20  # bounds on the number of words in a shared run that makes two texts near-copies
-# Thai to Tibetan and Myanmar to Khmer, kana, and Chinese characters, which no spaces separate: each counts as a word.
+# Thai to Tibetan and Myanmar to Khmer, kana, and Chinese characters, which no spaces separate: each is a word.
 _UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
@@ -137,7 +137,7 @@ def hold_out(
         The splits; and a phrase if a document was cut or near-copies were separated, else None.
     """
     requested = {"validation": validation_fraction, "test": test_fraction}
-    # From the decimal text, since int(100 * (1 - 0.05 - 0.05)) is 89.
+    # Exact fractions from the decimal text, since int(100 * (1 - 0.05 - 0.05)) is 89.
     fractions = {s: Fraction(str(f)) for s, f in requested.items() if f > 0 and s not in splits}
     if not fractions:
         return dict(splits), None

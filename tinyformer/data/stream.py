@@ -121,7 +121,7 @@ class Prepared:
     """A tokenised source, loaded from the cache folder."""
 
     tokenizer: TextTokenizer
-    splits: dict[str, TokenSplit]  # for each split, the stream of its texts in order; a row may have several
+    splits: dict[str, TokenSplit]  # for each split, the stream of its texts in order; a row may have several texts
     folder: Path
     fingerprint: str  # identifies text, tokenizer and hold-out together
     trained_on: UInt64[np.ndarray, " fingerprints"] | None  # of the training split; None: no such split, or too long

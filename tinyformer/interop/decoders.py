@@ -155,7 +155,7 @@ GPT_NEOX = Family(
     unused=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
     read_fields=read_neox_fields,
     write_fields=write_neox_fields,
-    # The output layer gets its older name, which all versions of `transformers` read.
+    # The output layer gets its older name, which all versions of `transformers` support.
     read_weights=lambda weights: {name.replace("lm_head.", "embed_out."): tensor for name, tensor in weights.items()},
 )
 

@@ -83,7 +83,7 @@ def write_folder(folder: Path, files: dict[str, dict[str, Any]], weights: Weight
             text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
             (temporary / name).write_text(text, encoding="utf-8")
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-        shutil.copymode(temporary / next(iter(files)), temporary / WEIGHTS)  # save_file makes it private to its owner
+        shutil.copymode(temporary / next(iter(files)), temporary / WEIGHTS)  # save_file lets only the owner read it
 
 
 @dataclass(frozen=True)

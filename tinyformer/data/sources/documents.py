@@ -24,7 +24,7 @@ TEXTS = ("text", "pair")
 PAIR_ARGUMENTS = ("source_column", "target_column")
 """The names of the arguments that choose the columns of sources and targets."""
 
-STRING = pa.large_string()  # the offsets of a plain Arrow string end at 2 GB of text
+STRING = pa.large_string()  # a column of plain Arrow strings is limited to 2 GB of text
 
 _ROWS = 256  # rows read at a time: enough to hide the call, few enough for rows of megabytes
 
@@ -114,7 +114,7 @@ def require_pair(values: Sequence[Any], columns: Sequence[str], place: str) -> N
 def label_column_of(label_column: str | None, text_columns: Sequence[str]) -> str:
     """The name of the label column, by default "label"; a column of text is refused."""
     if label_column in text_columns:
-        raise ArgumentError("label_column", label_column, "this column holds the text (`text_column`)")
+        raise ArgumentError("label_column", label_column, "must not be a column of the text, `text_column`")
     return label_column or "label"
 
 

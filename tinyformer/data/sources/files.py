@@ -136,7 +136,7 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
 
 
 def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, Any]]:
-    # Not with pandas, which takes texts such as "None" and "NA" for missing values.
+    # pandas is not used, since it would parse texts such as "None" and "NA" as missing values.
     csv.field_size_limit(2**31 - 1)
     # newline="" leaves line ends within quotes as they are; splitlines would also split at U+2028 and others.
     text, end = io.StringIO(_decode(file), newline=""), 0
@@ -159,8 +159,8 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, An
             if line:
                 yield dict(zip(names, line, strict=False))
     except csv.Error as error:
-        reason = f"a quotation mark in the row that begins on line {end + 1} opens or closes no field ({error})"
-        raise _error(file, f"{reason}; to read quotation marks as plain characters", quoted=False) from error
+        reason = f"a quotation mark in the row that begins on line {end + 1} opens or closes no field ({error}), "
+        raise _error(file, f"{reason}so that it may be a plain character", quoted=False) from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def json_values(file: Path) -> list[Any]:
     text = _decode(file)
     try:
         value = _read_value(text)
-    except ValueError as error:  # a number of thousands of digits is no JSONDecodeError
-        if getattr(error, "msg", None) != "Extra data":  # which is what follows the first value
+    except ValueError as error:  # not only JSONDecodeError: a number may have too many digits
+        if getattr(error, "msg", None) != "Extra data":  # the error for text after the first value
             raise _not_json(file, str(error)) from error
     else:
         return value if isinstance(value, list) else [value]

@@ -201,7 +201,7 @@ class HubDataset:
         return "\n".join(row[column] or "" for column in self.text_columns)
 
     def _no_texts(self, column: str, argument: str = "text_column") -> ArgumentError:
-        return ArgumentError(argument, column, f"the column of {self.path} holds no texts; choose another")
+        return ArgumentError(argument, column, f"this column of {self.path} does not contain text; choose another")
 
     def _require_column(self, existing: Iterable[str], argument: str, column: str) -> None:
         if column not in existing:
