@@ -77,7 +77,11 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_neox", {"max_position_embeddings": "many"}, "max_position_embeddings='many': must be int."),
     ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type='yarn': is not supported."),
     ("bert", {"position_embedding_type": "relative_key"}, f"position_embedding_type='relative_key': {UNSUPPORTED}."),
-    ("bart", {"decoder_attention_heads": 6}, "decoder_attention_heads=6: must be 7, as encoder_attention_heads is: "),
+    (
+        "bart",
+        {"decoder_attention_heads": 6},
+        "decoder_attention_heads=6: must be 7, the value of encoder_attention_heads: ",
+    ),
     ("bart", {"scale_embedding": True}, f"scale_embedding=True: {UNSUPPORTED}."),
     ("marian", {"scale_embedding": False}, f"scale_embedding=False: {UNSUPPORTED}."),
 ]

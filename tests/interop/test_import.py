@@ -165,7 +165,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Tensor | None], str]] = [
     ("gpt2", {"n_layer": 3}, {}, "transformer.h.2.attn.c_attn.bias is missing"),
     ("gpt2", {"model_type": "opt"}, {}, "config.json says model_type=opt; GPT-2, "),
     ("gpt2", {}, {"transformer.wte.weight": INT8}, "wte.weight is quantised (int8)"),
-    ("t5", {"eos_token_id": [1, 2]}, {}, "config.json: eos_token_id=[1, 2]: must be one token"),
+    ("t5", {"eos_token_id": [1, 2]}, {}, "config.json: eos_token_id=[1, 2]: must be a single token"),
     ("t5", {}, {"lm_head.weight": torch.ones(VOCAB, 42)}, "lm_head.weight differs from encoder.embed_tokens.weight"),
     ("bart", {"model_type": "marian", "scale_embedding": True}, {}, "layernorm_embedding"),
 ]
@@ -189,7 +189,7 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path, out: Path) -> None:
     with pytest.raises(ArgumentError, match=r"does not match the BertForMaskedLM of its config\.json: cls\."):
         checkpoint_of(folder, out)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ArgumentError, match=r"pickle files such as pytorch_model\.bin are not read"):
+    with pytest.raises(ArgumentError, match=r"pickle files such as pytorch_model\.bin are not loaded"):
         checkpoint_of(folder, out)
     (folder / "config.json").unlink()
     with pytest.raises(ArgumentError, match=r"has no config\.json"):

@@ -35,7 +35,7 @@ MISTAKES = [
     # Texts.
     (partial(model().loss, texts=""), f"len(texts[0])=1: {SHORT}"),
     (lambda: model().tokenize(["a", "b" * 32]), "len(texts[1])=33: must be 1 to 32 tokens, including the special"),
-    (lambda: UNNAMED.attention("a"), "tokenizer=None: the model has no tokenizer, so it takes a tensor"),
+    (lambda: UNNAMED.attention("a"), "tokenizer=None: the model has no tokenizer and takes only token ids"),
     (UNNAMED.attention(torch.tensor([[3]]))[0].words, "tokenizer=None: the model has no tokenizer, so its"),
     (lambda: model().analyse(), "origin=None: the model was not loaded from a checkpoint"),
     # What other tasks read.
