@@ -163,7 +163,7 @@ MISTAKES = {
     "model.num_layers=3": "checkpoint=",
     "optimizer.lr=1": "optimizer.lr: there is no such key here; train.py has it.",
     "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "data.source=text: of its validation ",
-    "analysis=heads generate.prompt=The": "generate.prompt=The: is not read by an analysis alone;",
+    "analysis=heads generate.prompt=The": "generate.prompt=The: has no effect on an analysis alone;",
     "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
     "analysis=heads analysis.num_windows=-1": "analysis.num_windows=-1: must be at least 1",
     "analysis=importance attention.backend=flex": "attention.backend=",

@@ -156,7 +156,7 @@ REFUSED = {
     "position=rotary position.relative.max_seq_len=8": "model.max_seq_len=16: must be at most 8, the number of ",
     "task=masked_lm generate.prompt=a": "generate.prompt=a: MaskedLM cannot generate text; ",
     "task=span": "data.source=text: has no questions about contexts",
-    "task=span data=induction": "data=induction: has not what task=span needs.",
+    "task=span data=induction": "data=induction: does not have what task=span needs.",
     "cross_attention=gqa": "cross_attention: only an encoder–decoder has it",
     "network=encoder_decoder": "network: its decoder needs a cross_attention",
     "network=encoder_decoder cross_attention=mha": "network: CausalLM needs",
@@ -220,7 +220,7 @@ TOLD = {
     "train --help": (0, "multi-query: all query heads share"),
     "evaluate --help": (0, "how text is generated"),
     "train modle.d_model=8": (2, "Error: modle.d_model: there is no such key."),
-    "train hydra.mode=MULTIRUN": (2, "Error: hydra.mode=MULTIRUN: starts no sweep; -m does."),
+    "train hydra.mode=MULTIRUN": (2, "Error: hydra.mode=MULTIRUN: does not start a sweep; use -m."),
     "train ~norm": (2, "Error: ~norm: a run needs this axis; "),
 }
 

@@ -324,7 +324,7 @@ def test_what_an_evaluation_would_follow_is_typed_again(file: Any) -> None:
         evaluated(path)
     assert evaluated(path, "norm._target_=torch.nn.LayerNorm").norm._target_ == "torch.nn.LayerNorm"
     path = file("data=text", "data.files='my book.txt'")
-    said = r"its run read data\.files='my book\.txt', .*; add data\.files='my book\.txt',"
+    said = r"its run was trained on data\.files='my book\.txt', .*; add data\.files='my book\.txt',"
     with pytest.raises(ValueError, match=said):
         evaluated(path)
     assert evaluated(path, "data.files=other.txt").datamodule.source.files == "other.txt"

@@ -226,7 +226,7 @@ def test_auto_tells_how_its_settings_differ_from_those_of_the_run(here, capsys):
     assert "optimizer.lr=0.5" in expand_resume([command[0], command[1], "seed=2", *command[3:]])
     assert capsys.readouterr().out.splitlines() == [
         "16, with other settings: seed=2",
-        "16 was started with settings that hold unless they are given again: seed=1 optimizer.lr=0.5",
+        "16 was started with these settings, which are kept unless they are given again: seed=1 optimizer.lr=0.5",
     ]
 
 

@@ -93,7 +93,7 @@ def mistake_in(*overrides: str) -> str:
         ("seed=0 attention gqa", "attention: is no KEY=VALUE, such as attention=gqa."),
         ("generate.prompt=A cat", "cat: is no KEY=VALUE, and a text *quoted, as in 'generate.prompt=A cat'."),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
-        ("model.d_ff=1,2", "model.d_ff=1,2: -m makes a run of each value."),
+        ("model.d_ff=1,2", "model.d_ff=1,2: several values need -m, which makes a run of each."),
         ("analysis=heads", "analysis: there is no such key here; evaluate.py has it."),
         ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
         # Raised deep inside of the network, told by the key that the user sets.
@@ -107,7 +107,7 @@ def mistake_in(*overrides: str) -> str:
         # What Lightning, torch or Hydra would refuse later, in words of their own.
         ("trainer.strategy=abc", "trainer: You selected an invalid strategy name: `strategy='abc'`*; `--cfg job*"),
         ("trainer.num_nodes=2", "trainer.num_nodes=2: needs a process on each node, *; trainer.num_nodes=1 works."),
-        ("+trainer.fast_dev_run=true", "trainer.fast_dev_run=true: is no argument that a run takes; remove it."),
+        ("+trainer.fast_dev_run=true", "trainer.fast_dev_run=true: is not an argument that a run accepts; remove it."),
         ("trainer.val_check_interval=0.5", "none"),
         ("trainer.val_check_interval=0", "trainer.val_check_interval=0: must be above 0*=100 works."),
         ("task=masked_lm task.masking=null", "task.masking=null: MaskedLM predicts masked tokens; choose task=mask*"),

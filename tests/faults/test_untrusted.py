@@ -95,7 +95,7 @@ def test_a_run_folder_with_links_is_refused(program: Program, trained: Trained, 
     assert Path("victim").read_text() == "mine"
     Path("run/wandb/run_id").write_text("../../elsewhere")
     longer = "resume=run trainer.max_steps=8 logger=wandb"
-    require_refusal(program, "run/wandb/run_id contains no id of a run", "train.py", longer)
+    require_refusal(program, "run/wandb/run_id contains no id of a wandb run", "train.py", longer)
 
 
 @pytest.mark.slow

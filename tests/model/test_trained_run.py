@@ -98,7 +98,7 @@ REFUSED = {
     "seed=1,2": "seed=1,2: tinyformer.train makes one run; ",
     "--cfg": "--cfg: tinyformer.train takes overrides only, such as attention=gqa.",
     "model.num_heads=3": "model.num_heads=3: ",
-    "trainer.devices=2": "trainer.devices=2: tinyformer.train is one process; ",
+    "trainer.devices=2": "trainer.devices=2: tinyformer.train uses one process; ",
     "hydra.run.dir=linked": "hydra.run.dir=linked: linked/link is a symbolic link, ",
     NO_TEST: "data.test_fraction=0.01: leaves the test split empty",
 }

@@ -61,7 +61,7 @@ REFUSED = {
     "match.to=1000": "match.by=model.d_ff: no value of it gives 1,000 parameters, only",
     "match.by=model.max_seq_len": "match.by=model.max_seq_len: no value of it gives",
     "match.by=model.nothing": "match.by=model.nothing: is not a config key of a whole number; match.by=model.d_ff",
-    "match.by=model.d_model": "match.by=model.d_model: 1 cannot be, since .*match.multiple_of",
+    "match.by=model.d_model": "match.by=model.d_model: 1 does not work: .*match.multiple_of",
 }
 
 

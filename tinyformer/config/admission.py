@@ -1,12 +1,12 @@
 """The choices and values that an untrusted checkpoint, run folder or finding may set in a config.
 
-There is one rule, `admit`: a file chooses among our own config files and sets plain values at keys that they have, and
-a class is one of ours, unless the command line names it.
+The rule is `admit`: a file may choose among our own config files and set plain values at the keys of these files. A
+class that it names must be a class of tinyformer, unless the command line names the same class.
 
-A checkpoint stores overrides by key: a choice for each axis, every value that our YAML states, and a value that it
-computes, such as `${model.d_model}`, only where it was overridden. So a later change of a default leaves an old
-checkpoint as it is, and an override of `model.d_model` acts on what follows from it. The config is composed from what
-is admitted, and Hydra never reads the checkpoint's own text.
+A checkpoint stores overrides by key: the choice of each axis and every literal value of our YAML. A computed value,
+such as `${model.d_model}`, is stored only if it was overridden. So a later change of a default does not change an old
+checkpoint, and an override of `model.d_model` also changes the values that are computed from it. The config is composed
+from the admitted overrides, and Hydra never parses the checkpoint's own text.
 """
 
 import copy
@@ -46,34 +46,34 @@ if TYPE_CHECKING:
 
 Plain: TypeAlias = dict[str, Any]
 Trust: TypeAlias = Callable[[str, Any], bool]
-"""Whether the user has named a class at a key: a function of the key and the dotted name of the class."""
+"""A function of a key and the dotted name of a class; it returns True if the user has named this class at this key."""
 
 DERIVED = ("data", "tokenizer", "network", "datamodule")
-"""Nodes in which a file names no class, since classes of data read files and download. A checkpoint sets no key there
-that our YAML computes from others."""
+"""Nodes in which a file may not name a class, since data classes read files and download. In these nodes, a checkpoint
+may not set a key that our YAML computes from other keys."""
 
 OF_MODELS = ("tinyformer.nn.", "tinyformer.tasks.")  # the packages whose classes a file may name
 SCORE_KEYS = ("attention.score", "cross_attention.score")  # keys whose plain value may be the name of a class
 
 TYPED_AGAIN = {
-    "cache_dir": "makes a folder",  # which could be a new group of config files
+    "cache_dir": "makes a folder",  # the folder could be a new group of config files
     "entity": "sends the run to a team",
 }
-"""Last parts of keys that only the command line may set, and what each of them does."""
+"""Last components of keys that only the command line may set, each with the effect that an error names."""
 
 MAX_DEPTH = 2  # maximum depth of nested lists
 
 SOURCES = ("data.files", "data.path", "data.name", "data.revision", "data.source.hub.path", "data.document_start")
-"""Keys that say what to read and how to split it: a checkpoint records them, but they are never followed."""
+"""Keys of data sources. A checkpoint records their values, which a later run uses only if they are typed again."""
 
 OWN = ("data.cache_dir", "tokenizer.path")
-"""Paths of the machine that a run was made on, which a checkpoint neither records nor follows."""
+"""Keys of paths on the machine of a run: a checkpoint does not record them, and values for them are ignored."""
 
 
 class NotAdmittedError(ValueError):
-    """A file says more of a config than it may: a key, and what it does there, as in "calls 'os.system'".
+    """A file sets a key to a value that it may not set; `problem` says what the value does: "calls 'os.system'".
 
-    `target` is the class that it names, if a user who trusts it can name it, too.
+    `target` is the dotted name of the class in the file, if the user may allow the class by typing its name.
     """
 
     def __init__(self, key: str, problem: str, target: str | None = None) -> None:
@@ -82,14 +82,14 @@ class NotAdmittedError(ValueError):
 
 
 def never_instantiated(key: str, name: Any) -> bool:
-    """Trust in any class, for a config that is only read."""
+    """Return True for every class: nothing is instantiated from the config."""
     return True
 
 
 def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
-    """Refuse what a file may not set at the key of an axis, of a value or of a class, such as "norm._target_".
+    """Raise `NotAdmittedError` if a file may not set a value at a key; the key may be an axis, or "norm._target_".
 
-    With `is_argument`, the file also names the class of the key's node, which may have arguments that our YAML lacks.
+    With `is_argument`, the file also names the class of the key's node, which may have arguments beyond our YAML.
     """
     if key in files():
         if value not in (None, *choices_of(key)):
@@ -113,13 +113,13 @@ def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argum
 
 
 def problem_of_value(value: Any) -> str | None:
-    """The reason that a file may not set a value, as in "is '${x}': an interpolation"; None if it is plain."""
+    """The reason that a file may not set a value, as in "is '${x}': an interpolation"; None for a plain value."""
     entries = [value]
     for _ in range(MAX_DEPTH):
         entries = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
     for entry in entries:
         if isinstance(entry, str) and "${" in entry:
-            return f"is {entry[:100]!r}: an interpolation, which a file cannot bring"
+            return f"is {entry[:100]!r}: an interpolation, which a file may not contain"
         if not isinstance(entry, str | int | float | None) or (isinstance(entry, float) and not math.isfinite(entry)):
             return "must be a finite number, a text, true, false, null or a list of these"
     return None
@@ -131,7 +131,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_class_of_models(name: str) -> bool:
-    """Return True if a dotted name is that of a class that one of the packages of models defines."""
+    """Return True if a dotted name is the name of a class that a package in `OF_MODELS` defines."""
     module_name, _, attribute = name.rpartition(".")
     if not name.startswith("tinyformer."):
         return False
@@ -144,9 +144,9 @@ def _is_class_of_models(name: str) -> bool:
 
 
 def admit_override(entry: str, in_sweep: bool = False) -> str:
-    """An override from a run folder or a finding, parsed, admitted (see `admit`) and written anew.
+    """Parse an override from a run folder or a finding, check it by `admit`, and return it in Hydra's grammar.
 
-    In a sweep it may have several values; each of them is checked.
+    With `in_sweep`, the override may list several values, and each value is checked.
     """
     try:
         override = parsed(entry)
@@ -174,7 +174,7 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
 
 
 def alternatives(entry: str) -> list[str]:
-    """The values of an override as they are typed, empty if it lists none; those of `glob` are choices of an axis."""
+    """The values that an override lists, as typed, with `glob(…)` as choices of an axis; [] if that is not possible."""
     if not is_swept(entry):
         return [entry.partition("=")[2]]
     override = parsed(entry)
@@ -197,7 +197,7 @@ def is_swept(entry: str) -> bool:
 
 
 def _admit_value(key: str, value: Any) -> str:
-    """A single value, which may be a mapping, as it is typed."""
+    """Check a single value, which may be a mapping, and return it in Hydra's grammar."""
     try:
         for path, leaf in [(key, value)] if key in files() else leaves(value, key):
             admit(path, leaf)
@@ -217,9 +217,9 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
-    """The overrides from which Hydra composes an unresolved config again, by key, as a checkpoint stores them.
+    """The overrides, by key, from which an unresolved config can be composed again; a checkpoint stores them.
 
-    An axis without a choice has its default.
+    `choices` has the choice of each axis; an axis that is missing has its default.
     """
     resolved = OmegaConf.create(config)
     base, chosen = composed(choices)
@@ -239,10 +239,10 @@ def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
 def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: False, remedy: str = "add {}={}") -> Plain:
     """The unresolved config of a checkpoint's run, composed from our own YAML and the checkpoint's overrides.
 
-    `remedy` is what a user who trusts a class does, given its key and name.
+    `remedy` is the hint for a user who trusts a class; its two fields are the class's key and name.
 
     Raises:
-        ArgumentError: an override is not admitted, or sets what a checkpoint may not set or a size its weights lack.
+        ArgumentError: an override is not admitted, or sets more layers than the checkpoint has weight tensors.
     """
     try:
         return _admitted(checkpoint.overrides, len(checkpoint.weights), trust)
@@ -253,11 +253,11 @@ def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: Fals
 
 
 def require_readable(overrides: Plain) -> None:
-    """Refuse what a run would store of its config, see `describe_config`, if no program admitted it."""
+    """Refuse the overrides that a run would store, see `describe_config`, if no program would admit them afterwards."""
     try:
         _admitted(overrides, sys.maxsize, lambda key, name: True)
     except NotAdmittedError as error:
-        raise ConfigError(f"{error.key}: {error}, so that nothing could read the run's; leave it out.") from error
+        raise ConfigError(f"{error.key}: {error}, so no program could load the checkpoint; leave it out.") from error
 
 
 def _admitted(overrides: Plain, num_weights: int, trust: Trust) -> Plain:
@@ -289,7 +289,7 @@ def _admitted(overrides: Plain, num_weights: int, trust: Trust) -> Plain:
 
 
 def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: bool) -> None:
-    """Set an admitted value of a checkpoint in a config that Hydra has composed, as Hydra does it."""
+    """Set an admitted value of a checkpoint in a composed config, as Hydra sets an override."""
     ours: Any = base
     for name in key.split("."):
         ours = ours.get(name) if isinstance(ours, dict) else None
@@ -304,13 +304,13 @@ def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: boo
 
 
 def recorded_sources(overrides: Plain) -> Plain:
-    """The sources that a checkpoint's run read, by the keys of `SOURCES`, where they differ from our YAML."""
+    """The values of `SOURCES` in the run of a checkpoint, by key, without values that equal our YAML's."""
     ours = dict(leaves(composed(overrides)[0]))
     return {key: overrides[key] for key in SOURCES if overrides.get(key) not in (None, ours.get(key))}
 
 
 def own_classes(overrides: Plain) -> Plain:
-    """The user's own classes that a checkpoint's overrides name, which are used if a command line repeats them."""
+    """The user's own classes in a checkpoint's overrides, by key; they are used only if a command line repeats them."""
     named = {key: value for key, value in overrides.items() if key.endswith("_target_") or key in SCORE_KEYS}
     return {key: name for key, name in named.items() if "." in str(name) and not str(name).startswith("tinyformer.")}
 
@@ -320,9 +320,9 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
-    """The unresolved config of a run as far as a checkpoint stores it, and the choices of its axes.
+    """The nodes of a run's unresolved config that a checkpoint stores, and the choice of each axis.
 
-    Only choices and deletions are applied, not values; a choice that is not ours becomes the default.
+    Only the overrides that choose or delete are applied, not the values; an unknown choice becomes the default.
     """
     if not OmegaConf.has_resolver("default_num_kv_heads"):
         register_resolvers()
@@ -342,9 +342,9 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
 
 
 def register_score(config: Mapping[str, Any]) -> None:
-    """Import the user's classes that `attention.score` names, if any, and add them to `SCORES`.
+    """Import the user's classes that `attention.score` or `cross_attention.score` names, and add them to `SCORES`.
 
-    The config is unresolved, since the target of an interpolation was not admitted as the name of a class.
+    The config is unresolved: a value that an interpolation refers to was not admitted as the name of a class.
     """
     values = dict(leaves(config))
     for key in SCORE_KEYS:

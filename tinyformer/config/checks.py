@@ -22,8 +22,8 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
     Args:
         config: the whole config.
         part: the key of the node to check, such as `network`.
-        groups: classes whose arguments are the values of a group without `_target_`, by its key, and a class whose
-            arguments are keys in no group, at "".
+        groups: for the key of each group without `_target_`, the class whose arguments are the group's values; for the
+            key "", the class whose arguments are top-level keys of the config.
     """
     written = OmegaConf.to_container(config, resolve=False)
     for group, function in (groups or {}).items():
@@ -41,14 +41,14 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
 
 
 def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
-    """Return true if a user-defined attention need not take an argument: a value of our files, not of the user."""
+    """Return True if a user-defined attention class may lack an argument: our config files set it, not the user."""
     owner, _, name = path.rpartition(".")
     is_attention = owner.endswith("attention")
     return is_attention and (key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, []))
 
 
 def check_value(function: Any, name: str, value: Any, key: str) -> None:
-    """Check the type of the value of one argument of a function or class; a `ConfigError` names its key and a value."""
+    """Check the type of an argument's value; the `ConfigError` names the config key and an example of a value."""
     parameters = _parameters(function)
     if name not in parameters:
         if None in parameters:
@@ -57,7 +57,7 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
         hint = f" Did you mean {key.rpartition('.')[0]}.{close[0]}?" if close else ""
         raise ConfigError(f"{key}: {function.__name__} has no argument {name}.{hint}")
     if isinstance(value, dict) and "_target_" in value:
-        return  # a node of its own
+        return  # `check_types` checks this node separately
     if problem := _type_problem(_type_hint(parameters[name], name), value):
         plain = (own for own in values_of_keys().get(key, []) if isinstance(own, int | float | str))
         example = next((own for own in plain if "$" not in str(own)), None)
@@ -67,9 +67,9 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
 
 @functools.cache
 def _parameters(function: Any) -> dict[str | None, Any]:
-    """The parameters of a function, or of a class and the bases that receive its keywords, each with their owner.
+    """The parameters of a function, or of a class and the bases that receive its keywords, each with its owner.
 
-    The key None stands for keywords of unknown names.
+    The key None is present if keywords of any name are accepted.
     """
     signature = inspect.signature(function).parameters.values()
     parameters: dict[str | None, Any] = {p.name: function for p in signature}
@@ -82,7 +82,7 @@ def _parameters(function: Any) -> dict[str | None, Any]:
 
 
 def _type_problem(hint: Any, value: Any) -> str | None:
-    """The reason why a value is not of a type, as in "should be a valid integer"; None if it is."""
+    """The reason why a value is not of a type, as in "should be a valid integer"; None for a valid value."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
@@ -120,7 +120,7 @@ def _locate(target: Any, key: str) -> Any:
 
 
 def targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every node of a part with a `_target_`, resolved, with its dotted path."""
+    """Every node with a `_target_` in a config, or in its node `part`: the dotted path and the resolved values."""
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""The config files in `conf`: their axes, choices and keys, the functions that they call, and values as typed."""
+"""The config files in `conf`: their axes, choices and keys, their resolvers, and the syntax of values."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ TEXTS = re.compile(
     r"data\.columns|(.+\.)?(checkpoint|resume|init_from|files|path|prompt(_file)?|name|project|entity|revision|stop"
     r"|document_start|separator|eos_token|(\w+_)?(text|column|dir)|clean|corrupted|answer|against|target|labels|pairs)"
 )
-"""Keys whose value is a text, whatever it looks like; of `LISTS`, one in brackets is a list of texts."""
+"""Keys whose value is always a string; for a key that ends in a name of `LISTS`, brackets make a list of strings."""
 LISTS = ("files", "prompt", "column", "columns", "analysis.text", "clean", "corrupted", "labels", "pairs", "stop")
 
 COMMA = re.compile(r""",(?=(?:[^'"\[\]{}]|'[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\})*$)""")
@@ -32,7 +32,7 @@ WORD = re.compile(r"""(?<=[\[,])\s*(?:('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|([^\
 """A word of a list, quoted or not; an apostrophe within it, as in `aren't`, is no quotation mark."""
 
 OPTIONS = ("--help", "--cfg", "--package", "--resolve", "--multirun", "--config-dir", "--shell-completion")
-"""The options of a program."""
+"""The options that `train` and `evaluate` accept in addition to KEY=VALUE."""
 
 AXES = (
     *("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm", "network"),
@@ -47,11 +47,11 @@ NO_AXES = ("finding",)  # folders of `conf` that are not axes of any program
 NEVER_SET = ("defaults", "hydra", "resume", "checkpoint")  # entries of our config files that are not values of a run
 
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The loader in C where there is one: a sweep has hundreds of files."""
+"""PyYAML's fast loader, or the slow one if PyYAML was built without C: a sweep has hundreds of files."""
 
 
 class NoOverrideError(OverrideParseException):
-    """A word of a command line is no KEY=VALUE; the message says what it may have been meant to be."""
+    """A word of a command line is not KEY=VALUE; the message suggests what the user may have meant."""
 
 
 def is_multirun(words: Sequence[str]) -> bool:
@@ -60,10 +60,10 @@ def is_multirun(words: Sequence[str]) -> bool:
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
-    """A command line in Hydra's grammar: what that has no words for is a text, and a path or a prompt always is one.
+    """Quote the values of a command line so that Hydra parses them: paths, prompts and values outside its grammar.
 
-    So `data.files=café.txt` and `generate.prompt=a, b` need no other quotes than those of the shell. In a sweep, commas
-    separate the values of several runs.
+    So `data.files=café.txt` and `generate.prompt=a, b` need only the quotes of the shell. In a sweep, commas separate
+    the values of several runs.
     """
     found = []
     for before, word in zip(["", *words], words, strict=False):
@@ -99,7 +99,7 @@ def _readable(key: str, value: str, is_sweep: bool) -> str:
 
 
 def text_of(word: str) -> str:
-    """The text that an override sets, without quotes; as it stands where Hydra reads something else."""
+    """The string that an override sets, without quotes; a value that is no string for Hydra is returned as typed."""
     with contextlib.suppress(ValueError):
         if isinstance(value := parsed(word).value(), str):
             return value
@@ -112,17 +112,17 @@ def key_of_word(word: str) -> str:
 
 
 def parsed(word: str) -> Override:
-    """An override; a ValueError says that Hydra's grammar has no words for it."""
+    """Parse an override by Hydra's grammar; raise a ValueError if that is not possible."""
     try:
         return OverridesParser.create().parse_override(word)
-    except (HydraException, RecursionError) as error:  # a number of thousands of digits is a ValueError
+    except (HydraException, RecursionError) as error:  # a number of thousands of digits raises a ValueError itself
         raise ValueError(word) from error
 
 
 def key_of(written: Any, path: str | Sequence[str]) -> str:
     """The key under which the user sets a value: interpolations such as `${model.d_model}` are followed.
 
-    `written` is the config as plain containers, its interpolations unresolved; a KeyError if it has no such node.
+    `written` is the config as plain containers, with unresolved interpolations. Raises a KeyError for an unknown path.
     """
     keys = path.split(".") if isinstance(path, str) else path
     node = written
@@ -132,13 +132,13 @@ def key_of(written: Any, path: str | Sequence[str]) -> str:
         node = node[key]
         if isinstance(node, str) and (reference := re.fullmatch(r"\$\{(oc\.select:)?([\w.]+)(?(1),.*)\}", node)):
             followed = [*reference[2].split("."), *keys[index + 1 :]]
-            with contextlib.suppress(*[KeyError] if reference[1] else []):  # what oc.select names may not be there
+            with contextlib.suppress(*[KeyError] if reference[1] else []):  # the key in oc.select may be missing
                 return key_of(written, followed)
     return ".".join(keys)
 
 
 def key_of_argument(written: Any, path: Sequence[str]) -> str:
-    """The key that sets an argument, at the path of its object and its name; its own name where the config has no key.
+    """The config key of an argument, given the object's path and the argument's name; the bare name if no key sets it.
 
     An argument that the object's own node does not set was passed on by an enclosing object, as an encoder passes
     `num_layers` on to its blocks; the nearest enclosing node with that name sets it.
@@ -172,20 +172,20 @@ def hydra_value(value: Any) -> str:
 
 
 def shell_word(text: str) -> str:
-    """A word in the quotes that a shell needs for it."""
+    """A word as it is typed in a shell, in quotes if the shell needs them."""
     if re.fullmatch(r"[\w@%+=:,./\[\]…-]+", text):
         return text
     return f'"{text}"' if "'" in text and not re.search(r'["$`\\!]', text) else shlex.quote(text)
 
 
 def quoted(text: str) -> str:
-    """A text in the quotes of Hydra's grammar, where a backslash stands for itself, except before a quote."""
+    """A text in single quotes by Hydra's grammar, which takes a backslash literally except before a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
 
 def _is_plain(text: str) -> bool:
-    """Return True if Hydra reads a text as itself without quotes."""
+    """Return True if Hydra parses a text without quotes as the same string."""
     return bool(re.fullmatch(r"[\w./:@%+*?|$-]+( +[\w./:@%+*?|$-]+)*", text, re.ASCII)) and not re.fullmatch(
         r"(?i)null|true|false|[+-]?(\d[\d_]*\.?|(\d[\d_]*)?\.\d[\d_]*)(e[+-]?[\d_]+)?|[+-]?(inf|nan)", text
     )
@@ -207,7 +207,7 @@ def files() -> dict[str, dict[str, Path]]:
 
 @functools.cache
 def programs() -> dict[str, Path]:
-    """The primary config of each program, by its name."""
+    """The file of each program's primary config, by the name of the program."""
     return {file.stem: file for file in sorted(config_dir().glob("*.yaml"))}
 
 
@@ -217,17 +217,17 @@ def choices_of(axis: str) -> list[str]:
 
 
 def load_plain_yaml(text: str) -> Any:
-    """The value of a YAML text that may come from elsewhere: plain data, never objects of other classes.
+    """Parse a YAML text, which may be untrusted, into plain data; no other objects are made.
 
     Raises:
-        yaml.YAMLError: it is not YAML.
+        yaml.YAMLError: the text is not YAML.
     """
     return yaml.load(text, Loader=FAST_LOADER)
 
 
 @functools.cache
 def read(name: str, axis: str | None = None) -> dict[str, Any]:
-    """The unresolved contents of a choice of an axis, or of a program, and of the files that it starts from; or {}."""
+    """The unresolved config of a choice of an axis, or of a program, merged with its base files; {} if unknown."""
     file = (programs() if axis is None else files().get(axis, {})).get(name)
     if file is None:
         return {}
@@ -249,7 +249,7 @@ def _merged(base: Any, own: Any) -> Any:
 
 
 def default_choices(chosen: Mapping[str, str]) -> dict[str, str | None]:
-    """The choices of the axes of a training run, given some of them; a task may choose others."""
+    """The choice of each axis of a training run, given the `chosen` axes; a task may replace defaults of other axes."""
     choices: dict[str, Any] = axes_of("train") | dict(chosen)
     for node in read(choices["task"], "task")["defaults"]:
         if isinstance(node, dict):  # such as "override /data@_global_.data: summaries"
@@ -289,7 +289,7 @@ def register_resolvers(command: str = "tinyformer") -> None:
     functions: dict[str, Callable[..., Any]] = {
         "default_num_kv_heads": default_num_kv_heads,
         "original_peak_rate": original_peak_rate,
-        "axes": lambda *names: describe_axes(names).replace("$", "$$"),  # which Hydra's template reads
+        "axes": lambda *names: describe_axes(names).replace("$", "$$"),  # Hydra substitutes $ in its help template
         "command": lambda: command,
         "name_of_run": name_of_run,
     }

@@ -1,4 +1,4 @@
-"""Mistakes of the user as a few lines in the words of the config; every other error keeps its traceback."""
+"""Mistakes of the user, printed as a sentence that names config keys; every other error keeps its traceback."""
 
 import contextlib
 import difflib
@@ -38,18 +38,17 @@ USER_MISTAKE, BUG = 2, 1
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|not enough memory|[Ss]torage size calculation overflowed"
 )
-"""Messages of torch, on each device."""
+"""A pattern of torch's messages about a lack of memory, on all devices."""
 
 EXAMPLES = {"data.files": "book.txt", "data.path": "owner/name", "tokenizer.path": "tokenizer.json"}
-"""Values for the keys that have no default."""
-
+"""Example values of the keys that have no default."""
 
 OTHER_NAMES = {
     "epochs": "trainer.max_epochs or trainer.max_steps",
     "learning_rate": "optimizer.lr",
     "device": "trainer.accelerator",
 }
-"""What other programs call some of our keys, where the names are not alike."""
+"""Names that other programs use, each with our config key for the same setting."""
 
 
 class ConfigError(ValueError):
@@ -58,9 +57,9 @@ class ConfigError(ValueError):
 
 @contextlib.contextmanager
 def config_keys(config: DictConfig) -> Iterator[None]:
-    """Make errors about arguments name the keys of a config that set them, as a `ConfigError`.
+    """Turn an `ArgumentError` inside a `with` statement into a `ConfigError` that names the argument's config key.
 
-    Such an `ArgumentError` may also be raised by a class that `instantiate` called.
+    The `ArgumentError` may also come from a class that Hydra's `instantiate` called.
     """
     written = OmegaConf.to_container(config, resolve=False)
     try:
@@ -79,9 +78,9 @@ def config_keys(config: DictConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_sentences(program: str) -> Iterator[None]:
-    """Raise a caller's mistakes as a `ConfigError` in the sentence that a program prints.
+    """Turn mistakes of the user inside a `with` statement into a `ConfigError` with the sentence that `describe` gives.
 
-    With HYDRA_FULL_ERROR=1 in the environment, the mistake itself is shown as its cause.
+    With HYDRA_FULL_ERROR=1 in the environment, the original error is shown as the cause.
     """
     try:
         yield
@@ -94,7 +93,7 @@ def in_sentences(program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def option_names(**names: str) -> Iterator[None]:
-    """Make errors about arguments name the options of a command line, as in `option_names(out="--out")`."""
+    """Turn an `ArgumentError` into a `ConfigError` that names an option, as in `option_names(out="--out")`."""
     try:
         yield
     except ArgumentError as error:
@@ -103,15 +102,15 @@ def option_names(**names: str) -> Iterator[None]:
 
 
 def exit_code_of(job: Callable[[], int | None], program: str) -> int:
-    """The exit code of the job of a program: 0, 1 for a bug, 2 for a mistake of the user.
+    """Run the job of a program, print its error, and return the exit code: 0, 1 for a bug, 2 for a user's mistake.
 
-    Errors are reported as `train` does, and may suggest keys of the primary config `program`; the job may return a code
-    for those that it has reported itself.
+    The error may suggest keys of the primary config `program`. A job that has already printed its errors returns an
+    exit code itself.
     """
     try:
         code = job() or 0
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads the output, as in `| head -1`
+    except BrokenPipeError:  # the output was closed, as by `| head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at the end
         return 128 + signal.SIGPIPE
     except Exception as error:
@@ -120,9 +119,9 @@ def exit_code_of(job: Callable[[], int | None], program: str) -> int:
 
 
 def report(error: BaseException, program: str, with_traceback: bool = False) -> int:
-    """Print an error to stderr: a mistake as a sentence, a bug (or both, if asked) with its traceback.
+    """Print an error to stderr and return the exit code.
 
-    Returns the exit code.
+    A mistake of the user is printed as a sentence, a bug as a traceback; `with_traceback` prints one for both.
     """
     text = describe(error, program)
     if text is None or with_traceback:
@@ -133,7 +132,7 @@ def report(error: BaseException, program: str, with_traceback: bool = False) -> 
 
 
 def say(text: str, **options: Any) -> None:
-    """Print a text, which may name files and labels, by `printable` lines."""
+    """Print a text, each line through `printable`, since names of files and labels may have control characters."""
     print("\n".join(map(printable, text.split("\n"))), **options)
 
 
@@ -152,7 +151,7 @@ def cause_of(error: BaseException) -> BaseException:
 def describe(error: BaseException, program: str) -> str | None:
     """The sentence that explains a mistake to the user; None for any other error, which is a bug.
 
-    Mistakes are what this package raises about arguments and configs, what Hydra and OmegaConf raise about the command
+    Mistakes are the errors of this package about arguments and configs, errors of Hydra and OmegaConf about the command
     line of `program`, Lightning's `MisconfigurationException`, and a lack of memory.
     """
     error = cause_of(error)
@@ -182,7 +181,7 @@ def _describe_composition(error: BaseException, program: str) -> str:
         what = message if isinstance(error, NoOverrideError) else "is no KEY=VALUE, such as attention=gqa"
         return f"{error.override}: {what}."
     if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
-        # The full key is that of the interpolation; the missing key stands in the message.
+        # `full_key` is the key of the interpolation; only the message names the missing key.
         missing = re.search(r"resolving interpolation: Missing mandatory value: ([\w.]+)", message)
         key = missing[1] if missing else str(error.full_key or error.key)
         return f"{key} is needed, such as {key}={EXAMPLES.get(key, 'VALUE')}."
@@ -190,12 +189,12 @@ def _describe_composition(error: BaseException, program: str) -> str:
     if named := re.search(r"Could not (?:override|append to config[^']*|delete(?: from config\.)?) '([^'@]+)", message):
         return first if "already" in message else _unknown_key(named[1], program)
     if ambiguous := re.fullmatch(r"Ambiguous value for argument '([^=]+=.*)'", first):
-        return f"{ambiguous[1]}: -m makes a run of each value."
+        return f"{ambiguous[1]}: several values need -m, which makes a run of each value."
     return first
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """The choices that look like a word, as " Did you mean a or b?"; empty if none does."""
+    """A suggestion of choices that are spelled like a word, as in " Did you mean a or b?"; empty if there are none."""
     close = difflib.get_close_matches(word, list(dict.fromkeys(choices)), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
@@ -205,7 +204,7 @@ def _unknown_key(key: str, program: str) -> str:
     axis, _, name = key.partition(".")
     others = [other for other in programs() if axis in (axes_of(other) | read(other))]
     if others and program not in others and not (program == "evaluate" and axis in STORED):
-        program = {"card": "tinyformer card"}.get(others[-1], f"{others[-1]}.py")  # rather train than the card
+        program = {"card": "tinyformer card"}.get(others[-1], f"{others[-1]}.py")  # train, if it has the key
         return f"{key}: there is no such key here; {program} has it."
     choices = choices_of(axis) if axis in files() and name else []
     having = [f"{axis}={choice}" for choice in choices if name.partition(".")[0] in read(choice, axis)]
@@ -215,7 +214,7 @@ def _unknown_key(key: str, program: str) -> str:
 
 
 def _similar_key(key: str, program: str) -> str:
-    """The keys that look like a key, as in `nearest`, or of which the last part does; else where the axes are."""
+    """A suggestion of keys that are spelled like a key, or whose last component is; otherwise a hint at --help."""
     if key in OTHER_NAMES:
         return f" Did you mean {OTHER_NAMES[key]}?"
     keys = [known for known in values_of_keys() if known.partition(".")[0] in axes_of(program) | read(program)]

@@ -18,18 +18,18 @@ from tinyformer.errors import relative_path
 
 @dataclass(frozen=True)
 class Claim:
-    """A folder that only this process writes into, and what was there before Hydra wrote into it."""
+    """A locked folder, and the state of the folder before Hydra wrote into it."""
 
     folder: Path
     lock: contextlib.ExitStack  # closing it releases the folder
-    created: Sequence[Path] = ()  # by the claim: the folder and its parents, innermost first
-    changed: Mapping[str, int] = field(default_factory=dict)  # when each file or folder in it was last changed
-    of_hydra: Mapping[Path, bytes] = field(default_factory=dict)  # files that Hydra replaces before a job is refused
+    created: Sequence[Path] = ()  # folders that the claim made, innermost first
+    changed: Mapping[str, int] = field(default_factory=dict)  # modification times by name; see `_changed`
+    of_hydra: Mapping[Path, bytes] = field(default_factory=dict)  # contents of Hydra's files before it replaces them
 
     def withdraw(self) -> None:
-        """Undo what Hydra has written, and remove what was created, unless the job has written something.
+        """Restore Hydra's files and remove the folders that the claim made, unless the job has written something.
 
-        The overrides of a sweep are restored in any case: the next command repeats those that a job has refused.
+        An earlier `multirun.yaml` is always restored, so that `resume` does not repeat overrides that were refused.
         """
         if not is_first_process():
             return
@@ -54,16 +54,16 @@ def _files_of_hydra(folder: Path) -> list[Path]:
 
 
 def _changed(folder: Path) -> dict[str, int]:
-    """The times at which the entries of a folder that Hydra does not write were last changed, by name."""
+    """The modification times in ns of the entries of a folder, by name, without the entries that Hydra writes."""
     names = {".hydra", "multirun.yaml"}
     return {path.name: path.lstat().st_mtime_ns for path in folder.iterdir() if path.name not in names}
 
 
 def claim_folder(config: DictConfig, key: str) -> Claim:
-    """Lock and make the folder at a key of Hydra, or refuse it; it is composed with its `hydra` node.
+    """Make and lock the folder that a key of a config with its `hydra` node names, or raise a `ConfigError`.
 
-    A folder that is named by the time gets a suffix, such as `-2`, if it exists. Of several processes of a run, the
-    first one claims the folder.
+    A folder that is named by the time gets a suffix, such as `-2`, if it exists. If a run has several processes, only
+    the first process locks the folder.
     """
     node = config.hydra[key.split(".")[1]]
     folder, typed, resume = Path(node.dir), config.hydra.overrides.hydra, config.get("resume")
@@ -76,7 +76,7 @@ def claim_folder(config: DictConfig, key: str) -> Claim:
         folder = _make_next(folder)
         created = [folder, *created]
         node.dir = str(folder)
-        typed.append(f"{key}={quoted(node.dir)}")  # of which the jobs of a sweep are composed
+        typed.append(f"{key}={quoted(node.dir)}")  # the config of each job is composed with it
     with contextlib.ExitStack() as lock:
         lock.enter_context(locked(folder, key))
         if resume is None:
@@ -104,12 +104,12 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
     for path in sorted(Path(parent, name) for parent, folders, files in os.walk(folder) for name in folders + files):
         if path.is_symlink() and not _is_link_of_wandb(path, folder):
             raise ConfigError(f"{key}={folder}: {path} is a symbolic link, which a run does not make; remove it.")
-        if path.name.startswith("hpc_ckpt"):  # which Lightning would read by itself in a job of Slurm
+        if path.name.startswith("hpc_ckpt"):  # Lightning would load it by itself in a job of Slurm
             raise ConfigError(f"{key}={folder}: {path} is a checkpoint that a run does not make; remove it.")
 
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:
-    """Return True if wandb makes such a link: to its newest run in a folder, or to a log of that run."""
+    """Return True if wandb has made a link: to its newest run in the folder, or to a log of that run."""
     if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
         return True
     is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)
@@ -117,7 +117,7 @@ def _is_link_of_wandb(path: Path, folder: Path) -> bool:
 
 
 def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
-    """Refuse to write into the folder of another run or sweep; the sentence begins with the key."""
+    """Refuse to write into the folder of another run or sweep; the error begins with `key`."""
     path, own, other = Path(folder), format_value(str(folder)), format_value(f"{folder}-2")
     is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
     if is_first_process() and (is_sweep or has_checkpoint(path)):
@@ -127,25 +127,25 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
 
 SET_WITH = {"RANK": "MASTER_ADDR", "LOCAL_RANK": "MASTER_ADDR", "NODE_RANK": "MASTER_ADDR"}
 SET_WITH |= {"SLURM_PROCID": "SLURM_NTASKS", "WORLD_SIZE": "WORLD_SIZE"}
-"""The variables that number the processes of a run, each with one that is set with it by whatever starts them."""
+"""Environment variables that number the processes of a run, each with a variable that the launcher sets with it."""
 
 
 def is_first_process() -> bool:
-    """Return True if this process writes files and prints: the first of several."""
+    """Return True if this process is the first of its run; only the first writes files and prints."""
     return process_number() is None
 
 
 def process_number() -> str | None:
-    """The variable by which this process is not the first of several, such as "RANK=1"; None in the first.
+    """The environment variable that makes this process a later one, such as "RANK=1"; None in the first process.
 
-    A variable that was left in the environment is refused, since the first process would be missing.
+    A variable that no launcher has set for this run is refused, since no process would be the first.
     """
     found = {name: os.environ[name] for name in SET_WITH if name in os.environ}
     for name, value in found.items():
         if int(value) and SET_WITH[name] not in os.environ:
             reason = f"{SET_WITH[name]} is not set, so no process is the first"
             raise ConfigError(f"{name}={value}: {reason}; unset {name}, which torchrun, Slurm or trainer=ddp sets.")
-    # torchrun sets RANK, in jobs of Slurm, too; Lightning, where it starts the processes itself, sets the last two.
+    # torchrun sets RANK, also in jobs of Slurm. Lightning sets the last two if it starts the processes itself.
     names = ("RANK",) if "RANK" in found else ("SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
     return next((f"{name}={found[name]}" for name in names if int(found.get(name, "0"))), None)
 
@@ -157,13 +157,13 @@ def has_checkpoint(run: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, key: str = "hydra.run.dir") -> Iterator[None]:
-    """Hold the lock of a folder, or refuse; only the first process of a run on several devices takes it."""
+    """Hold the lock of a folder, or raise a `ConfigError`; later processes of the run do not lock."""
     if not is_first_process():
         yield
         return
     name, other = (format_value(relative_path(folder) + end) for end in ("", "-2"))
-    path = folder.resolve()  # so that a link is no second name
-    # Not in the folder, which a refused run leaves as it was.
+    path = folder.resolve()  # a symbolic link to the folder has the same lock
+    # The lock lies next to the folder, since a refused run leaves the folder unchanged.
     problem = "another program is writing into this folder; wait until it has ended, or use"
     with held(path.with_name(f".{path.name}.lock"), f"{key}={name}: {problem} {key}={other}."):
         yield
@@ -171,16 +171,16 @@ def locked(folder: Path, key: str = "hydra.run.dir") -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(path: Path, sentence: str) -> Iterator[None]:
-    """Hold the lock of a file, which the system releases when the process ends, however it ends.
+    """Hold the lock of a file; the operating system releases the lock when the process ends, even if it is killed.
 
-    If another process holds it, the sentence is the message of a `ConfigError`.
+    If another process holds the lock, a `ConfigError` is raised whose message is `sentence`.
     """
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link, which a run does not make; remove it.")
     import filelock  # which takes time to import, and is not needed for --help
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()  # where no file can be made, filelock would wait as for another process
+    path.touch()  # raises if no file can be made; filelock would report another process
     lock = filelock.FileLock(path, blocking=False)
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""From a command line to a job: compose the config, with that of a checkpoint, claim its folder, and run the job."""
+"""The launch of a program: compose its config, insert a checkpoint's config, claim the folder, and run the job."""
 
 import argparse
 import contextlib
@@ -54,12 +54,12 @@ OF_TRAINING = (
     *("backend", "dropout", "embedding_dropout", "init", "init_std", "checkpoint_activations", "autocast_residual"),
     "vocab_size",
 )
-"""Arguments that are not inherited: a new run chooses them, and its vocabulary size follows from its tokenizer."""
+"""Arguments that `init_from=` does not inherit: a new run chooses them; its tokenizer determines `vocab_size`."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The command line of a run, as far as its config does not contain it."""
+    """The facts about the command line of a run that its config does not contain."""
 
     overrides: Sequence[str] = ()  # its arguments, such as "attention=gqa"
     choices: Mapping[str, Any] = field(default_factory=dict)  # the choice of each axis, such as {"attention": "gqa"}
@@ -69,12 +69,12 @@ class CommandLine:
 
     @classmethod
     def of_job(cls, node: Any, command: str, in_python: bool = False) -> "CommandLine":
-        """That of a job, from its `hydra` node; an override such as `seed=${oc.env:SEED}` stays as it was typed."""
+        """The command line of a job, from its `hydra` node; overrides such as `seed=${oc.env:SEED}` stay as typed."""
         typed: Any = OmegaConf.to_container(node.overrides.task, resolve=False)
         return cls(typed, node.runtime.choices, node.mode == RunMode.MULTIRUN, command, in_python)
 
     def call(self, *words: str) -> str:
-        """The command with some words, as in `tinyformer train resume=outputs/run`."""
+        """A command that calls the same program with other words, as in `tinyformer train resume=outputs/run`."""
         if self.in_python:
             return f"{self.command}({json.dumps(words, ensure_ascii=False)})"
         return " ".join((self.command, *map(shell_word, words)))
@@ -84,7 +84,7 @@ class CommandLine:
 
 
 def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, CommandLine]:
-    """The config of one run of a program, and its invocation: arguments of `train`."""
+    """Compose the config of one run of a program, and return it with its command line."""
     overrides = readable(overrides)
     if program == "train":
         overrides = inherit_architecture(overrides)
@@ -96,16 +96,16 @@ def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig
 
 
 def compose_whole(program: str, overrides: Sequence[str]) -> DictConfig:
-    """The config that overrides in Hydra's grammar give one run of a program, with its `hydra` node."""
+    """Compose the config of one run of a program, with its `hydra` node, from overrides in Hydra's grammar."""
     register_resolvers()
     with isolated_hydra(), initialised_hydra():
         return compose(program, list(overrides), return_hydra_config=True)
 
 
 def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[str, ...], DictConfig]]:
-    """Every combination of the alternatives on a command line; `attention=mha,gqa seed=1` has two.
+    """Compose a config for every combination of values on a command line; `attention=mha,gqa seed=1` has two.
 
-    Returns the overrides of each and the config composed from them, including its `hydra` node.
+    Returns the overrides of each combination and its config, which includes the `hydra` node.
     """
     register_resolvers()
     axes = []
@@ -127,7 +127,7 @@ def initialised_hydra() -> Iterator[None]:
 
 
 def with_last(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the path of the newest checkpoint in the place of "last", so that the run records it."""
+    """Replace "last" in the arguments by the path of the newest checkpoint, so that the run records the path."""
     last = ("checkpoint=last", "init_from=last")
     return [f"{word[:-4]}{hydra_value(find_checkpoint('last'))}" if word in last else word for word in arguments]
 
@@ -135,11 +135,11 @@ def with_last(arguments: Sequence[str]) -> list[str]:
 def offer_stored_run(
     arguments: Sequence[str], trusted: Sequence[str] = (), known: "Checkpoint | None" = None
 ) -> "Checkpoint | None":
-    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`, to be overridden.
+    """Load the checkpoint of `checkpoint=`, and register its config with Hydra as `stored_run`.
 
-    Returns None for options such as `--help` without a checkpoint. The checkpoint may use the `trusted` classes in
-    addition to those of this package and of the overrides; a `known` one is not read again. An `ArgumentError`
-    if its config is not admitted, or its run read a path that the command line does not repeat.
+    Returns None for an option such as `--help` without a checkpoint. The checkpoint may use classes of this package,
+    classes that the overrides name, and `trusted` classes. A `known` checkpoint is not loaded again. An `ArgumentError`
+    is raised if the config is not admitted, or if the command line does not repeat a path of the run's data.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
@@ -153,14 +153,14 @@ def offer_stored_run(
 
         given = _given(arguments)
         word = f"step={given.get('step', 'null')}"
-        step = "all" if is_swept(word) else parsed(word).value()  # of several, each job loads its own
+        step = "all" if is_swept(word) else parsed(word).value()  # in a sweep over steps, each job loads one
         with argument_path(passed={"path": "checkpoint"}):
             checkpoint = load_step(paths[-1], step, known)
             config = admit_config(checkpoint, lambda key, name: given.get(key) == name or name in trusted)
             missing = {key: value for key, value in recorded_sources(checkpoint.overrides).items() if key not in given}
             if missing and "data" not in given:
                 words = " ".join(f"{key}={format_value(value)}" for key, value in missing.items())
-                reason = f"its run read {words}, and a checkpoint's paths are not followed; "
+                reason = f"its run was trained on {words}, and paths in a checkpoint are not followed; "
                 reason += f"add {words}, or choose data="
                 raise ArgumentError("path", str(checkpoint.path), reason)
         # A group that the command line chooses replaces the run's; merging would leave keys of the run's choice behind.
@@ -170,7 +170,7 @@ def offer_stored_run(
 
 
 def training_words(words: Sequence[str]) -> list[str]:
-    """A command line of `train` in Hydra's grammar, with the words of the run or checkpoint that it names."""
+    """Convert a command line of `train` to Hydra's grammar, and add the overrides of the run or checkpoint it names."""
     words = readable(words, is_multirun(words))
     if any(word.startswith("resume=") for word in words):
         from tinyformer.config.resume import expand_resume
@@ -180,9 +180,9 @@ def training_words(words: Sequence[str]) -> list[str]:
 
 
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a training run, preceded by the architecture of the checkpoint that `init_from=` names, if any.
+    """Put the architecture of the checkpoint that `init_from=` names before the arguments of a training run.
 
-    They take precedence over the checkpoint's values, but must not contradict its sizes or its choice of an axis.
+    The arguments take precedence over the checkpoint's values, but must not contradict its sizes or choices of axes.
     """
     given = _given(arguments := with_last(arguments))
     file = given.get("init_from", "null")
@@ -213,7 +213,7 @@ def inherit_architecture(arguments: Sequence[str]) -> list[str]:
 
 
 def _given(arguments: Sequence[str]) -> dict[str, str]:
-    """The texts that a command line sets, by key."""
+    """The value that a command line sets for each key, as a string."""
     return {argument.partition("=")[0].lstrip("+"): text_of(argument) for argument in arguments}
 
 
@@ -224,18 +224,18 @@ Job: TypeAlias = Callable[[DictConfig, Path, CommandLine], Any]
 def launch(words: Sequence[str], program: str, job: Job, command: str, in_python: bool = False) -> Any:
     """Run a job with the config that a command line describes, in the folder that the config names.
 
-    Nothing heavy is imported before the job, so that `--help` and misspelt keys are answered at once. The folder of a
-    refused job is left as it was.
+    Torch and Lightning are not imported before the job, so that `--help` and errors about keys are printed at once. If
+    the job is refused, its folder is left unchanged.
 
     Args:
         words: options, and overrides in Hydra's grammar.
-        program: the primary config.
+        program: the name of the primary config, such as "train".
         job: called with the config, its folder and its `CommandLine`.
         command: the program as the user called it, such as "tinyformer train", for hints.
         in_python: whether `command` is a function that was called in Python.
 
     Returns:
-        What the job returns; the exit code of a sweep, whose jobs report their errors; None with `--help` and `--cfg`.
+        The job's return value; for a sweep, the largest exit code of its jobs; None with `--help` and `--cfg`.
 
     Raises:
         ConfigError: another program uses the folder, or it cannot be made. Errors of Hydra and of the job pass through.
@@ -257,7 +257,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
         overrides += ["hydra.mode=MULTIRUN"] * is_sweep
         config = hydra.compose_config(program, overrides, RunMode.MULTIRUN if is_sweep else RunMode.RUN)
         if config.hydra.mode == RunMode.MULTIRUN and not is_sweep:
-            raise ConfigError("hydra.mode=MULTIRUN: starts no sweep; -m does.")
+            raise ConfigError("hydra.mode=MULTIRUN: does not start a sweep; use -m.")
         context, task = HydraContext(hydra.config_loader, Callbacks(config)), _Task(job, program, command, in_python)
         claim = claim_folder(config, "hydra.sweep.dir" if is_sweep else "hydra.run.dir")
         with claim.lock:
@@ -272,7 +272,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """The options of a program; their names are those that Hydra's functions read."""
+    """The parser of a program's options, whose names are the attributes that Hydra's functions use."""
     parser = argparse.ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE")
     parser.add_argument("--help", "-h", action="store_true", help="print the axes and their choices")
@@ -287,7 +287,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 def _hydra(folder: str | None, parser: argparse.ArgumentParser) -> Any:
-    """Hydra with our config files, and those of a further folder, which take precedence."""
+    """A Hydra object with our config files; files of a further `folder` take precedence."""
     version.setbase(None)
     search_path = create_config_search_path(str(config_dir()))
     if folder is not None:
@@ -307,7 +307,7 @@ class _Task:
     command: str
     in_python: bool
     codes: list[int] = field(default_factory=list)  # the exit codes of the jobs in this process
-    process: int = field(default_factory=os.getpid)
+    process: int = field(default_factory=os.getpid)  # the process that started the run or sweep
 
     def __call__(self, config: DictConfig) -> Any:
         node = HydraConfig.get()
@@ -340,7 +340,7 @@ def _run(config: DictConfig, context: HydraContext, task: _Task) -> Any:
 
 
 def _sweep(config: DictConfig, context: HydraContext, task: _Task) -> int:
-    """The largest exit code of the jobs. Folders of refused jobs are kept: their numbers count."""
+    """Run the jobs and return their largest exit code; the folder of a refused job is kept, since jobs are numbered."""
     context.callbacks.on_multirun_start(config=config, config_name=task.program)
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)

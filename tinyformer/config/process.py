@@ -14,9 +14,9 @@ from typing import TextIO
 
 
 def name_of_run(resume: str | None = None) -> str:
-    """The folder of a run below `outputs`: when it starts, or its job of Slurm; the same in all of its processes.
+    """The folder of a run below `outputs`, named by its start time or its Slurm job; equal in all of its processes.
 
-    With torchrun it is the time at which the first of all processes starts, even if they are started again.
+    With torchrun, it is the start time of the first process, which stays the same if torchrun restarts the processes.
     """
     now, environment = datetime.now().strftime("%Y-%m-%d/%H-%M-%S"), os.environ
     if _is_named_by_slurm(resume):
@@ -30,7 +30,7 @@ def name_of_run(resume: str | None = None) -> str:
 
 
 def is_named_by_job(resume: str | None) -> bool:
-    """Return true if the job of a run names its folder, so that all of its processes know it."""
+    """Return True if a Slurm job or torchrun determines the name of a run's folder for all of its processes."""
     return is_in_torchrun() or _is_named_by_slurm(resume)
 
 
@@ -40,18 +40,18 @@ def _is_named_by_slurm(resume: str | None) -> bool:
 
 def is_in_slurm() -> bool:
     """Return True if `srun` has started this process in a job, rather than a shell in which commands are typed."""
-    # The script of a job, in which several commands may follow one another, has no step.
+    # The script of a job has no step; it may run several commands one after another.
     return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
 
 
 def is_in_torchrun() -> bool:
-    """Return True if torchrun has started this process; its agent keeps a store while processes are started again."""
+    """Return True if torchrun has started this process; the store of its agent outlives restarts of the processes."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @contextlib.contextmanager
 def isolated_hydra() -> Iterator[None]:
-    """Give the block a Hydra of its own: the caller may be a program of Hydra, or have initialised it in a notebook."""
+    """Use a separate Hydra inside a `with` statement, since the caller may have initialised Hydra, as in a notebook."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.version import VersionBase
 
@@ -68,10 +68,10 @@ def isolated_hydra() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated_process() -> Iterator[None]:
-    """Restore at the end of the block what training sets for a whole process.
+    """Restore the state of the process that training changes at the end of a `with` statement.
 
-    These are the states of random number generators, torch's flags, the current GPU, environment variables, filters of
-    warnings, and levels of loggers. Lightning restores the handlers of signals.
+    Restored are random number generators, torch's flags, the current GPU, environment variables, filters of warnings,
+    and levels of loggers. Lightning itself restores signal handlers.
     """
     import torch
 
@@ -106,9 +106,9 @@ def _loggers() -> dict[str, logging.Logger]:
 
 
 def guard_imports() -> None:
-    """Keep the processes that libraries start from importing what lies in the current folder.
+    """Prevent processes that libraries start from importing modules of the current folder.
 
-    Python looks there first in a process that runs `-c` or `-m`. These processes look first where this one did.
+    Python would search it first in a process that runs `-c` or `-m`. Now this process's first folder is searched.
     """
     if os.environ.get("PYTHONSAFEPATH") != "1":
         path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -116,14 +116,14 @@ def guard_imports() -> None:
 
 
 class NamedLines(io.TextIOBase):
-    """A stream of whole lines, each after the name of its job, so that those of several processes do not mix."""
+    """A stream that writes whole lines, each after a job's name, so that the lines of several processes do not mix."""
 
     def __init__(self, stream: io.TextIOBase | TextIO, name: str) -> None:
         self.stream, self.name = stream, name
         self.unfinished = ""
 
     def write(self, text: str) -> int:
-        """Write the lines that the text ends, and keep its last, unfinished one."""
+        """Write the complete lines, and keep an unfinished last line for the next call."""
         *lines, self.unfinished = (self.unfinished + text).split("\n")
         self.stream.write("".join(f"{self.name} {line}\n" if line else "\n" for line in lines))
         self.stream.flush()
@@ -136,7 +136,7 @@ class NamedLines(io.TextIOBase):
 
 @contextlib.contextmanager
 def named_lines(name: str) -> Iterator[None]:
-    """Prefix each line that the block prints with a name; the block may be the first of another process."""
+    """Prefix each line that is printed inside a `with` statement with a name."""
     out, err = NamedLines(sys.stdout, name), NamedLines(sys.stderr, name)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -148,6 +148,6 @@ def named_lines(name: str) -> Iterator[None]:
 
 def import_matplotlib() -> None:
     """Import matplotlib without the current folder's `matplotlibrc`, which it executed until 3.10.8 and still reads."""
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # of the list of fonts that it builds once
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # hides its message about a list of fonts
     with contextlib.chdir("/"):
         importlib.import_module("matplotlib")

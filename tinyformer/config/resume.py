@@ -1,4 +1,4 @@
-"""`resume=FOLDER`: the overrides of a run, or of all jobs of a sweep, followed by the new ones."""
+"""The overrides that `resume=FOLDER` stands for: those stored by a run or sweep, followed by the new overrides."""
 
 import re
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from tinyformer.config.launch import compose_whole
 from tinyformer.config.process import is_in_slurm, is_in_torchrun
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
-"""Overrides of Hydra itself that a resumed sweep may have been started with."""
+"""Prefixes of the overrides of Hydra itself that are accepted from the folder of a resumed sweep."""
 
 
 def expand_resume(arguments: Sequence[str]) -> list[str]:
-    """Turn `resume=RUN new=…` into the overrides that the run was started with, the new ones, and its folder.
+    """Replace `resume=RUN new=…` by the overrides that started the run, the new overrides, and the run's folder.
 
-    With `-m`, the folder is that of a sweep, whose jobs `continue_job` resumes, starts or skips. `resume=auto` does it
-    where a run has a checkpoint. It happens before Hydra starts: a resolver is only called once the config is composed.
+    With `-m`, RUN is the folder of a sweep; `continue_job` resumes, starts or skips each job. `resume=auto` is replaced
+    if the run has a checkpoint. This precedes Hydra, whose resolvers are called only after the config is composed.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
@@ -62,7 +62,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     had = [entry for entry in stored if entry not in new]
     if text_of(given[-1]) == "auto":
         _tell(f"{folder}, with other settings:", [word for word in new if key_of_word(word) in typed])
-        _tell(f"{folder} was started with settings that hold unless they are given again:", had)
+        _tell(f"{folder} was started with these settings, which are kept unless they are given again:", had)
     overrides = _admitted(had, saved, folder, new, is_sweep)
     started = [*overrides, *(entry for entry in stored if entry in new)]
     held = _admitted(_held(Path(folder), started, typed), saved.parent, folder, new, is_sweep)
@@ -78,7 +78,7 @@ def _tell(what: str, words: Sequence[str]) -> None:
 
 
 def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[str], in_sweep: bool) -> list[str]:
-    """The overrides in a file, admitted: one that is not is left out if its key is typed again, or else refused."""
+    """Check the overrides of a file; one that is not admitted is left out if `new` sets its key, else refused."""
     overrides = []
     for entry in entries:
         try:
@@ -92,7 +92,7 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
 
 
 def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Overrides for choices and values of a run that `started` no longer gives; the keys in `typed` are left out."""
+    """Overrides for values of a run that differ from the config of `started` now; keys in `typed` are left out."""
 
     def read(*names: str) -> dict[str, Any]:
         paths = (folder / name for name in names)
@@ -119,7 +119,7 @@ def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[st
 
 
 def _without_deleted(stored: list[str], new: list[str]) -> tuple[list[str], list[str]]:
-    """Leave out what a new `~KEY` deletes, and `~KEY` itself if only a stored `+KEY` has added the key."""
+    """Remove stored overrides that a new `~KEY` deletes, and `~KEY` itself if only a stored `+KEY` added the key."""
     kept = new.copy()
     for word in new:
         key = word.removeprefix("~")

@@ -1,4 +1,4 @@
-"""The data of a run and its task: those of its config, in a training run, and in an evaluation of a checkpoint."""
+"""The data and the task of a run, made from its config, for training or for the evaluation of a checkpoint."""
 
 import pydoc
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ from tinyformer.run.starting_checkpoint import InitialCheckpoint
 from tinyformer.tasks import Seq2Seq, SpanExtraction, Task
 from tinyformer.tasks.text_metrics import bleu_tokenizers
 
-MakeData = Callable[..., DataModule]  # `make_data` of a config: its argument is a tokenizer that replaces the config's
+MakeData = Callable[..., DataModule]  # makes the data of a config; a tokenizer as argument replaces the config's
 
 
 def make_data_and_task(
     config: DictConfig, invocation: CommandLine, settings: Settings
 ) -> tuple[DataModule, str, Task, AttentionMask]:
-    """The data of a run, the split that it scores, its task, and the mask of the first batch of that split."""
+    """Make the data of a run, the name of the split to score, the task, and the attention mask of the first batch."""
     make = partial(make_data, config, invocation)
     if settings.is_training:
         inherits_tokenizer = settings.options.init_from is not None and not invocation.overridden("tokenizer")
@@ -40,7 +40,7 @@ def make_data_and_task(
     task = make_task(config, data, settings.generation)
     mask = evaluation_mask(task, data, split, settings.limit)
     if settings.is_training and has_test(task, data):
-        evaluation_mask(task, data, "test", settings.limit)  # refuses what would end the run after its training
+        evaluation_mask(task, data, "test", settings.limit)  # an error now, not after training
     return data, split, task, mask
 
 
@@ -50,7 +50,7 @@ def has_test(task: Task, data: DataModule) -> bool:
 
 
 def training_data(make: MakeData, settings: Settings, inherits_tokenizer: bool) -> DataModule:
-    """The data of a training run; a `ConfigError` if they do not fit the checkpoint that it starts from.
+    """Make the data of a training run; raise an error if they do not fit the checkpoint that the run starts from.
 
     With `inherits_tokenizer`, the checkpoint's tokenizer replaces the config's.
     """
@@ -62,7 +62,7 @@ def training_data(make: MakeData, settings: Settings, inherits_tokenizer: bool) 
             data.without = known_text(start.checkpoint, is_own)
         data.prepare()
     if start is not None:
-        if (known := known_text(start.checkpoint)) is not None:  # first what the splits leave out, see `known_text`
+        if (known := known_text(start.checkpoint)) is not None:  # left-out text comes first, see `known_text`
             left_out = known[:0] if data.without is None else data.without
             own = left_out if data.trained_on is None else data.trained_on
             data.trained_on = np.concatenate([left_out, np.setdiff1d(np.union1d(known, own), left_out)])
@@ -77,11 +77,11 @@ def training_data(make: MakeData, settings: Settings, inherits_tokenizer: bool) 
 
 
 def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]) -> tuple[DataModule, str]:
-    """The data of an evaluation, tokenised by the checkpoint's tokenizer, and the split to score.
+    """Make the data of an evaluation, tokenised by the checkpoint's tokenizer, and choose the split to score.
 
-    Unless they are the run's own, and in the run's splits, the text that its weights were trained on is left out of
-    every split but "train". `group` are the values of the `data` group. To predict, all rows of files are read,
-    without their labels.
+    Text that the checkpoint was trained on is left out, except from the split "train" and from splits of the training
+    run's own data. `group` has the values of the `data` group. With `predict=true`, all rows of the files are loaded,
+    without labels.
     """
     start, split, predict = cast(InitialCheckpoint, settings.start), settings.options.split, settings.options.predict
     data = make(start.tokenizer if predict else None)
@@ -111,9 +111,9 @@ def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]
 
 
 def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapping[str, Any]) -> None:
-    """Refuse to draw new sequences of the run's kind: some of them may be among those that it was trained on.
+    """Refuse to generate the run's data with other splits, which could contain sequences that it was trained on.
 
-    `settings` are the values of the `data` group of the evaluation, `of_run` those of the checkpoint's run.
+    `settings` has the values of the evaluation's `data` group, `of_run` the values of this group in the training run.
     """
     if of_run["module"]["_target_"].rpartition(".")[2] != type(data).__name__:
         return
@@ -127,33 +127,33 @@ def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapp
 def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.ndarray, " fingerprints"] | None:
     """The fingerprints of the text that the weights of a checkpoint were trained on; None if none are known.
 
-    The held-out splits of its run's own data have none of their training text, so that there only the text counts that
-    the weights which the run began with were trained on.
+    With `of_own_data`, only text that the run's initial weights were trained on: the held-out splits of the run's own
+    data have no text in common with its training split.
     """
     rows, number = checkpoint.trained_on, checkpoint.facts.get("inherited", 0) if of_own_data else None
     return None if rows is None or not len(rows[:number]) else rows[:number].numpy().view(np.uint64)
 
 
 def reads_own_data(data: DataModule, checkpoint: Checkpoint) -> bool:
-    """Return True if data are those of the checkpoint's run, divided in the same way; their paths do not matter."""
+    """Return True if data have the contents and splits of the data of the checkpoint's run; their paths may differ."""
     return data.content == checkpoint.facts.get("content")
 
 
 def make_data(config: DictConfig, invocation: CommandLine, tokenizer: TextTokenizer | None = None) -> DataModule:
-    """The data of a run, not yet read, if they have what its task needs; a tokenizer may replace the config's."""
+    """Make the data of a run, without loading them; `tokenizer` replaces the config's tokenizer."""
     choices, chosen = invocation.choices, invocation.overridden("tokenizer")
     node = OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False)
     if node is None:
-        raise ConfigError(f"data={choices.get('data')}: has not what task={choices.get('task')} needs.")
-    if chosen and "tokenizer" not in node and not config.get("resume"):  # which holds the default of that time
+        raise ConfigError(f"data={choices.get('data')}: does not have what task={choices.get('task')} needs.")
+    if chosen and "tokenizer" not in node and not config.get("resume"):  # its overrides include its tokenizer
         raise ConfigError(f"{chosen[0]}: data={choices.get('data')} has a tokenizer of its own; leave tokenizer= out.")
     return instantiate(node, _convert_="all", **({} if tokenizer is None else {"tokenizer": tokenizer}))
 
 
 def make_task(config: DictConfig, data: DataModule, generation: Generation) -> Task:
-    """The task of a run, if it fits the data, the network and a prompt.
+    """Make the task of a run; raise an error if it does not fit the data, the network or a prompt.
 
-    The classes, and the number of texts of an example, are set in the config as the data have them.
+    The class labels and the number of texts per example are set in the config, since the data determine them.
     """
     for key in ("labels", "num_texts"):
         if key in config.task and getattr(data, key) is not None:
@@ -173,7 +173,7 @@ def make_task(config: DictConfig, data: DataModule, generation: Generation) -> T
             generation.refuse_prompt(reason, can_be_left_out=True)
     elif generation.has_prompt:
         with argument_path(passed={"text": "generate.prompt"}):
-            data.tokenizer.read(generation.prompts)  # or fails after the training
+            data.tokenizer.read(generation.prompts)  # an error now, not after training
     if isinstance(task, Seq2Seq):
         task.beam = generation.beam
         task.bleu_tokenize = config.task.get("bleu_tokenize", task.bleu_tokenize)
@@ -190,7 +190,7 @@ def make_task(config: DictConfig, data: DataModule, generation: Generation) -> T
 
 
 def evaluation_mask(task: Task, data: DataModule, split: str, limit: float | None) -> AttentionMask:
-    """The task's mask of the first batch of a split; an empty split is refused, and a limit to less than one batch."""
+    """The attention mask of a split's first batch; raise an error for an empty split, or a limit below one batch."""
     with argument_path("datamodule"):
         batches = data.evaluation_dataloader(split)
         mask = task.mask(next(iter(batches)))

@@ -36,7 +36,7 @@ Metrics: TypeAlias = Mapping[str, float | None]  # the metrics of a split, by na
 
 
 class Scores(NamedTuple):
-    """The metrics of each split that was scored, and the seconds that the last one took."""
+    """The metrics of each scored split, and the seconds that scoring the last split took."""
 
     splits: dict[str, Metrics]
     seconds: float = 0.0
@@ -56,7 +56,7 @@ def score_training(run: Run) -> tuple[Scores, AnalysisResult]:
 
 
 def score_evaluation(run: Run, findings: AnalysisResult) -> Scores:
-    """Score the split, drawing its attention maps; the files of the task's findings are added to `findings`."""
+    """Score the split of an evaluation, and add the files of the task's tables and figures to `findings`."""
     scores = score_split(run, run.trainer, run.module, run.split)
     findings.files += task_findings(run, run.trainer, run.split, run.checkpoint.path, run.checkpoint.step).files
     return scores
@@ -67,7 +67,7 @@ def score_split(run: Run, trainer: L.Trainer, module: TrainingModule, split: str
     batches, start = run.data.evaluation_dataloader(split), time.perf_counter()
     try:
         trainer.validate(module, batches, verbose=False)
-    except SIGTERMException as end:  # which has no exit code, as after success
+    except SIGTERMException as end:  # which alone would exit with code 0
         raise SystemExit(128 + signal.SIGTERM) from end
     seconds = time.perf_counter() - start
     return Scores({split: module.metrics | final_metrics(run, trainer, split)}, seconds)
@@ -81,9 +81,9 @@ def final_metrics(run: Run, trainer: L.Trainer, split: str) -> dict[str, float |
 
 
 def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: int) -> AnalysisResult:
-    """The task's own tables and figures of a split, see `analyse_predictions`, which are saved.
+    """Make and save the task's own tables and figures of a split; see `analyse_predictions`.
 
-    The network has the weights of the checkpoint `path` of `step` steps; the trainer gives device and precision.
+    `path` and `step` are the checkpoint of the network's weights and its steps; `trainer` has the device and precision.
     """
     data, place, device = run.data, trainer.strategy.batch_to_device, trainer.strategy.root_device
     batches = (place(batch, device) for batch in data.evaluation_dataloader(split))
@@ -112,10 +112,10 @@ def analyse(run: Run) -> AnalysisResult:
 def keep_findings(
     findings: AnalysisResult, folder: Path, loggers: list[Logger], facts: Mapping[str, str], step: int = 0
 ) -> None:
-    """Save tables (`NAME.csv`) and figures (`NAME.png`) in the folder, and log those of a step, see `log_findings`.
+    """Save tables (`NAME.csv`) and figures (`NAME.png`), add their paths to `findings`, and log them at a step.
 
-    Their paths are added to the findings. The line above each figure, see `caption`, says what was analysed: `facts`,
-    unless the findings or one of them have their own.
+    The line above each figure, see `caption`, says what was analysed: `facts`, unless the findings or the figure have
+    facts of their own.
     """
     for name, (columns, rows) in findings.tables.items():
         path = folder / f"{name}.csv"
@@ -124,12 +124,12 @@ def keep_findings(
     for name, figure in findings.figures.items():
         own = findings.own_facts.get(name) or findings.facts or facts
         findings.files.append(save_png(figure, folder / f"{name}.png", caption(own)))
-    for logger in loggers[1:]:  # after `metrics.csv`
+    for logger in loggers[1:]:  # all but `metrics.csv`
         log_findings(logger, findings, step)
 
 
 def write_predictions(run: Run) -> AnalysisResult:
-    """Write `predictions.csv`: each row of the files with all of its columns, and what `Task.predict` adds to them."""
+    """Write `predictions.csv`: each row of the files with all of its columns, and the columns of `Task.predict`."""
     context, data, path = make_context(run, 1), run.data, run.folder / "predictions.csv"
     with context.precision():
         columns, predicted = run.task.predict(context.network, context.split(), data.splits[run.split])

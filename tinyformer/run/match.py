@@ -1,6 +1,6 @@
-"""The network that a config describes: a size solved for equal parameters or FLOPs.
+"""The `match` group: a size of the network is solved so that it has as many parameters or FLOPs as a reference.
 
-The card needs this without a training library.
+`tinyformer card` uses this module without a training library.
 """
 
 import bisect
@@ -25,7 +25,7 @@ AXES = ("attention", "cross_attention", "position", "block", "feed_forward", "no
 """The axes whose defaults define the reference network."""
 
 QUANTITIES = {"num_parameters": "parameters", "flops_per_token": "FLOPs per token"}
-"""What can be matched: fields of `Costs`, and their names."""
+"""The quantities that can be matched: fields of `Costs`, each with its name in messages."""
 
 LARGEST = 2**18  # the largest size that is tried, in units of `multiple_of`
 
@@ -48,11 +48,11 @@ class Match:
 class Matched:
     """A size that was solved."""
 
-    quantity: str  # what was matched, as in `Match`
+    quantity: str  # the matched quantity, as in `Match`
     by: str  # the config key of the size, as in `Match`
     size: int
-    target: int  # the number to match
-    number: int  # the nearest that the multiples of the size allow
+    target: int  # the value of the quantity to match
+    number: int  # the value of the quantity at this size
 
     def __str__(self) -> str:
         difference = self.number - self.target
@@ -65,8 +65,8 @@ class Matched:
 def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, program: str = "train") -> Matched:
     """Solve for the size that `match` names, and set it in a config; a `ConfigError` if no value reaches the target.
 
-    The reference network has the overrides of the invocation without those of `AXES`. `vocab_size` counts where the
-    config leaves it to the data.
+    The reference network has the overrides of the invocation, except overrides of `AXES`. `vocab_size` is used if
+    `model.vocab_size` is null.
     """
     match: Match = instantiate(config.match)
     held = OmegaConf.select(config, match.by, default=...)
@@ -87,7 +87,7 @@ def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, pro
             cause = cause_of(error)
             if not isinstance(cause, ArgumentError):
                 raise
-            raise ConfigError(f"match.by={match.by}: {size} cannot be, since {cause} Set match.multiple_of.") from error
+            raise ConfigError(f"match.by={match.by}: {size} does not work: {cause} Set match.multiple_of.") from error
 
     target = match.to
     if target is None:
@@ -118,7 +118,7 @@ def _solve(count: Callable[[int], int], target: int) -> int | None:
 
 
 def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
-    """The quantity of a config's network; `model.vocab_size` is set where it is null."""
+    """The quantity of a config's network; a `model.vocab_size` of null is set to `vocab_size`."""
     if config.model.vocab_size is None:
         config.model.vocab_size = vocab_size
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""The network of a run: made from its config, with weights of its initial checkpoint, compiled, and its backends."""
+"""The network of a run, with the weights of its initial checkpoint; its compilation and its attention backends."""
 
 import hashlib
 import json
@@ -29,34 +29,34 @@ from tinyformer.run.settings import Settings
 from tinyformer.tasks import Seq2Seq, Task
 
 MIN_SECONDS_TO_COMPILE = 600.0
-"""Training time from which compiling on a CPU pays: it takes up to a minute, and saves a tenth or more in bf16."""
+"""Seconds of training from which compiling on a CPU pays off; it takes up to a minute, and saves 10 % in bf16."""
 
 FLOPS_OF_A_THREAD = 5e10
-"""FLOP/s that training in bf16 on a CPU is planned with: a constant, so that a command is decided alike each time."""
+"""Assumed FLOP/s of a CPU thread in training: a constant, so that a command always leads to the same decision."""
 
 CANDIDATES = ("eager", "sdpa")
 """The backends among which `auto` chooses on a CPU."""
 
 MIN_SPEEDUP, REPEATS = 1.1, 4
-"""The noise margin, how many times as fast as the usual choice another backend has to be, and how many times as long as
-usual they are compared."""
+"""The factor by which a backend has to be faster than the usual one, a margin for noise, and the factor by which the
+time and rounds of the comparison exceed the usual."""
 
 MIN_SECONDS_TO_MEASURE = 60.0
-"""Planned training time from which backends are measured, which takes a second or two."""
+"""Planned training time in seconds from which backends are measured; the measurement takes a second or two."""
 
 MAX_WEIGHTS = 2**26
 """Attention weights of a layer, over all heads and sequences, above which eager would take too long to be measured."""
 
 FORMAT = 1
-"""Increase it when backends are measured in another way."""
+"""The version of the measurement in cached results; increase it when the measurement changes."""
 
 
 def starting_network(
     config: DictConfig, tokenizer: TextTokenizer, settings: Settings, task: Task, group: Mapping[str, Any]
 ) -> Network:
-    """The network of a run, with the weights of its initial checkpoint; Lightning loads those of a resumed run.
+    """Make the network of a run with the weights of its initial checkpoint; Lightning loads a resumed run's weights.
 
-    `group` are the values of the `task` group.
+    `group` has the values of the `task` group.
     """
     start = settings.start
     if start is not None:
@@ -74,7 +74,7 @@ def starting_network(
 
 
 def _freeze_encoder(network: Network) -> None:
-    """Train the readout alone."""
+    """Freeze all weights except those of the readout."""
     if not isinstance(network, Transformer):
         reason = "trains the readout alone, but the readout of an encoder–decoder is trained with its decoder"
         raise ArgumentError("freeze_encoder", True, reason, {"freeze_encoder": False})
@@ -89,7 +89,7 @@ def require_known_tokens(task: Task, network: Network) -> None:
 
 
 def make_seeded_network(config: DictConfig, tokenizer: TextTokenizer | None, further: int = 0) -> Network:
-    """The network of a run, its weights drawn from `seed`, or from one `further` on; see `make_network`."""
+    """The network of a run with random weights, drawn with the seed `config.seed + further`; see `make_network`."""
     L.seed_everything((config.seed + further) % 2**32, verbose=False)
     return make_network(config, tokenizer)
 
@@ -109,10 +109,10 @@ def make_network(config: DictConfig, tokenizer: TextTokenizer | None, device: st
 
 
 def decide_compiling(settings: Settings, network: Network, data: DataModule) -> Settings:
-    """The settings with `compile=auto` decided on a CPU: it compiles long runs of one process in bf16.
+    """Decide `compile=auto` on a CPU, and return the settings: long runs of one process in bf16 are compiled.
 
-    In fp32 it gains 5 % at most, and for batches of different lengths it takes minutes. A resumed run goes on as it
-    began, since compiled sums round differently.
+    Compiling gains 5 % at most in fp32, and takes minutes for batches of different lengths. A resumed run keeps its
+    first decision, since compiled sums round differently.
     """
     if settings.options.compile != "auto" or settings.device != "cpu" or settings.dtype != torch.bfloat16:
         return settings
@@ -130,7 +130,7 @@ def decide_compiling(settings: Settings, network: Network, data: DataModule) -> 
 
 
 def planned_seconds(network: Network, settings: Settings, data: DataModule) -> float:
-    """About how long training on a CPU will take, from its length and the operations of a token; 0 if unknown."""
+    """An estimate of the seconds of training on a CPU, from the number of tokens and FLOPs per token; 0 if unknown."""
     if uncounted(network):
         return 0.0
     arguments = settings.arguments
@@ -151,17 +151,17 @@ def compile_network(
 ) -> None:
     """Compile a network in place, if the settings say so; see `compile_arguments`."""
     if settings.compile_mode is not None:
-        # Torch compiles a function eight times at most, then runs it uncompiled; the networks of earlier runs count.
-        # What else is compiled in this process is compiled again at its next call.
+        # Torch compiles a function eight times at most, for all runs of a process, and then runs it uncompiled. Other
+        # compiled functions of this process are compiled again at their next call.
         torch.compiler.reset()
         network.compile(**compile_arguments(settings, varies, mask, num_processes))
 
 
 def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num_processes: int) -> dict[str, Any]:
-    """The arguments of `torch.compile` for batches with such a mask; `varies` says whether they differ in length.
+    """The arguments of `torch.compile` for batches with the given mask; `varies` is True if they differ in length.
 
-    The mode "auto" records the kernels of a step as CUDA graphs, which the host then launches as one, where all batches
-    have one shape: each shape would be recorded anew, and documents differ in number.
+    If all batches have one shape, the mode "auto" records the kernels of a step as a CUDA graph, which the host then
+    launches as one. Each further shape, or number of documents, would be recorded anew.
     """
     mode = settings.compile_mode
     if mode == "auto":
@@ -173,7 +173,7 @@ def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num
 
 
 def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
-    """Choose the attention backend of every layer for the whole run, and name the kernel that runs in each."""
+    """Choose the attention backend of every layer for the whole run, and return the name of each layer's kernel."""
     with argument_path("network"):
         network.resolve_backends(settings.device, settings.dtype, mask.to(settings.device), training)
     return running_kernels(network, settings, mask, training)
@@ -182,10 +182,10 @@ def choose_kernels(network: Network, settings: Settings, mask: AttentionMask, tr
 def training_kernels(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> tuple[list[str], str | None]:
-    """The kernels of training, as `choose_kernels` gives them or as measured.
+    """Choose the attention kernels of a training run, and return the name of each layer's kernel.
 
-    The second value names the backends of the layers that are "auto", as a checkpoint stores them, if they were
-    measured, now or before.
+    The second value has the measured backends of the layers whose backend is "auto", as a checkpoint stores them; it is
+    None if `measured_backends` does not measure them.
     """
     kernels = choose_kernels(network, settings, mask, training=True)
     names = measured_backends(network, settings, mask, task, data)
@@ -210,11 +210,11 @@ def running_kernels(network: Network, settings: Settings, mask: AttentionMask, t
 def measured_backends(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> list[str] | None:
-    """For a long run on a CPU, the fastest backend of each layer that is "auto", as measured; None for others.
+    """For a long run on a CPU, measure the faster backend of each layer whose backend is "auto"; None for other runs.
 
-    Which is faster depends on the processor. A layer's heads compute one batch forward and backward, by eager and
-    by sdpa; the cache folder keeps which was faster on this machine. A resumed run keeps its backends, since others
-    round differently; several processes and `trainer.deterministic=true` give None.
+    The faster backend depends on the processor. A layer's heads compute one batch forward and backward, by eager and by
+    sdpa, and the cache folder stores the result for this machine. A resumed run keeps its backends, since others round
+    differently. With several processes or `trainer.deterministic=true`, nothing is measured.
     """
     layers = _undecided(network)
     if settings.device != "cpu" or not layers or settings.dtype not in (torch.bfloat16, torch.float32):
@@ -232,7 +232,7 @@ def measured_backends(
 
 
 def _resumed_backends(network: Network, settings: Settings, mask: AttentionMask) -> list[str] | None:
-    """The backends of the resumed run; None if they cannot compute the layers, which may have other scores now."""
+    """The backends of the resumed run; None if they cannot compute the layers, whose scores may have changed."""
     names = (settings.resumed_facts.get("backends") or "").split("-")
     cases = [
         layer.planned_case(settings.device, settings.dtype, own, network.max_seq_len)
@@ -246,7 +246,7 @@ def _resumed_backends(network: Network, settings: Settings, mask: AttentionMask)
 
 @torch.no_grad()
 def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAttention, AttentionInputs]:
-    """The inputs of attention in each layer as the network reads a batch."""
+    """The inputs of attention in each layer, from one forward pass on a batch."""
     calls: dict[BaseAttention, AttentionInputs] = {}
     hooks = [
         layer.inputs_hook.register_forward_hook(lambda _, args, call, layer=layer: calls.update({layer: call}))
@@ -258,9 +258,9 @@ def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAtte
 
 
 def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
-    """The name of the faster backend of a layer for calls such as this one, kept in the cache folder.
+    """The name of the faster backend of a layer for inputs such as `call`, measured once and then cached on disk.
 
-    It is the usual one where sdpa cannot compute the call, or where eager takes too long to be measured.
+    It is the usual backend if sdpa cannot compute the call, or if eager would take too long to measure.
     """
     assert layer.resolved is not None
     usual = layer.resolved.name
@@ -284,7 +284,7 @@ def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
 
 
 def faster(usual: str, passes: Mapping[str, Pass], device: str) -> str:
-    """The name of the fastest pass, or the usual one unless that takes `MIN_SPEEDUP` times as long."""
+    """The name of the fastest pass; `usual` unless the usual pass takes more than `MIN_SPEEDUP` times as long."""
     seconds = median_seconds(passes, device, REPEATS)
     fastest = min(seconds, key=seconds.__getitem__)
     return fastest if seconds[usual] > MIN_SPEEDUP * seconds[fastest] else usual

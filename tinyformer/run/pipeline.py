@@ -1,4 +1,4 @@
-"""A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses one that was trained."""
+"""A run, from its config to its summary: `train` fits a network, `evaluate` scores or analyses a trained network."""
 
 import copy
 import functools
@@ -58,12 +58,11 @@ from tinyformer.training.step import has_processes
 def train(config: DictConfig, folder: Path, invocation: CommandLine | None = None) -> dict[str, Any]:
     """Train the model that a config describes; write checkpoints, metrics, pictures and `results.json` into a folder.
 
-    Returns the contents of `results.json`; nothing in processes other than the first. The caller has locked the
-    folder.
+    Returns the contents of `results.json`, or {} in a process other than the first. The caller has to lock the folder.
 
     Raises:
-        ConfigError: something in the config cannot work; nothing was computed or written.
-        ArgumentError: the same, in the names of Python arguments; `config_keys` turns them into keys.
+        ConfigError: a value of the config cannot work; nothing was computed or written.
+        ArgumentError: the same, but the error names a Python argument; `config_keys` turns it into a config key.
         SystemExit: a signal stopped the run, with 128 + its number as the code, after its state was saved.
     """
     if config.resume == "auto":
@@ -84,8 +83,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a checkpoint on a split and sample text, or analyse it; write `results.json` and pictures into a folder.
 
-    The config is composed on top of that of the checkpoint, which is loaded unless it is given. Returns the contents of
-    `results.json`; errors are those of `train`.
+    The config is the config of the checkpoint's run with overrides. The checkpoint is loaded if `checkpoint` is None.
+    Returns the contents of `results.json`, and raises the errors of `train`.
     """
     if config.step == "all" and (config.score or config.analysis is None):
         reason = "analyses each snapshot, and scores none"
@@ -108,14 +107,14 @@ def set_up(
     is_training: bool = True,
     checkpoint: Checkpoint | None = None,
 ) -> Run:
-    """Make the parts of a run, each checked as it is made: its settings, data and task, network, and trainer.
+    """Make and check the objects of a run: its settings, data and task, network, and trainer.
 
-    An evaluation loads the checkpoint unless it is given.
+    An evaluation loads the checkpoint if `checkpoint` is None.
     """
     written, config = config, copy.deepcopy(config)
     set_up_process()
     settings = read_settings(config, folder, invocation, is_training, checkpoint)
-    # Now, since Hydra's `instantiate` resolves, in place, the nodes that its node refers to.
+    # Before Hydra's `instantiate`, which resolves interpolations in place.
     stored: Any = OmegaConf.to_container(config, resolve=False)
     callbacks = make_callbacks(config.callbacks)
     groups = ("optimizer", "schedule") if is_training else ("analysis",)
@@ -165,7 +164,7 @@ def _add_trainer(
 def _add_scoring_trainer(run: Run, chosen: Mapping[str, L.Callback], analysis: Analysis | None) -> None:
     """Choose the kernels of an evaluation, and make its Lightning module, loggers and trainer."""
     settings, own, start = run.settings, run.stored, cast(InitialCheckpoint, run.settings.start)
-    # What the network is may be changed, its data and tokenizer are those of the run.
+    # Overrides may change the network; the data and tokenizer stored are those of the training run.
     run.stored = start.stored | {name: own[name] for name in AXES[:-2] if name in own}
     run.analysis = analysis
     needs_gradient = analysis is not None and analysis.needs_gradient
@@ -202,9 +201,9 @@ def checkpoint_contents(
 
 
 def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: CommandLine) -> None:
-    """Save what `resume` needs: the config of the run, as Hydra has `written` it, its choices and typed overrides.
+    """Save the files that `resume` needs: the run's `config`, the config as `written` at first, choices and overrides.
 
-    Results of an earlier part of the run, which had another number of steps or other settings, are removed.
+    An earlier `results.json`, from another number of steps or other settings, is removed.
     """
     if not is_first_process():
         return
@@ -223,15 +222,15 @@ def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invoca
 def evaluation_in_python(
     stored: Checkpoint, network: Network, overrides: Sequence[str], folder: str | Path | None, trusted: Sequence[str]
 ) -> Iterator[Run]:
-    """The evaluation of a model in Python, which stays on its device and keeps what the caller has changed in it.
+    """Set up the evaluation of a network in Python, on its device and with the changes that the caller has made to it.
 
-    It was loaded from `stored`, which is not read again; `overrides` are further words of `tinyformer evaluate`.
+    `stored` is the checkpoint of the network, and `overrides` are further arguments as for `tinyformer evaluate`.
     """
     device = next(network.parameters()).device.type
     words = [f"checkpoint={hydra_value(str(stored.path))}", f"trainer.accelerator={device}", *overrides]
     with TemporaryDirectory() as unkept, isolated_hydra(), in_sentences("evaluate"), isolated_process():
         import_matplotlib()
-        is_other = any(word.startswith("step=") for word in overrides)  # of the run, as it is on disk
+        is_other = any(word.startswith("step=") for word in overrides)  # a snapshot, loaded from disk
         loaded = offer_stored_run(words, trusted, None if is_other else stored)
         config, invocation = compose_run("evaluate", words)
         with config_keys(config):

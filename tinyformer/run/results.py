@@ -1,4 +1,4 @@
-"""The results of a run: a table of facts, of which `results.json` is written and the summary is printed."""
+"""The results of a run: a list of facts, from which `results.json` and the printed summary are made."""
 
 import json
 import math
@@ -31,15 +31,15 @@ from tinyformer.training import AttentionTelemetry, FiniteCheck, TrainingScores
 from tinyformer.training.callbacks.metrics import Report
 from tinyformer.training.module import PREFIXES
 
-COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split that `results.json` has
-MOST_EVENTS, MOST_ROLES, MOST_CLASSES = 3, 5, 10  # that are printed
+COUNTS = ("num_tokens", "num_bytes", "num_unknown")  # the sizes of a split in `results.json`
+MOST_EVENTS, MOST_ROLES, MOST_CLASSES = 3, 5, 10  # largest numbers in the summary
 
 
 class Fact(NamedTuple):
     """A fact about a run, with its line in the summary and its values in `results.json`."""
 
     label: str
-    line: str | None = None  # None where the summary does not show it
+    line: str | None = None  # None if the summary does not show the fact
     results: Mapping[str, Any] = {}
 
 
@@ -81,7 +81,7 @@ def summarise_training(run: Run, scores: Scores, findings: AnalysisResult) -> di
 
 
 def summarise_evaluation(run: Run, findings: AnalysisResult, scores: Scores | None) -> dict[str, Any]:
-    """Write `config.yaml` and `results.json`, print the summary and, where a split was scored, a text sample."""
+    """Write `config.yaml` and `results.json`, print the summary and, if a split was scored, a text sample."""
     data, checkpoint, measured = run.data, run.checkpoint, dict[str, Any]()
     if scores is not None:
         num_targets = None if is_partial(run.settings.limit) else data.splits[run.split].num_targets
@@ -108,10 +108,10 @@ def summarise_evaluation(run: Run, findings: AnalysisResult, scores: Scores | No
 
 
 def publish(run: Run, facts: Sequence[Fact], is_scored: bool) -> dict[str, Any]:
-    """Write `results.json`, print the summary and, where a split was scored, what the model generates."""
+    """Write `results.json`, print the summary and, if a split was scored, generated text."""
     path, network = run.folder / "results.json", run.network
     results: dict[str, Any] = {key: value for fact in facts for key, value in fact.results.items()}
-    # Without the sample, whose absence tells a resumed run that it was killed before.
+    # Without "sample", so that a resumed run knows if the process was killed while sampling.
     write_results(path, results)
     prompt = describe_prompts(run.settings.generation, run.data.tokenizer, network.max_seq_len, run.task)
     print_summary([*facts, Fact("prompt", prompt), Fact("wandb", wandb_location(run.loggers))])
@@ -131,7 +131,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 
 def print_summary(facts: Sequence[Fact]) -> None:
-    """Print the label and line of each fact, but for those without a line."""
+    """Print the label and line of each fact that has a line."""
     width = max(len(fact.label) for fact in facts) + 2
     print()
     for label, line, _ in facts:
@@ -140,7 +140,7 @@ def print_summary(facts: Sequence[Fact]) -> None:
 
 
 def next_command(run: Run) -> str | None:
-    """The command that shows the heads of a training run, with what an evaluation does not take from its checkpoint."""
+    """The command that draws the heads of a training run, with the paths and classes that have to be typed again."""
     if run.invocation.in_python or any(callback.refusal for callback in run.telemetry):
         return None
     stored = run.checkpoints.contents["overrides"]
@@ -166,14 +166,14 @@ def describe_network(run: Run) -> list[Fact]:
 
 
 def describe_speed(report: Report, steps: int) -> Fact:
-    """The speed of training; null for what was not measured, as in a run without a report."""
+    """The speed of training; values that were not measured are null in `results.json`."""
     total, peak = report.total, report.peak
     rate = f"{total.tokens_per_second:,.0f} tokens/s" if total.tokens else "not measured"
     line = f"{rate}, {count(steps, 'step')} in {report.seconds:.0f} s"
     if peak is not None:
         share = f"{100 * total.mfu(peak):.0f} % of {peak}"
         if math.isnan(total.flops):
-            share = "operations of an attention of your own are not counted"
+            share = "FLOPs of a user-defined attention are not counted"
         line += f"\n{share}, at most {report.latest['throughput/memory_gb']:.2f} GB of memory"
     results = {
         "throughput/tokens_per_second": total.tokens_per_second if total.tokens else None,
@@ -200,7 +200,7 @@ def describe_telemetry(telemetry: Sequence[AttentionTelemetry], training_seconds
 
 
 def describe_data(data: DataModule, splits: Sequence[str], remark: str = "") -> list[Fact]:
-    """The data, with a remark, the loss of its tokenizer, and what each split consists of."""
+    """The facts about the data, with a remark, the bytes that the tokenizer changes, and the contents of each split."""
     unread = ", ".join(count(number, kind) for kind, number in data.unread.items())
     contents = {
         name: {
@@ -234,7 +234,7 @@ def _describe_split(data: DataModule, name: str) -> str:
 
 
 def too_long(split: Any) -> list[tuple[int, str, str]]:
-    """The number of texts of a split that exceed the context, by kind, and their treatment."""
+    """The texts of a split that exceed the context: their number, a noun such as "pair", and what happened to them."""
     facts: list[tuple[int, str, str]] = []
     if isinstance(split, LabelledSplit):
         facts = [(split.num_truncated, "document", "truncated")]
@@ -256,12 +256,12 @@ def describe_scores(run: Run, scores: Scores) -> list[Fact]:
 
 
 def describe_metrics(task: Task, metrics: Metrics, split: Any, name: str, limit: float | None) -> list[Fact]:
-    """The metrics and the size of a split, which is unknown where a part is scored."""
+    """The metrics and the size of a split; the size is null if only some of its batches were scored."""
     counts = {key: None if is_partial(limit) else getattr(split, key) for key in COUNTS}
     results = {f"{PREFIXES[name]}/{key}": value for key, value in {**metrics, **counts}.items()}
     lines = task.describe(metrics, split)
     if number := split.num_unknown:
-        lines["unknown"] = f"{count(number, 'token')} for what the vocabulary lacks ({split.tokenizer.unknown})"
+        lines["unknown"] = f"{count(number, 'token')} for text that the vocabulary lacks ({split.tokenizer.unknown})"
     scored = f"over {split.num_tokens:,} tokens" + ("" if split.num_bytes is None else f" of {split.num_bytes:,} bytes")
     if "num_scored" in metrics:
         scored = f"over {metrics['num_scored']:,} masked tokens of {split.num_tokens:,}"
@@ -289,9 +289,9 @@ def describe_events(telemetry: Sequence[AttentionTelemetry], folder: Path) -> st
 
 
 def describe_roles(telemetry: Sequence[AttentionTelemetry], folder: Path) -> str | None:
-    """A line for each role that a head has at the last measurement, the rarest first: its clearest head.
+    """A line for each role of heads at the last measurement, the rarest first, with the head of the largest value.
 
-    The number is that of the measure which defines the role.
+    The value is the measure that defines the role.
     """
     lines = []
     for callback in telemetry:

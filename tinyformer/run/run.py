@@ -1,4 +1,4 @@
-"""`Run`: all objects of a training run or an evaluation, its training loop, and the ways in which that ends."""
+"""`Run`: all objects of a training run or an evaluation; its training loop, and the signals and errors that end it."""
 
 import contextlib
 import os
@@ -42,8 +42,8 @@ C = TypeVar("C", bound=L.Callback)
 class Run:
     """A training run before its first step, or an evaluation before it computes anything."""
 
-    config: DictConfig  # the resolved config, with what has been set in it since it was composed
-    folder: Path  # the folder of its files
+    config: DictConfig  # the config, with values that were set after it was composed
+    folder: Path  # the folder that the run writes into
     invocation: CommandLine  # what the command line says in addition to the config
     stored: Plain  # the config as a checkpoint stores it, unresolved, with the data of the training run
     settings: Settings
@@ -52,13 +52,13 @@ class Run:
     task: Task
     network: Network
     mask: AttentionMask  # of the split's first batch
-    matched: Matched | None  # the size that was solved for, if any
+    matched: Matched | None  # the solved size; None without `match`
     kernels: list[str] = field(init=False)  # the attention kernels of its layers
     module: TrainingModule = field(init=False)
     loggers: list[Logger] = field(init=False)
     trainer: L.Trainer = field(init=False)  # Lightning's trainer, with all callbacks
-    backends: str | None = None  # the backends of its layers, where they were chosen by measurement
-    analysis: Analysis | None = None  # the analysis of an evaluation, if one is chosen
+    backends: str | None = None  # the backends of its layers; None if they were not measured
+    analysis: Analysis | None = None  # the analysis of an evaluation; None for no analysis
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -87,7 +87,7 @@ class Run:
 
 @contextlib.contextmanager
 def requeue_on_exit(run: Run) -> Iterator[None]:
-    """Ask Slurm to start the job of a run again that a signal has stopped, when everything else is done."""
+    """If a signal has stopped a run, ask Slurm to start its job again at the end of a `with` statement."""
     try:
         yield
     except SystemExit as end:
@@ -98,7 +98,7 @@ def requeue_on_exit(run: Run) -> Iterator[None]:
 
 @contextlib.contextmanager
 def destroy_process_group_on_exit() -> Iterator[None]:
-    """End the process group of a run that failed in the only process, in which other runs may follow."""
+    """Destroy the process group of a failed run with a single process, since other runs may follow in this process."""
     try:
         yield
     finally:
@@ -119,7 +119,7 @@ def fit(run: Run) -> None:
             raise SystemExit(0) from stop
         if isinstance(stop, NonFiniteStep):
             cures = "a lower optimizer.lr, a longer schedule.warmup_steps or callbacks.finite.action=skip may help"
-            saved = f"Nothing was saved from there on; with the last checkpoint, {cures}:\n  {resume('…')}"
+            saved = f"Nothing was saved after that step; from the last checkpoint, {cures}:\n  {resume('…')}"
             if not run.checkpoints.last.exists():
                 saved = f"Nothing was saved; {cures}."
             raise ConfigError(f"{stop}\n{saved}") from stop
@@ -132,16 +132,16 @@ def fit(run: Run) -> None:
         if not (isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)):
             if resumed is None or run.checkpoints.num_begun > 1 or isinstance(error, ArgumentError | ConfigError):
                 raise
-            needed = "optimizer, trainer and callbacks must be those of its run"
-            raise ConfigError(f"resume={run.config.resume}: {needed}, and its state whole ({error!r}).") from error
+            needed = "the optimizer, trainer and callbacks must be the same as in the run"
+            raise ConfigError(f"resume={run.config.resume}: {needed}, and its state complete ({error!r}).") from error
         how = "Nothing was saved."
         if run.checkpoints.last.exists():
-            how = f"What it has not saved is lost. To continue: {resume()}"
+            how = f"Steps since the last checkpoint are lost. To continue: {resume()}"
         where = f"during step {run.trainer.global_step + 1}"
         rank_zero_only(print)(f"\nAnother process of the run has ended {where}. {how}", file=sys.stderr)
         for process in (others := getattr(run.trainer.strategy.launcher, "procs", [])):
             process.kill()
-        others.clear()  # where Lightning finds one that has ended, it kills this process, too, amid its own end
+        others.clear()  # if Lightning finds one that has ended, it kills this process, too
         raise SystemExit(1) from error
 
 
@@ -151,7 +151,7 @@ def is_requeued(signal_number: int, invocation: CommandLine) -> bool:
 
 
 def requeue() -> None:
-    """Ask Slurm to start this job again, or this task of an array of jobs; it ends the processes that still run."""
+    """Ask Slurm to start this job, or this task of a job array, again; Slurm ends the processes that still run."""
     names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
     task = "_".join(os.environ[name] for name in names) if all(name in os.environ for name in names) else None
     subprocess.run(["scontrol", "requeue", task or os.environ["SLURM_JOB_ID"]], check=False)

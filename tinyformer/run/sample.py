@@ -14,7 +14,7 @@ from tinyformer.run.settings import Generation
 from tinyformer.tasks import Seq2Seq, Task
 from tinyformer.tasks.user_texts import TextReader
 
-NUM_OUTPUTS = 3  # outputs of a split that are printed
+NUM_OUTPUTS = 3  # number of printed outputs of a split
 
 
 def describe_prompts(
@@ -41,7 +41,7 @@ def print_generated(generation: Generation, task: Task, network: Network, data: 
 def print_outputs(
     generation: Generation, task: Seq2Seq, network: EncoderDecoder, tokenizer: TextTokenizer
 ) -> str | list[str] | None:
-    """Print the target of each prompt; without a prompt, a few sources of the split with reference and output."""
+    """Print the output for each prompt; without prompts, a few sources of the split with references and outputs."""
     if not generation.has_prompt:
         shown = task.outputs[:NUM_OUTPUTS]
         for number, output in enumerate(shown, start=1):
@@ -74,7 +74,7 @@ def print_samples(generation: Generation, network: Transformer, tokenizer: TextT
 
 
 def _print_pieces(pieces: Iterator[str]) -> str:
-    if Console().is_jupyter:  # where each piece would be an output of its own
+    if Console().is_jupyter:  # which shows each piece as a separate output
         pieces = iter(["".join(pieces)])
     text, printed = "", 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The settings of a run: what its config says, each value checked, its device, its precision and its checkpoint."""
+"""The settings of a run: the checked values of its config, its device, its precision and its initial checkpoint."""
 
 import contextlib
 import functools
@@ -103,11 +103,11 @@ class Generation:
 
     def __post_init__(self) -> None:
         require_amount(self.num_tokens, self.seed, self.num_return_sequences, self.stops)
-        _ = self.prompts, self.sampling(), self.beam  # raise where their values cannot be
+        _ = self.prompts, self.sampling(), self.beam  # raise an error for an invalid value
 
     @functools.cached_property
     def prompts(self) -> list[str]:
-        """The prompts; one that is empty where none is given."""
+        """The prompts; a single empty prompt if none is given."""
         if self.prompt_file is None:
             return self.prompt if isinstance(self.prompt, list) else [self.prompt or ""]
         path = Path(self.prompt_file)
@@ -120,7 +120,7 @@ class Generation:
 
     @property
     def stops(self) -> list[str]:
-        """The strings that end a text."""
+        """The strings at which generation stops."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text.replace(r"\n", "\n") for text in given]  # a shell passes on \n as it is typed
 
@@ -129,7 +129,7 @@ class Generation:
         return self.prompt is not None or self.prompt_file is not None
 
     def sampling(self, suppressed: Sequence[int] = ()) -> Sampling:
-        """The rule of sampling, without the tokens that are suppressed."""
+        """The rule of sampling, under which the token ids in `suppressed` are never drawn."""
         return Sampling(self.temperature, self.top_k, self.top_p, suppressed, self.repetition_penalty)
 
     @functools.cached_property
@@ -142,7 +142,7 @@ class Generation:
                 raise ArgumentError(name, value, reason, {name: None} if can_be_left_out else None)
 
     def of(self, texts: list[str]) -> str | list[str]:
-        """The texts of the prompts in the form of `prompt`: a list, or one text."""
+        """The generated texts, as a list if `prompt` is a list or there are several, else as one string."""
         return texts if isinstance(self.prompt, list) or len(texts) > 1 else texts[0]
 
 
@@ -161,8 +161,8 @@ class Settings:
     compile_mode: str | None  # of `torch.compile`, or "auto", see `compile_arguments`; None if nothing is compiled
     options: Options = Options()  # the values in no group
     generation: Generation = field(default_factory=Generation)  # what is generated at the end
-    start: InitialCheckpoint | None = None  # the checkpoint that the run begins with, if any
-    is_training: bool = True  # rather than an evaluation
+    start: InitialCheckpoint | None = None  # the checkpoint that the run begins with
+    is_training: bool = True  # False for an evaluation
     is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
 
     @property
@@ -172,7 +172,7 @@ class Settings:
 
     @property
     def resumed_facts(self) -> dict[str, Any]:
-        """The facts of the checkpoint from which a run continues, see `checkpoint_contents`."""
+        """The facts of the checkpoint that is resumed, see `checkpoint_contents`; {} for a new run."""
         return self.start.checkpoint.facts if self.start is not None and self.is_resumed else {}
 
     @property
@@ -197,7 +197,7 @@ class Settings:
         return self.arguments.get("overfit_batches") or self.arguments["limit_val_batches"]
 
     def decoded_part(self, data: DataModule, name: str) -> Split:
-        """A split; of pairs or questions, only those in the batches that are scored."""
+        """The split `name`; a split of pairs or questions is cut to the batches that `limit` scores."""
         split = data.splits[name]
         if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
             return split
@@ -209,9 +209,9 @@ class Settings:
 def read_settings(
     config: DictConfig, folder: Path, invocation: CommandLine, is_training: bool, checkpoint: Checkpoint | None = None
 ) -> Settings:
-    """The settings of a run, with the checkpoint that it begins with, which an evaluation may have loaded before.
+    """Check the settings of a run, and load the checkpoint that it begins with unless `checkpoint` is given.
 
-    Sets `trainer.precision`, and `model.vocab_size` where the checkpoint has more rows than its tokenizer has tokens.
+    Sets `trainer.precision`, and `model.vocab_size` if the embedding has more rows than the tokenizer has tokens.
     """
     check_config(config)
     values: Any = OmegaConf.to_container(config, resolve=True)
@@ -251,9 +251,9 @@ def check_config(config: DictConfig) -> None:
 
 
 def check_score(options: Options, is_analysed: bool, generation: Generation) -> bool:
-    """Decide if the split of an evaluation is scored: `score`; where that is null, if there is no analysis.
+    """Return True if an evaluation scores its split: if `score` is true, or is null and there is no analysis.
 
-    What would be ignored, such as a prompt, is refused.
+    Options that would have no effect, such as a prompt for an analysis, are refused.
     """
     if options.predict and (is_analysed or options.score or options.split or generation.has_prompt):
         reason = "predicts all rows of the files, without a score, a split, an analysis or a prompt"
@@ -261,13 +261,13 @@ def check_score(options: Options, is_analysed: bool, generation: Generation) -> 
     is_scored = not (is_analysed or options.predict) if options.score is None else options.score
     if not is_scored:
         with argument_path("generate"):
-            generation.refuse_prompt("is not read by an analysis alone; add score=true")
+            generation.refuse_prompt("has no effect on an analysis alone; add score=true")
     return is_scored
 
 
 @contextlib.contextmanager
 def trainer_errors() -> Iterator[None]:
-    """Tell what Lightning refuses as a mistake in the `trainer` group."""
+    """Turn errors of Lightning's trainer about its arguments into a `ConfigError` about the `trainer` group."""
     try:
         yield
     except ArgumentError:
@@ -278,13 +278,13 @@ def trainer_errors() -> Iterator[None]:
 
 
 def make_settings(arguments: dict[str, Any], options: Options = Options()) -> Settings:
-    """The `trainer` group as Lightning's arguments, each checked; the device is chosen."""
+    """Check the `trainer` group as arguments of Lightning's trainer, and choose the device and precision."""
     with argument_path("trainer"):
         if isinstance(strategy := arguments.get("strategy"), dict) and "_target_" in strategy:
             arguments["strategy"] = instantiate(strategy)
         _check_arguments(arguments)
         if isinstance(arguments.get("val_check_interval"), float) and arguments.get("check_val_every_n_epoch") is None:
-            arguments["check_val_every_n_epoch"] = 1  # the fraction is one of each epoch
+            arguments["check_val_every_n_epoch"] = 1  # the fraction refers to each epoch
         _check_strategy(arguments)
         for name, choices in (("profiler", PROFILERS), ("gradient_clip_algorithm", ("norm", "value"))):
             if arguments.get(name) is not None:
@@ -316,11 +316,11 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
         if isinstance(value, int | float) and value <= 0 and not (value == -1 and name.startswith("max_")):
             raise ArgumentError(name, value, reason, {name: example})
     for name in sorted(arguments.keys() & CHOSEN):
-        raise ArgumentError(name, arguments[name], "is no argument that a run takes; remove it")
+        raise ArgumentError(name, arguments[name], "is not an argument that a run accepts; remove it")
 
 
 def _check_strategy(arguments: dict[str, Any]) -> None:
-    """Refuse processes on several nodes that nothing starts: Lightning would wait for them forever."""
+    """Refuse several nodes without a launcher that starts their processes: Lightning would wait for them forever."""
     in_cluster = "NODE_RANK" in os.environ or any(cluster.detect() for cluster in CLUSTERS)
     if (arguments.get("num_nodes") or 1) > 1 and not in_cluster:
         reason = "needs a process on each node, which `torchrun --nnodes` or Slurm starts"
@@ -329,7 +329,7 @@ def _check_strategy(arguments: dict[str, Any]) -> None:
 
 @trainer_errors()
 def _own_gpu(devices: Any) -> int:
-    """The GPU of this process; Lightning makes it the current one only when training starts."""
+    """The index of the GPU of this process; Lightning selects this GPU only when training starts."""
     indices = CUDAAccelerator.parse_devices("-1" if devices == "auto" else devices) or [0]
     rank = int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
     return indices[rank % len(indices)]

@@ -36,19 +36,19 @@ class InitialCheckpoint:
 
     @functools.cached_property
     def stored(self) -> Plain:
-        """The unresolved config of the checkpoint's run, of any classes: nothing is made from it."""
+        """The unresolved config of the checkpoint's run; it may name any class: nothing is instantiated from it."""
         with argument_path(passed={"path": self.key}):
             return admit_config(self.checkpoint, never_instantiated)
 
     @property
     def larger_vocabulary(self) -> int | None:
-        """The number of rows of its embedding, where these are more than its tokens; T5 has 32,128 for 32,100."""
+        """The rows of the embedding, if they outnumber the tokenizer's tokens (T5: 32,128 and 32,100); else None."""
         embedding = self.checkpoint.weights.get(EMBEDDING)
         num_rows = len(embedding) if embedding is not None and embedding.ndim else 0
         return num_rows if num_rows > self.tokenizer.vocab_size else None
 
     def require_class(self, name: str) -> None:
-        """Refuse the checkpoint of another class of networks, such as an encoder–decoder for a language model."""
+        """Refuse a checkpoint whose network is not of the class `name`, as an encoder–decoder for a language model."""
         names = (self.stored["network"]["_target_"], name)
         if names[0] != names[1]:
             reason = "is of class {}, and this run trains {}; start from a checkpoint of the same kind of task"
@@ -56,7 +56,7 @@ class InitialCheckpoint:
             raise ArgumentError(self.key, str(self.checkpoint.path), reason)
 
     def has_same_readout(self, task: Mapping[str, Any]) -> bool:
-        """Return True if the checkpoint's network has the readout of a `task` group, for the same class labels."""
+        """Return True if the checkpoint's network has the readout class and the class labels of a `task` group."""
         own = self.stored["task"]
         return (own["readout"]["_target_"], own["labels"]) == (task["readout"]["_target_"], task["labels"])
 
@@ -64,8 +64,8 @@ class InitialCheckpoint:
         own = self.tokenizer.for_training()
         if tokenizer.fingerprint not in (own.fingerprint, own.with_mask().fingerprint):
             reason = (
-                f"its vocabulary of {own.vocab_size} tokens is not that of this run's tokenizer, which has "
-                f"{tokenizer.vocab_size}; without tokenizer=, the checkpoint's own is used"
+                f"its vocabulary of {own.vocab_size} tokens differs from this run's vocabulary of "
+                f"{tokenizer.vocab_size}; without tokenizer=, the checkpoint's tokenizer is used"
             )
             raise ArgumentError(self.key, self.checkpoint.path, reason)
 
@@ -82,22 +82,22 @@ def load_start(resume: str | None, init_from: str | None) -> InitialCheckpoint:
 
 
 def refuse_finished(start: InitialCheckpoint, folder: Path, max_steps: int) -> None:
-    """Refuse to resume a run that has made all its steps and was scored; tell if its last checkpoint is not used."""
+    """Refuse to resume a run that has made all its steps and was scored; print a line if `last.ckpt` is not used."""
     step, path, key = start.checkpoint.step, start.checkpoint.path, format_value(relative_path(folder))
-    if 0 <= max_steps <= step == _scored_steps(folder):  # one that was killed after its last step was not scored
+    if 0 <= max_steps <= step == _scored_steps(folder):  # a run that was killed after its last step has no score
         raise ConfigError(
             f"resume={key}: the run has completed its {step} steps; trainer.max_steps={2 * step} continues it."
         )
     if path.name != LAST and is_first_process():
         print(f"{LAST} is missing or damaged: the run continues from {path.name}, step {step}.")
-        if (last := path.with_name(LAST)).exists():  # otherwise the next save would keep it as previous.ckpt
+        if (last := path.with_name(LAST)).exists():  # otherwise the next save would rename it to previous.ckpt
             last.rename(path.with_name("damaged.ckpt"))
 
 
 def continue_job(config: DictConfig, folder: Path) -> bool:
-    """Continue the run in a folder, or start one; False if it has ended and was scored.
+    """Set `resume` to the folder of a run, or to None without a checkpoint; return False if the run is complete.
 
-    It is a job of a resumed sweep, or has `resume=auto`; `resume` is set to its folder, or to None.
+    The run is a job of a resumed sweep, or has `resume=auto`. It is complete if it has made all steps and was scored.
     """
     config.resume, steps = str(folder) if has_checkpoint(folder) else None, _scored_steps(folder)
     max_steps = config.trainer.max_steps
@@ -109,7 +109,7 @@ def continue_job(config: DictConfig, folder: Path) -> bool:
 
 
 def _scored_steps(folder: Path) -> int | None:
-    """The number of steps in the results of a run; None if it was not scored, or killed before its sample."""
+    """The number of steps in the results of a run; None if it was not scored, or was killed while sampling."""
     try:
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         steps = results["steps"] if "sample" in results else None
@@ -119,7 +119,7 @@ def _scored_steps(folder: Path) -> int | None:
 
 
 def tokenizer_of(checkpoint: Checkpoint, key: str = "path") -> TextTokenizer:
-    """The tokenizer of a checkpoint; an `ArgumentError`, in which `key` names the checkpoint, if it has none."""
+    """The tokenizer of a checkpoint; an `ArgumentError` about `key` is raised if the checkpoint has none."""
     if checkpoint.tokenizer is None:
         reason = "has no tokenizer; add a tokenizer.json to the Hugging Face folder and convert it again"
         raise ArgumentError(key, checkpoint.path, reason)

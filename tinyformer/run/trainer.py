@@ -1,4 +1,4 @@
-"""Lightning's trainer of a run, its callbacks and its loggers: `metrics.csv`, and those of the `logger` group."""
+"""Lightning's trainer of a run, its callbacks and its loggers: `metrics.csv`, and the loggers of the `logger` group."""
 
 import contextlib
 import inspect
@@ -46,13 +46,13 @@ REFUSED: dict[type[L.Callback], str] = {
     of_lightning.LearningRateFinder: "does not find optimizer.lr; -m optimizer.lr=1e-3,3e-3 compares rates",
     of_lightning.StochasticWeightAveraging: "averages after the last checkpoint; EMAWeightAveraging does not",
 }
-"""Callbacks of Lightning that would not do in a run what Lightning documents: the reason, and what does."""
+"""Callbacks of Lightning that would not work in a run as documented, each with the reason and an alternative."""
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "ddp": ReplicatedStrategy,
     "fsdp": FullyShardedStrategy,
 }
-"""What a name stands for, if it is not what Lightning makes of it."""
+"""Our strategies that replace Lightning's, by their names in `trainer.strategy`."""
 
 
 def set_up_process() -> None:
@@ -60,7 +60,7 @@ def set_up_process() -> None:
     # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)  # which a user has added
+    logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)  # used if a user adds it
     for library in ("httpx", "httpx2", "absl"):  # a line for each request to the Hub; ROUGE's tokenizer
         logging.getLogger(library).setLevel(logging.WARNING)
     for message in (
@@ -70,7 +70,7 @@ def set_up_process() -> None:
         r"`isinstance\(treespec, LeafSpec\)` is deprecated",
         # On a node of a cluster from which jobs are started.
         r"The `srun` command is available",
-        # Since torch 2.13; versions before have no other argument.
+        # Since torch 2.13; earlier versions lack the new argument.
         r"`broadcast_buffers` is deprecated",
         # Flex is compiled on CUDA only; the summary names the kernel.
         r"flex_attention called without torch\.compile",
@@ -95,7 +95,7 @@ def set_up_process() -> None:
 def training_trainer(
     settings: Settings, folder: Path, loggers: Sequence[Logger], callbacks: Sequence[L.Callback]
 ) -> L.Trainer:
-    """Lightning's trainer for a run."""
+    """Make Lightning's trainer for a training run that writes into a folder."""
     strategy, own = settings.arguments.get("strategy"), ("profiler", "plugins", "strategy")
     averaging = (of_lightning.WeightAveraging, of_lightning.StochasticWeightAveraging)
     if settings.is_sharded and any(isinstance(each, averaging) for each in callbacks):
@@ -113,7 +113,7 @@ def training_trainer(
         use_distributed_sampler=False,
     )
     if trainer.is_global_zero and (number := process_number()) is not None:  # torchrun has started more than devices
-        reason = f"makes this process the first of the run, and {number} does not; unset it, or train with trainer=ddp"
+        reason = f"is for a run of one process, but {number} is set for a later process; unset it, or use trainer=ddp"
         raise ArgumentError("trainer.devices", settings.arguments.get("devices"), reason)
     trainer.fit_loop = FitLoop(trainer)
     return trainer
@@ -124,7 +124,7 @@ def require_one_process(trainer: L.Trainer) -> None:
     launcher = trainer.strategy.launcher
     if trainer.world_size > 1 and launcher is not None and not launcher.is_interactive_compatible:
         raise ConfigError(
-            f"trainer.devices={trainer.num_devices}: tinyformer.train is one process; `tinyformer train` on the "
+            f"trainer.devices={trainer.num_devices}: tinyformer.train uses one process; `tinyformer train` on the "
             "command line starts more."
         )
 
@@ -158,9 +158,9 @@ def scoring_trainer(
 
 
 def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
-    """Plugins of Lightning's trainer, with one that says what starts the processes of the run.
+    """Add a plugin that describes the launcher of the run's processes to the plugins of Lightning's trainer.
 
-    A trainer that `is_alone` has no others. Lightning's own for Slurm would save checkpoints of its own at a signal.
+    With `is_alone`, the trainer has one process. Lightning's default for Slurm would save checkpoints at a signal.
     """
     if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         return list(plugins)
@@ -172,10 +172,10 @@ def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
 
 @contextlib.contextmanager
 def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
-    """Compute outside the trainer's loops as inside them: on its device, in its precision.
+    """Compute on a trainer's device and in its precision inside a `with` statement, as in the trainer's loops.
 
-    Its loops leave the network on the CPU. A compiled network runs uncompiled here, since each new shape would compile
-    it again; FlexAttention stays compiled.
+    The loops leave the network on the CPU. A compiled network runs uncompiled in the `with` statement, since each new
+    shape would compile it again; FlexAttention stays compiled.
     """
     network.to(trainer.strategy.root_device)
     compiled, network._compiled_call_impl = network._compiled_call_impl, None
@@ -189,8 +189,8 @@ def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
 def make_callbacks(group: DictConfig) -> dict[str, L.Callback]:
     """The callbacks of the `callbacks` group by their names in it, without entries that are null.
 
-    `FiniteCheck` follows those that may change gradients, since its norm is the one that clips them; `Snapshots`
-    follows all others.
+    `FiniteCheck` comes after callbacks that may change gradients, since gradients are clipped by the norm that it
+    computes; `Snapshots` comes last.
     """
     made = {str(name): instantiate(node, _convert_="all") for name, node in group.items() if node is not None}
     for name, callback in made.items():
@@ -201,10 +201,10 @@ def make_callbacks(group: DictConfig) -> dict[str, L.Callback]:
 
 
 def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_step: int = 0) -> list[Logger]:
-    """The loggers of a run: `metrics.csv`, and those of the `logger` group; the folder is made if it does not exist.
+    """Make the loggers of a run, for `metrics.csv` and of the `logger` group; the folder is made if it is missing.
 
-    The group is the node of a logger, or has one for each. The runs of a sweep are one group in Weights & Biases. A
-    resumed run continues from `first_step`.
+    The group is the node of one logger, or has a node for each logger. The runs of a sweep are one group in Weights &
+    Biases. A resumed run continues from `first_step`.
     """
     nodes = [group] if "_target_" in group else [node for node in group.values() if node is not None]
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,13 +215,13 @@ def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_
 
 
 def _facts_of_run(node: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
-    """The arguments that a logger takes from the run, unless its node sets them: where to log, and the run's name."""
+    """The arguments of a logger that the run sets unless its node does: the folder or server, and the run's name."""
     logger = get_class(node._target_)
     facts: dict[str, Any] = {"save_dir": str(folder), "run_name": "/".join(folder.parts[-2:])}
     if issubclass(logger, RunWandbLogger):
         group = "/".join(folder.parts[-3:-1]) if is_sweep else None
         facts = {"run_dir": str(folder), "run_id": _wandb_id(folder), "group": group}
-    elif issubclass(logger, MLFlowLogger):  # whose own default is a folder, which MLflow reads no more
+    elif issubclass(logger, MLFlowLogger):  # its default is a folder, which MLflow no longer supports
         facts["tracking_uri"] = os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     return {name: facts[name] for name in facts.keys() & inspect.signature(logger).parameters.keys() - node.keys()}
 
@@ -234,7 +234,7 @@ def log_hyperparameters(loggers: list[Logger], config: dict[str, Any], network: 
 
 @contextlib.contextmanager
 def closing(loggers: list[Logger]) -> Iterator[None]:
-    """Close loggers at the end of the block, so that the next job of a sweep opens its own."""
+    """Close loggers at the end of a `with` statement, so that the next job of a sweep opens its own."""
     status = "failed"
     try:
         yield
@@ -247,12 +247,12 @@ def closing(loggers: list[Logger]) -> Iterator[None]:
 
 
 def wandb_location(loggers: list[Logger]) -> str | None:
-    """The place of the run in Weights & Biases; None if it is not logged there."""
+    """The URL of the run in Weights & Biases, or the command that uploads it; None if it is not logged there."""
     return next((logger.location() for logger in loggers if isinstance(logger, RunWandbLogger)), None)
 
 
 def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]:
-    """The config as nested plain values, with `${oc.env:NAME}` as it is, without folders of paths; `costs` as well."""
+    """The resolved config, except `${oc.env:NAME}`, as nested plain values without folders of paths; and `costs`."""
     ours = {value for values in values_of_keys().values() for value in values if isinstance(value, str)}
 
     def shortened(text: str) -> str:
@@ -267,7 +267,7 @@ def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]
 
 
 def _wandb_id(folder: Path) -> str:
-    """An id that a run and its resumption share, so that they are one run in the browser; a copy of it has its own."""
+    """An id that a run and its resumption share, so that they are one run in the browser; a copied folder has a new id."""
 
     def stored(path: Path) -> list[str]:
         return os.fsdecode(path.read_bytes()).split("\n", 1) if path.is_file() else []
@@ -275,7 +275,7 @@ def _wandb_id(folder: Path) -> str:
     path, here = folder / "wandb" / "run_id", str(folder.resolve())
     run_id, *home = stored(path) or [token_hex(4)]
     if not re.fullmatch(r"[0-9a-f]{8}", run_id):
-        raise ConfigError(f"{relative_path(path)} contains no id of a run of wandb; remove it for a new one.")
+        raise ConfigError(f"{relative_path(path)} contains no id of a wandb run; remove the file to make a new one.")
     if home != [here] and is_first_process():  # the folder is new, or was moved or copied
         run_id = token_hex(4) if home and stored(Path(*home, "wandb", "run_id"))[:1] == [run_id] else run_id
         path.parent.mkdir(parents=True, exist_ok=True)
