@@ -93,7 +93,7 @@ def mistake_in(*overrides: str) -> str:
         ("seed=0 attention gqa", "attention: is no KEY=VALUE, such as attention=gqa."),
         ("generate.prompt=A cat", "cat: is no KEY=VALUE, and a text *quoted, as in 'generate.prompt=A cat'."),
         ("qqqqq=1", "qqqqq: there is no such key. --help lists the axes.*"),
-        ("model.d_ff=1,2", "model.d_ff=1,2: several values need -m, which makes a run of each."),
+        ("model.d_ff=1,2", "model.d_ff=1,2: several values need -m, which makes a run of each value."),
         ("analysis=heads", "analysis: there is no such key here; evaluate.py has it."),
         ("~network", "~network: a run needs this axis; leave ~network out, or choose, as in network=*"),
         # Raised deep inside of the network, told by the key that the user sets.

@@ -172,8 +172,8 @@ def test_a_note_says_where_runs_are_not_comparable() -> None:
 
 
 MISTAKES = {
-    "empty": "RUN=empty: has no finished run (which has a results.json); a sweep is in",
-    "unfinished": "RUN=unfinished: has no finished run (which has a results.json), but 1 unfinished; a sweep",
+    "empty": "RUN=empty: has no finished run (with a results.json); a sweep is in",
+    "unfinished": "RUN=unfinished: has no finished run (with a results.json), but 1 unfinished; a sweep",
     "run --metric val/los": "--metric=val/los: is not a number in any results.json; val/loss, steps, ",
     "run --by sed": "--by=sed: is not a key of config.yaml; --by=seed works.",
 }

@@ -64,7 +64,7 @@ BROKEN = {
     "not finite": ("sdpa mha causal", altered(lambda q, out: out / 0), "gives values that are not"),
     "empty rows": ("sdpa mha padded", altered(lambda q, out: out.where(out.any(-1, keepdim=True), 1.0)), EMPTY),
     "gradients of empty rows": ("sdpa mha padded", altered(lambda q, out: out + q - q.detach()), EMPTY),
-    "refusal": ("sdpa mha causal", {"refusal": lambda case: "an ache"}, "refuses what it computes: an ache"),
+    "refusal": ("sdpa mha causal", {"refusal": lambda case: "an ache"}, "refuses a case that it computes: an ache"),
     "acceptance": ("sdpa additive causal", {"refusal": lambda case: None}, "accepts scores other than dot products"),
     "crash": ("sdpa mha causal", altered(lambda q, out: out.nothing), "crashes: AttributeError: "),
 }

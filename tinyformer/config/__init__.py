@@ -1,1 +1,1 @@
-"""From a command line, a checkpoint or a run folder to a config."""
+"""Configs, composed from a command line, a checkpoint or a run folder."""

@@ -151,7 +151,7 @@ def key_of_argument(written: Any, path: Sequence[str]) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as it is typed in a shell, such as `[16,16,null]` or `'book (1).txt'`; a long one is cut."""
+    """A value as it is typed in a shell, such as `[16,16,null]` or `'book (1).txt'`; a long value is cut."""
     text = str(value) if isinstance(value, PurePath) else value
     is_plain = isinstance(text, str) and "," not in text and parsed(f"k={_readable('', text, False)}").value() == text
     text = text if is_plain else hydra_value(text)
@@ -242,7 +242,7 @@ def read(name: str, axis: str | None = None) -> dict[str, Any]:
 
 
 def _merged(base: Any, own: Any) -> Any:
-    """The contents of a file on top of those of its base, as Hydra merges them."""
+    """Merge the contents of a file onto the contents of its base, as Hydra does."""
     if not (isinstance(base, dict) and isinstance(own, dict)):
         return own
     return base | own | {key: _merged(base[key], own[key]) for key in base.keys() & own.keys()}
@@ -310,7 +310,7 @@ def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
 
 
 def describe_axes(axes: Sequence[str] = ()) -> str:
-    """Axes for `--help`, by default those of `train`: each with its choices and the first comment of each file."""
+    """The text of `--help` on some axes, by default all axes of `train`: choices and the first comment of each."""
     lines = []
     for axis in axes or sorted(axes_of("train")):
         lines.append(axis)

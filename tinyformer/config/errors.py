@@ -66,7 +66,7 @@ def config_keys(config: DictConfig) -> Iterator[None]:
         yield
     except (ArgumentError, InstantiationException) as error:
         cause = cause_of(error)
-        node = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)  # of the class
+        node = re.search(r"^full_key: (\S+)$", str(error), re.MULTILINE)  # the key of the class
         if node and isinstance(cause, ImportError):
             raise ConfigError(f"{node[1]}: {str(cause).splitlines()[0]}") from error
         if not isinstance(cause, ArgumentError):

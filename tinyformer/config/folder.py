@@ -60,7 +60,7 @@ def _changed(folder: Path) -> dict[str, int]:
 
 
 def claim_folder(config: DictConfig, key: str) -> Claim:
-    """Make and lock the folder that a key of a config with its `hydra` node names, or raise a `ConfigError`.
+    """Make and lock the folder that a key such as "hydra.run.dir" names; a `ConfigError` if that is not possible.
 
     A folder that is named by the time gets a suffix, such as `-2`, if it exists. If a run has several processes, only
     the first process locks the folder.
@@ -91,7 +91,7 @@ def claim_folder(config: DictConfig, key: str) -> Claim:
 
 
 def _make_next(folder: Path) -> Path:
-    """Make the first of FOLDER, FOLDER-2, FOLDER-3, … that does not exist; no two processes make the same."""
+    """Make the first of FOLDER, FOLDER-2, FOLDER-3, … that does not exist; no two processes make the same folder."""
     for path in itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
@@ -136,7 +136,7 @@ def is_first_process() -> bool:
 
 
 def process_number() -> str | None:
-    """The environment variable that makes this process a later one, such as "RANK=1"; None in the first process.
+    """The environment variable that numbers this process, such as "RANK=1"; None in the first process of a run.
 
     A variable that no launcher has set for this run is refused, since no process would be the first.
     """

@@ -149,7 +149,7 @@ def offer_stored_run(
         raise ConfigError("checkpoint is needed, such as checkpoint=last, or a run's folder, checkpoint=outputs/….")
     checkpoint, config = None, {"seed": 0, "deterministic": False}  # for the defaults that --help shows
     if paths:
-        from tinyformer.checkpoint.file import load_step  # which imports torch, which takes seconds
+        from tinyformer.checkpoint.file import load_step  # imports torch, which takes seconds
 
         given = _given(arguments)
         word = f"step={given.get('step', 'null')}"
@@ -345,6 +345,6 @@ def _sweep(config: DictConfig, context: HydraContext, task: _Task) -> int:
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     codes = [ended.return_value for batch in sweeper.sweep(words) for ended in batch]
-    task.codes.extend(codes)  # of other processes, too
+    task.codes.extend(codes)  # includes jobs in other processes
     context.callbacks.on_multirun_end(config=config, config_name=task.program)
     return max(codes, default=0)

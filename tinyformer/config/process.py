@@ -68,10 +68,10 @@ def isolated_hydra() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated_process() -> Iterator[None]:
-    """Restore the state of the process that training changes at the end of a `with` statement.
+    """Restore process-wide state that training changes, at the end of a `with` statement.
 
-    Restored are random number generators, torch's flags, the current GPU, environment variables, filters of warnings,
-    and levels of loggers. Lightning itself restores signal handlers.
+    This state consists of random number generators, torch's flags, the current GPU, environment variables, filters of
+    warnings, and levels of loggers. Lightning itself restores signal handlers.
     """
     import torch
 
@@ -108,7 +108,7 @@ def _loggers() -> dict[str, logging.Logger]:
 def guard_imports() -> None:
     """Prevent processes that libraries start from importing modules of the current folder.
 
-    Python would search it first in a process that runs `-c` or `-m`. Now this process's first folder is searched.
+    By default, Python searches it first under `-c` or `-m`; instead, it now searches this process's first folder.
     """
     if os.environ.get("PYTHONSAFEPATH") != "1":
         path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,4 +1,4 @@
-"""The overrides that `resume=FOLDER` stands for: those stored by a run or sweep, followed by the new overrides."""
+"""The overrides that replace `resume=FOLDER`: the overrides of the stored run or sweep, then the new overrides."""
 
 import re
 from collections.abc import Sequence

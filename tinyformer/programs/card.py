@@ -1,7 +1,7 @@
 """Cost card of a variant before it is trained: `tinyformer card attention=mha,gqa model=base`.
 
 Parameters, floating-point operations and KV cache, counted without memory for weights; `costs/network.py` defines
-each figure, and `costs/memory.py` those of a batch.
+each number, and `costs/memory.py` the numbers of a batch.
 """
 
 import argparse
@@ -24,16 +24,16 @@ CONFIG_NAME = "card"
 AXES = ("model", "attention", "cross_attention", "position", "block", "feed_forward", "norm")
 
 Card: TypeAlias = dict[str, Any]
-"""The overrides of a variant and the fields of its `Costs`; in `batch` and `gpus` those of `BatchCosts` and `GpuCosts`,
-or None."""
+"""The overrides of a variant and the fields of its `Costs`; `batch` and `gpus` have the fields of `BatchCosts` and
+`GpuCosts`, or are None."""
 
 GPT2_VOCAB_SIZE = 50_257  # used in place of the tokenizer's vocabulary size where `model.vocab_size` is null
 
 NOTES = f"""\
-FLOPs are those of matrix products in a sequence of T tokens; one multiply-add is 2. Attention is counted as the full
+FLOPs are counted for matrix products in a sequence of T tokens; a multiply-add is 2. Attention is counted as the full
 square of T x T pairs, as torch.utils.flop_counter does; a kernel may skip pairs that the causal mask or a window
 masks. Training is 3 forward passes. With task=seq2seq, source and target have T tokens each, and "per token" is per
-token of both. Where model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted.
+token of both. If model.vocab_size is null, GPT-2's {GPT2_VOCAB_SIZE:,} tokens are counted.
 Equal FLOPs are not equal time: many narrow heads take longer than few wide ones, see `tinyformer findings cost`."""
 
 ROWS = (
@@ -75,17 +75,18 @@ ROWS = (
     ("    whole weights", "gpus.whole_weight_bytes"),
     ("    whole gradients", "gpus.whole_gradient_bytes"),
 )
-"""The rows of the table from top to bottom: labels, and fields of a `Card`."""
+"""The rows of the table from top to bottom: the label and the field of a `Card`."""
 
 BATCH_NOTES = """\
 A training step holds weights, gradients and the optimizer's state in fp32, and what the layers store for the backward
 pass, in mixed precision with dtype=bf16. Attention is counted as on CUDA, where backend=auto chooses a fused kernel if
-one computes the variant. Logits, which are computed in parts, and memory within operations come on top."""
+one computes the variant. Logits, which are computed in parts, and memory within operations are not included."""
 
 GPU_NOTES = """\
-With trainer=ddp each GPU holds all that its batch needs; with trainer=fsdp a part of weights, gradients and state, and
-whole those outside of the blocks, the weights of two blocks and the gradients of one. The first GPU holds all weights
-while heads are measured and checkpoints are scored. What Muon sends in addition is not counted."""
+With trainer=ddp each GPU holds all that its batch needs. With trainer=fsdp each GPU holds a part of all weights,
+gradients and state. Whole are the weights and gradients outside of the blocks, the weights of two blocks and the
+gradients of one block. The first GPU holds all weights while heads are measured and checkpoints are scored. The data
+that Muon sends in addition are not counted."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -163,7 +164,7 @@ def _print_table(cards: Sequence[Card]) -> None:
 
 
 def _shown(card: Card, field: str) -> str:
-    """A figure of a card."""
+    """The text of a field of a card."""
     group, _, name = field.rpartition(".")
     value = card[group].get(name) if group else card[name]
     if isinstance(value, float):

@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # these import torch, which takes seconds
     from tinyformer.analysis.over_training.over_steps import SnapshotMeasures
 
 OVERRIDES = ("experiment=induction_cpu", "callbacks.snapshots.every_n_steps=20")
-NUM_WINDOWS = 64  # of the validation split, on which heads are measured and removed
+NUM_WINDOWS = 64  # number of validation windows on which heads are measured and removed
 ROLES = {"previous token": "a previous-token head", "induction": "an induction head"}  # see `head_roles`
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, print six lines about what happened, and write the film; returns the exit code."""
+    """Train a model, print six lines about its heads, and write the film; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="tinyformer demo",
         description="Train a model in a minute, see its induction head form, and what is lost without it.",
@@ -41,7 +41,7 @@ def _demonstrate(overrides: Sequence[str]) -> None:
 
     waiting = Console(stderr=True)
     message = "Training two layers of attention on letters that repeat: … A B … A"
-    # Without the summary of the run, whose figures `results.json` has, too.
+    # The summary of the run is not printed.
     with waiting.status(message), redirect_stdout(io.StringIO()):
         run = train([*OVERRIDES, *overrides])
     context, accuracy = run.model.sample(NUM_WINDOWS), 100 * run.results["val/accuracy"]
@@ -56,7 +56,7 @@ def _demonstrate(overrides: Sequence[str]) -> None:
 
 
 def describe(context: "AnalysisContext", measured: "SnapshotMeasures") -> list[str]:
-    """The heads of each role and when they formed, what the induction head reads, and the loss without them."""
+    """Sentences about the heads of each role, the composition of the induction head, and the loss without heads."""
     from tinyformer.measures.events import head_roles
 
     roles = head_roles(measured.measures[-1].values)
@@ -68,7 +68,7 @@ def describe(context: "AnalysisContext", measured: "SnapshotMeasures") -> list[s
 
 
 def formed(role: str, heads: "Mapping[Head, float]", context: "AnalysisContext", measured: "SnapshotMeasures") -> str:
-    """The heads that have a role at the last snapshot, how strongly, and since which one."""
+    """A sentence about the heads that have a role at the last snapshot: since which step, and with which measure."""
     from tinyformer.measures.events import TRAITS
 
     parts, names = [], measured.measures[-1].names
@@ -81,7 +81,7 @@ def formed(role: str, heads: "Mapping[Head, float]", context: "AnalysisContext",
 
 
 def composition(context: "AnalysisContext", writers: "Collection[Head]", readers: "Collection[Head]") -> str:
-    """From which head an induction head reads its keys, by the weights alone; see `HeadWeights`."""
+    """A sentence about the head from whose output an induction head computes its keys; see `HeadWeights`."""
     from tinyformer.analysis.causes.weights import scores_of
 
     scores = scores_of(context.network, [0], context.active_heads)["K"]
@@ -95,7 +95,7 @@ def composition(context: "AnalysisContext", writers: "Collection[Head]", readers
 
 
 def losses(context: "AnalysisContext", *roles: "Collection[Head]") -> str:
-    """The loss without the heads of each role, without all of them, and without any other head."""
+    """A sentence about the loss without the heads of each role, without all these heads, or without one other head."""
     from tinyformer.analysis.removal.ablation import losses_without
 
     every = [head for of_role in roles for head in of_role]
@@ -109,7 +109,7 @@ def losses(context: "AnalysisContext", *roles: "Collection[Head]") -> str:
 
 
 def _sentence(parts: Sequence[str]) -> str:
-    """Parts in a row: "A, b and c."."""
+    """Join parts into a sentence such as "A, b and c."."""
     *first, last = parts
     joined = f"{', '.join(first)} and {last}" if first else last
     return f"{joined[0].upper()}{joined[1:]}."

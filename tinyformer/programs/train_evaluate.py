@@ -40,7 +40,7 @@ def train_program(words: Sequence[str], command: str) -> int:
 
     def start() -> int:
         expanded = training_words(words)
-        sys.argv[len(sys.argv) - len(words) :] = expanded  # with which Lightning starts other processes
+        sys.argv[len(sys.argv) - len(words) :] = expanded  # Lightning starts other processes with it
         return launch(expanded, "train", job, command)
 
     return _run_program(start, "train")
@@ -65,7 +65,7 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
 
 
 def _run_program(start: Callable[[], int | None], program: str) -> int:
-    """The exit code of a program of Hydra, whose Ctrl-C is not reported: a run that has saved its state says so."""
+    """Run a program and return its exit code; Ctrl-C prints no error, since a run prints that it has stopped."""
 
     def checked() -> int | None:
         process_number()  # refuses a variable of a launcher that was left in the environment
@@ -79,7 +79,7 @@ def _run_program(start: Callable[[], int | None], program: str) -> int:
 
 
 def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: CommandLine) -> None:
-    """Start a run. One of a sweep prints its scores and folder, after its overrides, and all else only if it fails."""
+    """Start a run. In a sweep, only its scores and folder are printed, and the rest of the output only if it fails."""
     if not (invocation.is_sweep and is_first_process()):
         run()
         return

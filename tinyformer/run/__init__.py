@@ -1,1 +1,1 @@
-"""From a config to a run: data, network, Lightning module, trainer, and what a run reports at its end."""
+"""Runs, made from a config: data, network, Lightning module, trainer, and the results at the end."""

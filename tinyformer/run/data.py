@@ -145,7 +145,7 @@ def make_data(config: DictConfig, invocation: CommandLine, tokenizer: TextTokeni
     node = OmegaConf.select(config, "datamodule", throw_on_resolution_failure=False)
     if node is None:
         raise ConfigError(f"data={choices.get('data')}: does not have what task={choices.get('task')} needs.")
-    if chosen and "tokenizer" not in node and not config.get("resume"):  # its overrides include its tokenizer
+    if chosen and "tokenizer" not in node and not config.get("resume"):  # a resumed run may set an old default
         raise ConfigError(f"{chosen[0]}: data={choices.get('data')} has a tokenizer of its own; leave tokenizer= out.")
     return instantiate(node, _convert_="all", **({} if tokenizer is None else {"tokenizer": tokenizer}))
 

@@ -74,7 +74,7 @@ def starting_network(
 
 
 def _freeze_encoder(network: Network) -> None:
-    """Freeze all weights except those of the readout."""
+    """Freeze all weights except the readout's."""
     if not isinstance(network, Transformer):
         reason = "trains the readout alone, but the readout of an encoder–decoder is trained with its decoder"
         raise ArgumentError("freeze_encoder", True, reason, {"freeze_encoder": False})

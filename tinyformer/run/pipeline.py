@@ -74,7 +74,7 @@ def train(config: DictConfig, folder: Path, invocation: CommandLine | None = Non
             run.network = run.module.network
             if has_processes():
                 torch.distributed.destroy_process_group()
-            run.data.trainer = None  # it divided each batch among the processes; the first alone scores the run
+            run.data.trainer = None  # so that batches are not divided: only the first process scores
             return summarise_training(run, *score_training(run)) if is_first_process() else {}
 
 
@@ -96,7 +96,7 @@ def evaluate(
     with closing(run.loggers):
         # First, so that a mistake in the analysis is refused before anything is scored or written.
         findings = write_predictions(run) if run.config.predict else analyse(run)
-        (folder / "results.json").unlink(missing_ok=True)  # of an earlier evaluation, which had other settings
+        (folder / "results.json").unlink(missing_ok=True)  # written by an earlier evaluation
         return summarise_evaluation(run, findings, score_evaluation(run, findings) if run.settings.is_scored else None)
 
 

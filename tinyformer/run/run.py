@@ -44,14 +44,14 @@ class Run:
 
     config: DictConfig  # the config, with values that were set after it was composed
     folder: Path  # the folder that the run writes into
-    invocation: CommandLine  # what the command line says in addition to the config
+    invocation: CommandLine  # facts about the command line that the config lacks
     stored: Plain  # the config as a checkpoint stores it, unresolved, with the data of the training run
     settings: Settings
     data: DataModule
     split: str  # the split that is scored
     task: Task
     network: Network
-    mask: AttentionMask  # of the split's first batch
+    mask: AttentionMask  # the mask of the split's first batch
     matched: Matched | None  # the solved size; None without `match`
     kernels: list[str] = field(init=False)  # the attention kernels of its layers
     module: TrainingModule = field(init=False)

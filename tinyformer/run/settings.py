@@ -156,11 +156,11 @@ def make_generation(group: Mapping[str, Any]) -> Generation:
 class Settings:
     """The checked settings of a run, with its device and precision."""
 
-    arguments: dict[str, Any]  # of Lightning's trainer, with the precision resolved
+    arguments: dict[str, Any]  # arguments of Lightning's trainer, with the precision resolved
     device: str  # the device type
-    compile_mode: str | None  # of `torch.compile`, or "auto", see `compile_arguments`; None if nothing is compiled
+    compile_mode: str | None  # mode of `torch.compile`, or "auto", see `compile_arguments`; None: no compiling
     options: Options = Options()  # the values in no group
-    generation: Generation = field(default_factory=Generation)  # what is generated at the end
+    generation: Generation = field(default_factory=Generation)  # the text generation at the end
     start: InitialCheckpoint | None = None  # the checkpoint that the run begins with
     is_training: bool = True  # False for an evaluation
     is_scored: bool = True  # whether the split is scored, its attention maps are drawn and text is generated
@@ -307,7 +307,7 @@ def make_settings(arguments: dict[str, Any], options: Options = Options()) -> Se
 
 
 def _check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of Lightning's trainer of the wrong type, too small ones, and those that a run sets itself."""
+    """Refuse arguments of Lightning's trainer that have a wrong type, are too small, or are set by a run itself."""
     for name, value in arguments.items():
         if not (name == "precision" and value == "auto"):
             check_value(L.Trainer, name, value, f"trainer.{name}")

@@ -120,7 +120,7 @@ def training_trainer(
 
 
 def require_one_process(trainer: L.Trainer) -> None:
-    """Refuse a trainer that starts processes by repeating the command of this one, which may be a notebook."""
+    """Refuse a trainer that starts processes by repeating this process's command, since this may be a notebook."""
     launcher = trainer.strategy.launcher
     if trainer.world_size > 1 and launcher is not None and not launcher.is_interactive_compatible:
         raise ConfigError(
@@ -137,7 +137,7 @@ def scoring_trainer(
     callbacks: Sequence[L.Callback] = (),
     profiler: str | None = None,
 ) -> L.Trainer:
-    """Lightning's trainer for scoring a split: on one device, without a progress bar."""
+    """Make Lightning's trainer for scoring a split, on one device and without a progress bar."""
     replaced = {
         "enable_progress_bar": False,
         "devices": [torch.cuda.current_device()] if settings.device == "cuda" else 1,
@@ -187,7 +187,7 @@ def forward_context(trainer: L.Trainer, network: Network) -> Iterator[None]:
 
 
 def make_callbacks(group: DictConfig) -> dict[str, L.Callback]:
-    """The callbacks of the `callbacks` group by their names in it, without entries that are null.
+    """Make the callbacks of the `callbacks` group, by their names in the group; entries of null are left out.
 
     `FiniteCheck` comes after callbacks that may change gradients, since gradients are clipped by the norm that it
     computes; `Snapshots` comes last.
@@ -260,14 +260,14 @@ def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]
         return text if text in ours else public(PurePath(text).name if is_path else text)
 
     costs = {}
-    with contextlib.suppress(ArgumentError):  # of layers that cannot be counted
+    with contextlib.suppress(ArgumentError):  # raised for layers that cannot be counted
         costs = asdict(count_costs(network))
     config = map_texts(lambda text: text.replace("${", "\\${") if "oc.env" in text else text, config)
     return map_texts(shortened, OmegaConf.to_container(OmegaConf.create(config), resolve=True)) | {"costs": costs}
 
 
 def _wandb_id(folder: Path) -> str:
-    """An id that a run and its resumption share, so that they are one run in the browser; a copied folder has a new id."""
+    """The id of a run in Weights & Biases, which the resumed run keeps; a copy of the folder gets its own id."""
 
     def stored(path: Path) -> list[str]:
         return os.fsdecode(path.read_bytes()).split("\n", 1) if path.is_file() else []

@@ -1,4 +1,4 @@
-"""Loggers: a CSV file for every run, Weights & Biases on request, and what Lightning's loggers get of a run."""
+"""The loggers of a run: `metrics.csv`, Weights & Biases, and functions that log pictures and results of analyses."""
 
 import contextlib
 import csv
@@ -20,7 +20,7 @@ from tinyformer.errors import relative_path
 from tinyformer.files import write_whole
 from tinyformer.report import AnalysisResult
 
-MIN_SECRET = 8  # characters of the value of an environment variable, such as HF_TOKEN, from which it is not logged
+MIN_SECRET = 8  # smallest number of characters of an environment variable, such as HF_TOKEN, that is not logged
 
 
 def _read_rows(path: Path) -> dict[int, dict[str, Any]]:
@@ -76,7 +76,7 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder has its `config.yaml`."""
+        """Do nothing: the run folder contains `config.yaml`."""
 
     @rank_zero_only
     def save(self) -> None:
@@ -85,7 +85,7 @@ class RunCSVLogger(Logger):
             text = _as_csv(self._columns, [self.rows[step] for step in new])
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(text)
-        elif self.rows:  # Lightning saves before the first
+        elif self.rows:  # Lightning also saves before the first row
             columns = ["step", *sorted({name for row in self.rows.values() for name in row} - {"step"})]
             header = dict(zip(columns, columns, strict=True))
             write_whole(self.path, _as_csv(columns, [header, *(self.rows[step] for step in sorted(self.rows))]))
@@ -94,12 +94,12 @@ class RunCSVLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        if status == "success" or max(self.rows, default=0):  # a run that is refused before its first step has none
+        if status == "success" or max(self.rows, default=0):  # a run that is refused before its first step has no row
             self.save()
 
 
 def map_texts(function: Callable[[str], str], value: Any) -> Any:
-    """A nested plain value with a function of each of its texts."""
+    """Apply a function to each string in a nested plain value, and return the new value."""
     if isinstance(value, dict):
         return {key: map_texts(function, entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -108,7 +108,7 @@ def map_texts(function: Callable[[str], str], value: Any) -> Any:
 
 
 def public(text: str) -> str:
-    """A text for Weights & Biases: "…" if it contains the value of an environment variable, however that is called."""
+    """The text, or "…" if it contains the value of an environment variable of at least `MIN_SECRET` characters."""
     return "…" if any(len(value) >= MIN_SECRET and value in text for value in os.environ.values()) else text
 
 
@@ -134,16 +134,16 @@ def wandb_url() -> str:
 
 
 class RunWandbLogger(WandbLogger):
-    """Weights & Biases: online if there is an API key, else offline, and never with a prompt.
+    """Logs a run to Weights & Biases: online if there is an API key, else offline; it never asks for a key.
 
-    It reads no Git repository around the run, and saves neither code nor the command line. Its settings are the user's,
-    not those of the current folder.
+    It uses no Git repository around the run, and saves neither code nor the command line. Settings come from the user's
+    configuration, not from the current folder.
 
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.
-        run_id: an id that a run and its resumption share, so that they are one run in the browser.
+        run_id: the id of the run in Weights & Biases, which a resumed run keeps.
         name: the run's name; by default the last two parts of `run_dir`.
-        group: such as the sweep that the run belongs to.
+        group: the group of the run in Weights & Biases, such as its sweep.
         entity: the team that owns the project.
     """
 
@@ -174,7 +174,7 @@ class RunWandbLogger(WandbLogger):
             # Git would run commands that an untrusted repository around the run names in its configuration. With the
             # hardware, the metadata hold the command line, which may contain a secret, and absolute paths.
             settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, x_disable_meta=True),
-            allow_val_change=True,  # of the config, by the command that resumes the run
+            allow_val_change=True,  # a resumed run may change its config
         )
         del self._wandb_init["anonymous"]  # Lightning passes it, and wandb warns about it
         rank_zero_only(self._set_up)()
@@ -203,7 +203,7 @@ class RunWandbLogger(WandbLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Give the run its configuration, as nested mappings, when it starts."""
+        """Store the configuration, as nested mappings, for the start of the run in Weights & Biases."""
         self._wandb_init["config"] = params
 
     def log_findings(self, findings: AnalysisResult) -> None:
@@ -228,7 +228,7 @@ class RunWandbLogger(WandbLogger):
         return f"offline; `wandb sync {folder}` uploads it (the folders of a resumed run share the id {run.id})"
 
     def finish(self, failed: bool) -> None:
-        """End the run with its results as the summary, so that the next job of a sweep starts a new one."""
+        """End the run in Weights & Biases with the results as its summary, so that the next job starts a new run."""
         results = Path(str(self.save_dir), "results.json")
         if self._experiment is not None:  # None if wandb could not start the run
             if not failed and results.exists():
@@ -237,7 +237,7 @@ class RunWandbLogger(WandbLogger):
 
 
 def log_picture(logger: Logger, name: str, path: Path, step: int) -> None:
-    """Log a PNG file under a name such as "attention/maps", if the logger is one of Lightning's that take pictures."""
+    """Log a PNG file under a name such as "attention/maps" to Weights & Biases, TensorBoard or MLflow only."""
     if isinstance(logger, WandbLogger):
         logger.log_image(name, [str(path)], step=step)
     elif isinstance(logger, TensorBoardLogger):
@@ -247,7 +247,7 @@ def log_picture(logger: Logger, name: str, path: Path, step: int) -> None:
 
 
 def log_findings(logger: Logger, findings: AnalysisResult, step: int) -> None:
-    """Log the results of an analysis: all in `RunWandbLogger`, in others numbers, and figures as in `log_picture`."""
+    """Log the results of an analysis: all of them to `RunWandbLogger`, only numbers and figures to other loggers."""
     if isinstance(logger, RunWandbLogger):
         logger.log_findings(findings)
         return

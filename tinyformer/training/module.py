@@ -36,17 +36,17 @@ PREFIXES = {"train": "train", "validation": "val", "test": "test", "all": "all"}
 class TrainingModule(L.LightningModule):
     """A network with its task, data, optimizer and schedule.
 
-    An optimizer step has the gradient of the mean over the targets of all its batches, those of all processes included.
+    An optimizer step uses the gradient of the mean loss over the targets of all its batches, in all processes.
 
     Args:
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
-        checkpoint: the checkpoint that the weights come from, which pictures name; None to name the run instead.
+        checkpoint: the checkpoint of the weights, which captions of pictures name; if None, they name the run.
     """
 
     targets: Tensor  # the number of targets of the last training batch
     unit: Tensor  # see `target_unit`
-    _gradient_norm: Tensor | None  # of the step, once it has been computed
+    _gradient_norm: Tensor | None  # the norm of the step; None until it is computed
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class TrainingModule(L.LightningModule):
         self.data, self.evaluated, self.first_step = data, evaluated, first_step
         self.checkpoint = checkpoint
         self._unsharded: tuple[Network, ...] = ()  # a copy without weights; in a tuple, so that it is no submodule
-        self.metrics: dict[str, float | None] = {}  # of the last validation; None for one that is undefined
-        self.step_targets: list[Tensor] = []  # of the batches of an optimizer step so far; empty between steps
+        self.metrics: dict[str, float | None] = {}  # metrics of the last validation; None if undefined
+        self.step_targets: list[Tensor] = []  # targets of the batches of a step so far; empty between steps
         self.factor: Tensor | float = 1.0  # turns sums of the last step's losses and gradients into means over targets
 
     def configure_model(self) -> None:
-        """Shard the network, if that is the strategy."""
+        """Shard the network if the strategy is `FullyShardedStrategy`."""
         strategy = self.trainer.strategy
         if isinstance(strategy, FullyShardedStrategy) and not self.is_sharded:
             self._unsharded = (without_weights(self.network),)
@@ -82,14 +82,14 @@ class TrainingModule(L.LightningModule):
         return bool(self._unsharded)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Convert the weights before they are loaded. Lightning loads first, which would round fp64 to fp32."""
+        """Convert the module to the trainer's precision before weights are loaded, else fp64 is rounded to fp32."""
         self.trainer.precision_plugin.convert_module(self)
 
     @contextmanager
     def whole_network(self, everywhere: bool = False) -> Iterator[None]:
-        """Within, `network` has all of its weights, in the first process or in all; no step can be taken.
+        """Give `network` all of its weights inside a `with` statement, in the first process or `everywhere`.
 
-        All processes have to enter it together, since each may have a part of the weights.
+        All processes have to enter it together, since each may have a part of the weights. They cannot train inside it.
         """
         parts, is_kept = self.network, everywhere or self.trainer.is_global_zero
         if self.is_sharded:
@@ -110,20 +110,20 @@ class TrainingModule(L.LightningModule):
         self.step_targets.append(self.targets)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """The loss of a batch, weighted by its number of targets if it is not the only one of its step."""
+        """The loss of a batch, weighted by its number of targets unless its step has only this batch."""
         loss = self.task.loss(self.network, batch)
         return loss if self._is_alone else weighted_loss(loss, self.targets, self.unit)
 
     @property
     def _is_alone(self) -> bool:
-        """Return True if a batch is the only one of its step, whose mean needs no weights and so no kernels."""
+        """Return True if a step has one batch in one process, so that its loss need not be weighted."""
         return self.trainer.accumulate_grad_batches == self.trainer.world_size == 1
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing: Lightning counts the batches of a step anew in each epoch; see `on_train_batch_start`."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Turn the accumulated sum of gradients into a mean, before clipping and before callbacks read it, and step."""
+        """Turn the accumulated gradients into a mean, before clipping and before callbacks use it, and step."""
 
         def compute_gradients() -> Any:
             loss, accumulated = optimizer_closure(), self.trainer.accumulate_grad_batches
@@ -138,11 +138,11 @@ class TrainingModule(L.LightningModule):
         self._start_averages()
 
     def _start_averages(self) -> None:
-        """Keep an average of weights that has not begun equal to them: else validation would have the initial ones."""
+        """Set averages that have no update yet to the current weights, so that validation uses no initial weights."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, WeightAveraging) and not callback._latest_update_step:
                 assert callback._average_model is not None
-                is_empty = callback._average_model.n_averaged == 0  # not read, for which the host would wait
+                is_empty = callback._average_model.n_averaged == 0  # on the device, so that the host does not wait
                 for average, weight in zip(callback._average_model.parameters(), self.parameters(), strict=True):
                     average.data.copy_(torch.where(is_empty, weight.data, average.data))
 
@@ -158,7 +158,7 @@ class TrainingModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the norm that the check of the step has already computed, where Lightning would compute it again."""
+        """Clip gradients by the norm that `FiniteCheck` has already computed; Lightning would compute it again."""
         max_norm, is_norm = gradient_clip_val or 0.0, gradient_clip_algorithm != "value"
         # With another strategy a process may have a part of the gradients; and Lightning refuses fused optimizers with
         # loss scaling.
@@ -180,10 +180,10 @@ class TrainingModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the optimizer's options and learning rate again, since a resumed run may have others, or another length.
+        """Set the optimizer's options and learning rate again, since a resumed run may change them or its length.
 
-        The first process goes on with the random numbers of the seed, from which all have drawn the same weights; the
-        others take those of the seed plus their rank, so that each has dropout masks of its own.
+        All processes have drawn the same weights from the seed. Each process but the first continues with the seed plus
+        its rank, so that dropout masks differ between processes.
         """
         self.weights = list(self.parameters())  # a walk through all modules takes a twentieth of a small model's step
         optimized = [group["params"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
@@ -203,14 +203,14 @@ class TrainingModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.last_batch = -1  # the index of the last batch, where other processes have one more
+        self.last_batch = -1  # the index of the last batch if other processes have one more, else -1
         if self.is_sharded:
             own = int(self.trainer.num_val_batches[0])
             most = max_over_processes(torch.tensor(own, device=self.device))
             self.last_batch = own - 1 if int(most) > own else -1
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Add the scores of a batch. If others have one more, run the last again: all gather the weights together."""
+        """Add the scores of a batch. If other processes have one more, run the last again to gather weights."""
         self.add_scores(self.sums, batch)
         if batch_index == self.last_batch:
             self.task.score(self.network, batch)

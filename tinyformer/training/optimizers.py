@@ -1,4 +1,4 @@
-"""AdamW, Muon, which orthogonalises matrices of a shape together, and learning-rate schedules."""
+"""Learning-rate schedules, AdamW, and Muon, which orthogonalises all matrices of one shape together."""
 
 import math
 from collections import defaultdict
@@ -18,12 +18,12 @@ from tinyformer.training.step import of_all_processes, own_part, rows_of_whole, 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up; what follows, a subclass defines."""
+    """A schedule with a linear warm-up; subclasses define the learning rate after it."""
 
     warmup_steps: int = 100  # optimizer steps
 
     def factor(self, step: int, total_steps: int | None) -> float:
-        """The factor at a step, counted from 0; if `total_steps` is not known, it does not decay."""
+        """The learning rate at a step, counted from 0, divided by its peak; `total_steps` is None if it is unknown."""
         raise NotImplementedError
 
     def _warmup(self, step: int) -> float:
@@ -47,7 +47,7 @@ class WarmupCosine(Schedule):
 class WarmupStableDecay(Schedule):
     """Linear warm-up, a constant phase, then linear decay to `final_factor` (Hu et al. 2024, arXiv 2404.06395)."""
 
-    decay_fraction: float = 0.2  # of all steps
+    decay_fraction: float = 0.2  # share of all steps
     final_factor: float = 0.0
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class InverseSquareRoot(Schedule):
 
 
 def _embeddings(network: nn.Module) -> set[Tensor]:
-    """The embeddings' parameters, which include a tied readout's."""
+    """The parameters of the embeddings, which include the weight of a tied readout."""
     return {p for module in network.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
 
 
@@ -101,7 +101,7 @@ class AdamW:
     betas: Sequence[float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1  # times the learning rate, the fraction of a weight that each step subtracts
-    decay_all: bool = False  # norms, biases and embeddings, too
+    decay_all: bool = False  # whether norms, biases and embeddings decay, too
 
     def __call__(self, network: nn.Module) -> torch.optim.Optimizer:
         options: dict[str, Any] = {"lr": self.lr, "betas": tuple(self.betas), "eps": self.eps}
@@ -110,7 +110,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class MuonWithAdamW:
-    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the layers' matrices, AdamW for the others.
+    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the layers' matrices, AdamW for other weights.
 
     `lr` and `adamw_lr` are their peak learning rates; both have the same weight decay, see `AdamW`.
     """
@@ -135,7 +135,7 @@ class MuonWithAdamW:
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers that step as one, so that clipping, accumulation, schedules and resuming see one."""
+    """Several optimizers that step as one, so that clipping, schedules and checkpoints see a single optimizer."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
@@ -171,7 +171,7 @@ class StackedMuon(torch.optim.Muon):
     Torch computes the 15 products of Newton–Schulz for one matrix after the other. A transformer has few shapes, so
     here all matrices of a shape are a batch. The weights equal torch's up to rounding, and the state is the same. Torch
     iterates in bf16 everywhere; here fp32 is used where the hardware emulates bf16, which takes about forty times as
-    long. Where there is a process group, all of its processes step together, with the same gradients.
+    long. All processes of a process group have to step together, with the same gradients.
     """
 
     # 1.0 if the next step must change nothing, as a gradient scaler sets it for torch's optimizers; else 0 or None.
@@ -247,8 +247,8 @@ def orthogonalise(
     """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
 
     The stacks of matrices have one device and dtype. Matrices of transposed shapes are iterated together, in bf16 where
-    the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger. Of several
-    processes that are given the same matrices (`shared`), each iterates a part of them and shares the result.
+    the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger. With
+    `shared`, all processes have the same matrices; each iterates a part of them and sends the result to the others.
     """
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]

@@ -1,6 +1,6 @@
 """Fully sharded data parallelism: each process has a part of every weight, gradient and state of the optimizer.
 
-It is stage 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) by torch's `fully_shard` (Zhao et al. 2023, arXiv
+It is stage 3 of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) with torch's `fully_shard` (Zhao et al. 2023, arXiv
 2304.11277): the weights of a block are gathered for its forward pass and for its backward pass.
 """
 
@@ -21,13 +21,13 @@ from tinyformer.nn import Network
 from tinyformer.training.step import whole
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
-"""What sharded weights are trained in: Lightning has no loss scaling and no fp64 for them."""
+"""The precisions of sharded training; Lightning has no loss scaling and no fp64 for sharded weights."""
 
 _runs = itertools.count()
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for `fully_shard`; its checkpoints are those of a run with one process.
+    """Lightning's strategy for `fully_shard`; its checkpoints are like the checkpoints of one process.
 
     The first process gathers weights and optimizer state, one tensor at a time. So a run may be resumed with another
     number of processes, or with another strategy.
@@ -39,7 +39,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def _setup_distributed(self) -> None:
-        """Give each run of a process keys of its own: torch's caches keep the store of a sweep's earlier runs open."""
+        """Use separate keys of the store for each run of a process: torch keeps the store of earlier runs open."""
         environment, self._data_parallel_size = self.cluster_environment, self.num_nodes * self.num_processes
         assert environment is not None
         assert self.accelerator is not None
@@ -51,7 +51,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         group: Any = {"store": store, "rank": self.global_rank, "world_size": self.world_size, "timeout": self._timeout}
         group["device_id"] = None if self.root_device.type == "cpu" else self.root_device
         torch.distributed.init_process_group(self._get_process_group_backend(), **group)
-        super()._setup_distributed()  # which finds the group
+        super()._setup_distributed()  # uses the group
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
@@ -81,10 +81,10 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
 
 def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
-    """Leave each process its part of every weight: of rows, where a weight is a matrix.
+    """Shard a network in place: each process keeps some rows of every weight.
 
-    The weights of a block are gathered together, and all others, such as the embeddings, for the whole of a step. In
-    mixed precision a block's weights are gathered in bf16, and its gradients summed in fp32.
+    The weights of a block are gathered when the block runs. All other weights, such as embeddings, stay gathered for a
+    whole step. In mixed precision, a block's weights are gathered in bf16, and its gradients are summed in fp32.
     """
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if precision == "bf16-mixed":
@@ -95,7 +95,7 @@ def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
 
 
 def part_as(own: Any, value: Any) -> Any:
-    """The part of a whole tensor that this process has of a weight; what has another shape stays as it is."""
+    """The part of the tensor `value` that `own` has in this process; a value of another shape is returned unchanged."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or own.shape != value.shape:
         return value
     first = own.device_mesh.get_local_rank() * -(-len(value) // own.device_mesh.size())  # as `torch.chunk` divides rows
@@ -110,14 +110,14 @@ def without_weights(network: Network) -> Network:
 
 
 def _with_weights(network: Network, weights: Mapping[str, Tensor]) -> Network:
-    """A copy of a network that has other weights."""
+    """A copy of a network with other weights, given by name."""
     named = network.named_parameters()
     memo: dict[int, Any] = {id(old): nn.Parameter(weights[name], old.requires_grad) for name, old in named}
-    return copy.deepcopy(network, memo)  # which finds them where it would copy the old ones
+    return copy.deepcopy(network, memo)  # uses the new weights in place of copies
 
 
 def whole_copy(network: Network, blank: Network, is_kept: bool) -> Network | None:
-    """A copy of a sharded network that is whole, which all processes have to ask for; None where it is not kept.
+    """A copy of a sharded network with whole weights, or None without `is_kept`; all processes call it together.
 
     `blank` is the copy without weights that was made before the network was sharded.
     """

@@ -1,7 +1,7 @@
 """An optimizer step as functions of tensors: the mean over targets, the check for NaN and infinity, clipping.
 
 Lightning's hooks in `TrainingModule` and `FiniteCheck` call them; `train_step` takes a whole step without Lightning.
-Collectives between the processes of a run come first; the host waits for none of them.
+Collective operations between the processes of a run come first; the host does not wait for them.
 """
 
 import math
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def has_processes() -> bool:
-    """Return True if there is a process group, even if of one process."""
+    """Return True if there is a process group, even with a single process."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -49,7 +49,7 @@ def max_over_processes(values: Tensor) -> Tensor:
 
 
 def own_part(x: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "own rows columns"]:
-    """The share of the matrices that this process computes. All shares have one size; zeros stand for missing ones."""
+    """The share of the matrices that this process computes. All shares have one size, padded with zeros."""
     if not has_processes():
         return x
     share = math.ceil(len(x) / torch.distributed.get_world_size())
@@ -58,7 +58,7 @@ def own_part(x: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "own ro
 
 
 def of_all_processes(own: Float[Tensor, "own rows columns"], number: int) -> Float[Tensor, "matrices rows columns"]:
-    """The results of all processes, each of its `own_part`."""
+    """Gather the results of all processes, each for its `own_part`; `number` is the number of matrices."""
     if not has_processes():
         return own
     parts = [
@@ -69,7 +69,7 @@ def of_all_processes(own: Float[Tensor, "own rows columns"], number: int) -> Flo
 
 
 def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) -> Float[Tensor, "own rows columns"]:
-    """The `own_part` of matrices, whole, of which each process has some of the rows: as many as `torch.chunk` gives."""
+    """Exchange some rows of all matrices, as divided by `torch.chunk`, for all rows of this process's `own_part`."""
     size = torch.distributed.get_world_size()
     most, share = math.ceil(num_rows / size), math.ceil(len(rows) / size)
     sent = F.pad(rows, (0, 0, 0, most - rows.shape[1], 0, share * size - len(rows)))
@@ -80,7 +80,7 @@ def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) ->
 def rows_of_whole(
     own: Float[Tensor, "own rows columns"], number: int, num_rows: int
 ) -> Float[Tensor, "{number} {num_rows} columns"]:
-    """The rows that this process has of all matrices, of which each process has a part; undoes `whole_of_own`."""
+    """Exchange all rows of this process's `own_part` for its rows of all matrices; the inverse of `whole_of_own`."""
     size = torch.distributed.get_world_size()
     most = math.ceil(own.shape[1] / size)
     sent = F.pad(own, (0, 0, 0, most * size - own.shape[1])).unflatten(1, (size, most)).transpose(0, 1).contiguous()
@@ -89,9 +89,9 @@ def rows_of_whole(
 
 
 def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: dict | None = None) -> Any:
-    """A state with all of its tensors whole, which all processes have to ask for; empty ones where it is not kept.
+    """Gather the sharded tensors of a state; they are empty without `is_kept`. All processes call this together.
 
-    Tied weights, which are one object, stay one.
+    Tied weights, which are one object, stay one object.
     """
     seen = {} if seen is None else seen
     if isinstance(values, DTensor):
@@ -105,27 +105,27 @@ def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: 
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of sums: in fp32, with its 24-bit significand, one over 20 million tokens can be wrong by 1e-3."""
+    """The dtype of sums over targets: fp64, or fp32 on MPS, where a sum over 20 million tokens may be wrong by 1e-3."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def target_unit(targets: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """The number of targets of a step's first batch, as a mean over processes.
 
-    Sums over targets are divided by it before the backward pass, since their gradients would overflow in fp16.
+    Summed losses are divided by it before the backward pass, since their gradients would overflow in fp16.
     """
     return sum_over_processes(targets).clamp(min=1) / num_processes()
 
 
 def weighted_loss(loss: Float[Tensor, ""], targets: Float[Tensor, ""], unit: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """The sum of a batch's losses, from their mean over its targets, in units of `target_unit`."""
+    """The sum of a batch's losses divided by `unit`, given the mean loss and the number of targets."""
     return loss * (targets / unit)
 
 
 def mean_factor(targets: Sequence[Float[Tensor, ""]], unit: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """The factor that turns the sum of the weighted losses of a step into the mean over the targets of all processes.
 
-    `targets` are those of each batch of this process. Gradients that were averaged over processes have the same factor.
+    `targets` are the numbers of targets of this process's batches. Gradients averaged over processes have this factor.
     """
     return unit * num_processes() / sum_over_processes(torch.stack([*targets]).sum()).clamp(min=1)
 
@@ -133,7 +133,7 @@ def mean_factor(targets: Sequence[Float[Tensor, ""]], unit: Float[Tensor, ""]) -
 def scale_gradients(weights: Sequence[nn.Parameter], factor: Float[Tensor, ""]) -> None:
     """Multiply the gradients of weights by a factor, in place."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    # One kernel for all of them on CUDA, if the dtype is theirs.
+    # One kernel for all gradients on CUDA, if the factor has their dtype.
     torch._foreach_mul_(gradients, factor.to(torch.promote_types(gradients[0].dtype, torch.float32)))
 
 
@@ -158,8 +158,8 @@ def train_step(
 ) -> Float[Tensor, ""]:
     """Take one optimizer step on some batches, in one process, and return their mean loss in nats per target.
 
-    The gradient is that of the mean over all targets of the batches, as if they were one. Where the loss or the norm of
-    the gradient is NaN or infinite, neither weights nor the optimizer's state change.
+    The loss is averaged over the targets of all batches, as if they were one batch. If the loss or the gradient norm is
+    NaN or infinite, the weights and the optimizer's state do not change.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     network.zero_grad()

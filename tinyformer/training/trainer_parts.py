@@ -29,7 +29,7 @@ class FitLoop(_FitLoop):
     - However a run ends (steps, epochs, time, a callback that sets `trainer.should_stop`), it ends with a whole
       optimizer step and with a validation, at which checkpoints are written.
     - `trainer.max_epochs` is counted in optimizer steps once the loader is known, so that `trainer.max_steps` is the
-      length of the run; -1 if nothing but a time or a callback ends it.
+      length of the run; -1 if only a time limit or a callback ends it.
     """
 
     epoch_loop: "EpochLoop"
@@ -44,7 +44,7 @@ class FitLoop(_FitLoop):
         return self.done and not self.is_resuming
 
     def on_run_start(self) -> None:
-        """Count the epochs in steps, and make up for the validation that an interruption has prevented."""
+        """Convert the number of epochs to steps, and run a validation that an interruption has prevented."""
         assert self.max_epochs is not None
         if self.max_epochs >= 0:
             self.epoch_loop.count_epochs(self.max_epochs)
@@ -71,15 +71,15 @@ class FitLoop(_FitLoop):
         return super()._can_stop_early and not self._should_accumulate()
 
     def _iteration_based_training(self) -> bool:
-        """Always, so that a resumed run continues within its epoch, whatever limits it."""
+        """Return True, so that a resumed run continues within its epoch."""
         return True
 
 
 class EpochLoop(_TrainingEpochLoop):
     """The loop over the batches of an epoch; gradients are accumulated across its end."""
 
-    last_position = math.inf  # of the loader; the last step of the last epoch may have fewer batches
-    is_due = False  # whether a validation follows the step of the checkpoint
+    last_position = math.inf  # batches until the end of the last epoch; its last step may have fewer
+    is_due = False  # whether the loaded checkpoint precedes a validation
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Do nothing: `Checkpoints` handles signals, and Lightning would wait for the other processes in every step."""
@@ -112,11 +112,11 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 class ReplicatedStrategy(DDPStrategy):
-    """Each process has all weights, and its gradients are the buckets that are reduced, without copies.
+    """Data parallelism in which each process has all weights; gradients are views of the buckets that are reduced.
 
     Buffers are equal in all processes, and are not sent. Lightning 2.6 makes `DistributedDataParallel` on a side
     stream, on which gradients would be accumulated, each after a wait for the stream of the backward pass; torch warns
-    of that.
+    about it.
     """
 
     def __init__(self) -> None:
@@ -179,5 +179,5 @@ PROFILERS: dict[str, Callable[[Path], Profiler]] = {
 
 
 def make_profiler(name: str | None, folder: Path) -> Profiler | None:
-    """The profiler with a name in `PROFILERS`; None for None."""
+    """The profiler of a name in `PROFILERS`, which writes into a folder; None without a name."""
     return None if name is None else PROFILERS[name](folder)

@@ -119,9 +119,9 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, call: Prog
     before = place.kept()
     assert 0 < len(before) < 4
     assert not [*place.folder.glob("results/*"), *place.folder.glob("findings.md")]
-    assert call(again).out.count("kept in") == len(before)
+    assert call(again).out.count("made before in") == len(before)
     assert before.items() <= place.kept().items()
-    assert call(again).out.count("kept in") == 4
+    assert call(again).out.count("made before in") == 4
     (outcome,) = json.loads((place.folder / "results" / "mine.json").read_text())  # one, though measured twice
     assert outcome["verdicts"] == {"more": HOLDS}
     assert [len(one["values"]) for one in outcome["checks"].values()] == [2, 2]
@@ -133,7 +133,7 @@ def test_a_stopped_finding_continues_and_repeats_no_run(place: Place, call: Prog
         return
     ended = next(place.folder.glob("runs/train-*/ended.json"))
     ended.unlink()  # as if killed between its results and the end
-    assert call(again).out.count("kept in") == 3
+    assert call(again).out.count("made before in") == 3
     spent = json.loads(ended.with_name("results.json").read_text())["seconds"]
     assert json.loads(ended.read_text())["seconds"] == pytest.approx(spent, abs=0.1)
 

@@ -77,7 +77,7 @@ def test_every_quantity_is_computed_by_hand():
         ({"metric": "speed"}, "metric=speed: results.json has no such number"),
         ({"evaluated": "size"}, "evaluated=size: results.json has no such number"),
         ({"heads": "far", "over": "mean"}, "metrics.csv has no such values"),
-        ({"table": "rank", "column": "y"}, "the run left cells"),
+        ({"table": "rank", "column": "y"}, "the run wrote cells"),
         ({"table": "cells", "column": "y", "where": {"is": "c"}}, "no row has"),
     ],
 )
@@ -118,8 +118,8 @@ def with_check(**change):
         ({"question": "why"}, "question=why: must be one of cost, learn"),
         ({"picture": {"run": "b", "file": "x.png", "name": "x"}}, "picture: there is no run b"),
         ({"picture": {"run": "a", "file": "../x.png", "name": "x"}}, "picture.file: String should match pattern"),
-        ({"seeds": [0, 0]}, "seeds: each once"),
-        ({"program": "kernels", "seeds": [0, 1]}, "one of program=kernels"),
+        ({"seeds": [0, 0]}, "seeds: must differ"),
+        ({"program": "kernels", "seeds": [0, 1]}, "program=kernels has one"),
         ({"curves": [{"name": "x", "of": LOSS | {"table": "cells"}}]}, "a curve needs one of metric, heads, series"),
     ],
 )

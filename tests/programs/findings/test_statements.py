@@ -51,7 +51,7 @@ def test_statements_are_kept_once_and_the_last_is_in_force(tmp_path: Path, monke
     kept = read_statements(tmp_path)["rank"]
     assert {digest: one["time"] for digest, one in kept.items()} == dict(zip(digests, ("at 0", "at 1"), strict=True))
     assert kept[digests[1]]["statement"] == statement_of(changed(0.2))
-    with held(tmp_path / ".statements.lock", ""), pytest.raises(ConfigError, match="another process keeps"):
+    with held(tmp_path / ".statements.lock", ""), pytest.raises(ConfigError, match="another process is storing"):
         keep_statements([RANK], tmp_path)
 
 

@@ -1,7 +1,7 @@
 """Runs of a sweep side by side: `tinyformer compare multirun/DATE/TIME` prints a table and writes a CSV and a figure.
 
 One row per setting, averaged over seeds; a setting is the values of the config keys that differ between runs.
-`folders` finds and reads runs, `comparison` averages those of each setting; neither imports torch. `chart` draws them.
+`folders` finds and loads runs, `comparison` averages the runs of each setting, and `chart` draws the result.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--by", default="seed", metavar="KEY", help="the config key to average over (default: seed)")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="the folder for CSV and figure (default: the one of the runs)"
+        "--out", type=Path, metavar="FOLDER", help="the folder for CSV and figure (default: the folder of the runs)"
     )
     options = parser.parse_args(arguments)
     return exit_code_of(lambda: _show(options), "train")
@@ -48,13 +48,13 @@ def _show(options: argparse.Namespace) -> None:
         stem = _output_folder(options.runs, options.out) / f"compare_{options.metric.replace('/', '_')}"
         table, picture = stem.with_suffix(".csv"), stem.with_suffix(".png")
         for path in (table, picture):
-            if path.is_symlink():  # which leads anywhere, in an untrusted folder
+            if path.is_symlink():  # in an untrusted folder, it may lead anywhere
                 raise ArgumentError("out", path, "is a symbolic link; remove it")
     notes = notes_on(comparison, folders)
     lines = [row.settings | _statistics(row) for row in comparison.rows]
     write_table(table, list(lines[0]), [list(line.values()) for line in lines])
     _print_table(comparison, notes)
-    import_matplotlib()  # takes a second, for which the table does not wait
+    import_matplotlib()  # takes a second; the table is printed before
     from tinyformer.programs.compare.chart import chart_of_seeds
     from tinyformer.report import save_png
 
@@ -63,7 +63,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
-    """The folder for CSV and figure, created if needed; the one that contains all runs unless `out` is given."""
+    """The folder for CSV and figure, created if needed; by default the folder that contains all runs."""
     common = os.path.commonpath([run.resolve() for run in runs])
     folder = out or (runs[0] if len(runs) == 1 else Path(os.path.relpath(common)))
     folder.mkdir(parents=True, exist_ok=True)

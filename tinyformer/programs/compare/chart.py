@@ -36,7 +36,7 @@ SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e
 
 
 def chart_of_seeds(comparison: Comparison) -> Chart:
-    """The metric of every seed: by a numeric setting, ascending, or in a row for each of any other settings.
+    """Draw the metric of every seed against a numeric setting, or in a row for each setting if it is not numeric.
 
     The axis of a number is logarithmic if its values are powers of two or span orders of magnitude.
     """
@@ -76,7 +76,7 @@ def _canvas(comparison: Comparison, names: str, width: float, height: float) -> 
 
 
 def _draw(axes: Axes, comparison: Comparison, places: Sequence[float], value_axis: Literal["x", "y"]) -> None:
-    """Draw a dot for every seed, and the mean of each place with one standard deviation, which a single seed lacks."""
+    """Draw a dot for every seed, and the mean and standard deviation of each setting; one seed has no deviation."""
     rows = [(place, row) for place, row in zip(places, comparison.rows, strict=True) if row.values]
     dots = [(place, value) for place, row in rows for value in row.values]
     means = [(place, statistics.fmean(row.values)) for place, row in rows]
@@ -85,7 +85,7 @@ def _draw(axes: Axes, comparison: Comparison, places: Sequence[float], value_axi
     (x, y), (mean_x, mean_y) = (zip(*(point[::order] for point in points), strict=True) for points in (dots, means))
     style: dict[str, Any] = {"s": 26, "facecolors": "none", "edgecolors": SEED_COLOUR, "linewidths": 1.3, "zorder": 3}
     axes.scatter(x, y, **style, label="single runs")
-    label = "mean ± standard deviation" + "; one seed where there is no bar" * any(map(math.isnan, bars))
+    label = "mean ± standard deviation" + "; without a bar: one seed" * any(map(math.isnan, bars))
     style = {"color": MEAN_COLOUR, "linewidth": 1.2, "marker": "o", "markersize": 4, "capsize": 3, "zorder": 2}
     style |= {f"{value_axis}err": bars, "linestyle": "-" if value_axis == "y" else "none"}
     axes.errorbar(mean_x, mean_y, **style, label=label)
@@ -94,7 +94,7 @@ def _draw(axes: Axes, comparison: Comparison, places: Sequence[float], value_axi
 
 
 def _scale(axes: Axes, numbers: Sequence[float]) -> None:
-    """Put a tick at every number, on a logarithmic axis where that separates them better."""
+    """Put a tick at every number, on a logarithmic axis if that separates them better."""
     if numbers[0] > 0 and all(math.frexp(number)[0] == 0.5 for number in numbers):
         axes.set_xscale("log", base=2)
     elif numbers[0] > 0 and numbers[-1] / numbers[0] >= SPREAD_OUT:

@@ -1,4 +1,4 @@
-"""Runs grouped by what differs between them and averaged over seeds, with notes on what the averages leave out."""
+"""Runs grouped by their settings and averaged over seeds, with notes on runs that averages leave out."""
 
 import json
 import re
@@ -24,8 +24,8 @@ SCORED = (
     *("trainer.limit_val_batches", "trainer.overfit_batches"),
     *("generate.beams", "generate.length_penalty", "generate.length_offset"),
 )
-"""The keys that change what is scored, in addition to the data: the scores of runs that differ in one do, too."""
-MOST_NAMED = 6  # how many folders a note names
+"""The keys that, in addition to the data, determine what is scored: runs that differ in one are not comparable."""
+MOST_NAMED = 6  # largest number of folders that a note names
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Row:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of the sample (n - 1); None for a single seed, over which nothing varies."""
+        """The standard deviation of the sample (n - 1); None for a single seed."""
         return statistics.stdev(self.values) if self.num_seeds > 1 else None
 
     @property
     def num_parameters(self) -> float | None:
-        """The largest parameter count; others differ only where the vocabularies do."""
+        """The largest parameter count of the runs; the counts differ only if the vocabularies differ."""
         return max(numbers(self.runs, "num_parameters"), default=None)
 
     @property
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of each setting."""
+    """The averaged results of each setting, and the keys that define a setting."""
 
     metric: str  # a key of `results.json`
     by: str  # the key that is averaged over
@@ -71,7 +71,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
-    """Group runs, at least one, by the settings in which they differ, and average each group over the key `by`.
+    """Group runs by the settings in which they differ, and average each group over the key `by`.
 
     `metric` is a key of `results.json` whose value is a number.
     """
@@ -103,12 +103,12 @@ def compare(runs: Sequence[Run], metric: str, by: str) -> Comparison:
 
 
 def number(run: Run, key: str) -> float | None:
-    """A number of `results.json`; None where it is missing, not a number, or null (it was nan or infinite)."""
+    """A number of `results.json`; None if it is missing, not a number, or null, which replaces nan and infinity."""
     return _as_number(run.results.get(key))
 
 
 def numbers(runs: Iterable[Run], key: str) -> list[float]:
-    """A number of `results.json` of each run that has it."""
+    """The number of `results.json` at a key, for each run that has it."""
     return [value for run in runs if (value := number(run, key)) is not None]
 
 
@@ -166,10 +166,10 @@ def _named(paths: Sequence[Path]) -> str:
 
 
 def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
-    """The keys that define a setting: typed keys that differ, and others that distinguish runs of one setting.
+    """The keys that define a setting: typed keys that differ, and further keys that separate runs of equal settings.
 
-    A key that is derived from another, such as `attention.num_heads` from `model.num_heads`, is the same text in all
-    runs. Where only the resolved config is stored, it distinguishes no runs that the other key does not.
+    A derived key, such as `attention.num_heads` from `model.num_heads`, is left out: its unresolved text is the same in
+    all runs. If only resolved configs are stored, it is left out since it separates no runs of one setting.
     """
     columns = [key for key in typed if len({_values(run, [key]) for run in runs}) > 1]
     averaged = [as_typed(run.value(by)) for run in runs]
@@ -184,7 +184,7 @@ def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
 
 
 def _splits(settings: Sequence[tuple[str, ...]], values: Sequence[str]) -> bool:
-    """Return True if two runs of one setting have different values."""
+    """Return True if two runs with equal settings have different values."""
     return len(set(zip(settings, values, strict=True))) > len(set(settings))
 
 

@@ -1,4 +1,4 @@
-"""Finding and reading run folders, as `train.py` writes them."""
+"""Functions that find and load the folders of runs, as `train.py` writes them."""
 
 import json
 import os
@@ -18,10 +18,10 @@ ABSENT = object()  # the value of a key that a config does not have; null is a v
 class Run:
     """A finished run."""
 
-    path: Path  # its folder, as a user would type it
+    path: Path  # the folder of the run, as a user would type it
     results: dict[str, Any]  # the contents of `results.json`
     config: dict[str, Any]  # the resolved config
-    written: dict[str, Any]  # with interpolations, so that a value derived from another key is alike in all runs
+    written: dict[str, Any]  # the unresolved config, in which derived values are equal in all runs
     choices: dict[str, Any]  # the choice on each axis, such as `attention: gqa`
     typed: tuple[str, ...]  # the keys that its command line sets
 
@@ -39,7 +39,7 @@ class RunFolders:
 
 
 def find_runs(folders: Sequence[Path]) -> RunFolders:
-    """Find all runs in and below some folders, at least one finished; a run that is found twice counts once."""
+    """Find all runs in and below some folders, without duplicates; an error if none of them is finished."""
     runs, seen = RunFolders(), set()
     for folder in folders:
         if not folder.is_dir():
@@ -50,7 +50,7 @@ def find_runs(folders: Sequence[Path]) -> RunFolders:
                 _sort_in(path, runs)
     if not runs.finished:
         others = f", but {len(runs.unfinished)} unfinished" if runs.unfinished else ""
-        reason = f"has no finished run (which has a results.json){others}"
+        reason = f"has no finished run (with a results.json){others}"
         raise ArgumentError("folders", folders[0] if len(folders) == 1 else folders, f"{reason}; {A_SWEEP}")
     return runs
 
@@ -85,7 +85,7 @@ def select(config: Any, key: str) -> Any:
 
 
 def _folders_in(folder: Path) -> Iterator[Path]:
-    """A folder and all below it, in the order of a sweep (2 before 10), but none in that of a finished run."""
+    """A folder and its subfolders in the order of a sweep (2 before 10), without subfolders of finished runs."""
     yield folder
     for parent, names, files in os.walk(folder):
         names[:] = [] if "results.json" in files else sorted(names, key=lambda name: (len(name), name))
@@ -93,7 +93,7 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 
 
 def _sort_in(path: Path, runs: RunFolders) -> None:
-    """Add a folder to the list that it belongs to, if it is one of a run, and not of an evaluation."""
+    """Add the folder of a training run to the finished or the unfinished runs; ignore any other folder."""
     overrides, is_finished = path / ".hydra" / "overrides.yaml", (path / "results.json").is_file()
     if overrides.is_file() and any(str(entry).startswith("checkpoint=") for entry in _read(overrides)):
         return

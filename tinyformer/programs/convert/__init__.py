@@ -1,7 +1,7 @@
 """Checkpoints from and to Hugging Face folders: `tinyformer convert hf DIR_OR_NAME out.ckpt`, `… export out.ckpt DIR`.
 
-GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian; `tinyformer/interop` maps their weights and config fields to
-ours, and `conversion` turns a folder into a checkpoint and back.
+The models are GPT-2, GPT-NeoX, BERT, Llama, Mistral, T5, BART and Marian. `tinyformer/interop` maps their weights and
+config fields to ours, and `conversion` turns a folder into a checkpoint and back.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a checkpoint, and from a checkpoint to such a folder."""
+"""The conversion of a Hugging Face folder to a checkpoint, and of a checkpoint to such a folder."""
 
 import json
 from collections.abc import Sequence
@@ -41,13 +41,13 @@ FAMILY_NAMES = f"{', '.join(family.name for family in FAMILIES[:-1])} and {FAMIL
 
 
 def import_model(source: str, path: Path) -> list[str]:
-    """Write a Hugging Face model, from its folder or by its name on the Hub, as a checkpoint; returns lines to print.
+    """Convert a Hugging Face model, given its folder or its name on the Hub, to a checkpoint; return lines to print.
 
-    An `ArgumentError` if the folder's model is not supported.
+    Raises an `ArgumentError` if the model is not supported.
     """
     if path.exists():
         raise ArgumentError("path", path, "exists already")
-    with argument_path(passed={"path": "source"}):  # of a name on the Hub that cannot be reached
+    with argument_path(passed={"path": "source"}):  # the name of a model on the Hub that cannot be reached
         folder = find_folder(source)
     fields = read_config(folder)
     family = _family_of(fields, folder)
@@ -85,7 +85,7 @@ def import_model(source: str, path: Path) -> list[str]:
 
 
 def compose_family(family: Family, settings: Plain) -> Plain:
-    """Our unresolved config of a family's model, as a checkpoint stores it; `settings` are values by config key."""
+    """Our unresolved config of a family's model, as a checkpoint stores it; `settings` has values by config key."""
     config = OmegaConf.create(composed(family.groups)[0])
     OmegaConf.set_struct(config, True)
     for key, value in settings.items():
@@ -119,7 +119,7 @@ def _family_of(fields: Fields, folder: Path) -> Family:
 def _our_weights(
     tensors: Weights, family: Family, settings: Plain, network: Network, depths: Depths, folder: Path
 ) -> Weights:
-    """The weights of a family under our names; refused if one is missing or has no place here."""
+    """Rename the weights of a family to our names; raise an error for a missing or an unknown weight."""
     expected = network.state_dict()
     weights, others = family.read(tensors, depths, settings["model.num_heads"])
     tied = (DECODER_EMBEDDING, OUTPUT) if settings["model.tied_readout"] else (DECODER_EMBEDDING,)
@@ -139,9 +139,9 @@ def _our_weights(
 
 
 def export_model(path: Path, folder: Path) -> list[str]:
-    """Write a checkpoint as a folder that `transformers` loads; returns a report, as lines to print.
+    """Write a checkpoint as a folder that `transformers` loads; return lines to print.
 
-    A `ConfigError` names what has no counterpart in any family.
+    Raises a `ConfigError` that names a setting without a counterpart in any family.
     """
     checkpoint = load_checkpoint(path)
     with argument_path(passed={"path": "checkpoint"}):
@@ -179,7 +179,7 @@ def export_model(path: Path, folder: Path) -> list[str]:
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
-    """A checkpoint's config, with the sizes that are null in it taken from the weights."""
+    """A checkpoint's config, in which sizes of null are replaced by the sizes of the weights."""
     weights, model = checkpoint.weights, dict(config["model"])
     # A feed-forward network without `up_proj` is a user's class, which no family has anyway.
     up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
@@ -189,7 +189,7 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """The fields of a family that come closest to a config, the config that they describe, and their differences."""
+    """A family, its fields that are nearest to a config, the config that they describe, and the differences."""
     values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
     configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
     plain = values | configs

@@ -1,7 +1,7 @@
-"""Exactness of every attention variant by every backend on this machine.
+"""Test the exactness of every attention variant with every backend on this machine.
 
-`variants` is the table of what is tested; `exactness` makes modules and masks from it, measures each cell and compares
-it with the documented table.
+`variants` lists the tested variants; `exactness` makes their modules and masks, measures each cell and compares it with
+the documented table.
 
 Exit code: 0 if all backends do what the documented table says, 1 if one does not, 2 for a mistake on the command line.
 """
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str]) -> int:
     """Examine this machine and print the results; returns the exit code."""
     parser = argparse.ArgumentParser(prog="tinyformer doctor", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON only")
-    parser.add_argument("--full", action="store_true", help="test at 1024 tokens; always so on CUDA")
+    parser.add_argument("--full", action="store_true", help="test at 1024 tokens, as always on CUDA")
     tested = {"backends": BACKEND_NAMES, "variants": tuple(VARIANTS), "masks": MASK_NAMES, "dtypes": DTYPE_NAMES}
     for name, known in tested.items():
         some = f"some of {', '.join(known)}"
         parser.add_argument(f"--{name}", type=_names_in(known), default=list(known), metavar="A,B", help=some)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="the device to examine; CUDA where there is a GPU")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the device to test (default: a GPU, else the CPU)")
     options = parser.parse_args(arguments)
 
     # These import torch, which takes seconds; --help does not wait for it.
@@ -112,12 +112,12 @@ def _print_report(cells: Sequence["Cell"], machine: dict[str, Any], seconds: flo
     forward_only = sum(not cell.has_backward for cell in ran)
     refused = sum(cell.status == "refused" for cell in cells)
     counts = f"{len(cells)} cells in {seconds:.0f} s: {len(ran)} ran ({forward_only} forward only), {refused} refused. "
-    verdict = (f"{len(failed)} failed.", "bold red") if failed else ("All do what the table says.", "bold green")
+    verdict = (f"{len(failed)} failed.", "bold red") if failed else ("All are as documented.", "bold green")
     console.print(Text.assemble("\n", counts, verdict))
 
 
 def _table(cells: Sequence["Cell"], masks: Sequence[str]) -> Table:
-    """The row of each variant and dtype: all backends, auto's choices and the largest errors."""
+    """The table with a row for each variant and dtype: kernels of all backends, auto's choices and largest errors."""
     # A backend that refuses everything has no column.
     backends = _unique(cell.backend for cell in cells if cell.status != "refused" or cell.failure)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")

@@ -1,4 +1,4 @@
-"""The doctor's cells: the error of a backend against eager in float64, its kernel, and if both are as documented."""
+"""The doctor's cells: the error of a backend against eager in float64, its kernel, each compared with the table."""
 
 import contextlib
 import copy
@@ -39,8 +39,8 @@ class Shape:
 
 
 SHAPE, FULL_SHAPE = Shape(256, 32, 2), Shape(MAX_SEQ, 64, 2)
-"""Most errors show at any length. `--full` has one of several blocks of keys, between which a fused kernel rescales its
-sums."""
+"""The default and the `--full` shape. Most errors show at any length; the full shape has several blocks of keys, across
+which a fused kernel rescales its sums."""
 
 
 def _lengths(rows: int, seq: int, device: torch.device) -> torch.Tensor:
@@ -55,7 +55,7 @@ def _documents(rows: int, seq: int, device: torch.device) -> torch.Tensor:
 
 
 MakeMask = Callable[[int, int, torch.device], AttentionMask]
-"""Makes the mask of a batch from its number of rows, its number of keys and the device."""
+"""A function that makes the mask of a batch from its number of rows, its number of keys and the device."""
 
 MASKS: dict[str, MakeMask] = {
     "full": lambda rows, seq, device: AttentionMask(),
@@ -64,7 +64,7 @@ MASKS: dict[str, MakeMask] = {
     "causal+padded": lambda rows, seq, device: AttentionMask(causal=True, lengths=_lengths(rows, seq, device)),
     "documents": lambda rows, seq, device: AttentionMask(causal=True, documents=_documents(rows, seq, device)),
 }
-"""Documents have a causal mask, too, as in the training of language models."""
+"""The masks by name. Documents also have a causal mask, as in the training of language models."""
 assert tuple(MASKS) == MASK_NAMES
 
 
@@ -88,13 +88,13 @@ def make_module(variant: Variant, shape: Shape) -> BaseAttention:
 
 
 SEEDS = (1, 2, 3)
-"""Seeds of the inputs. Backends are compared on those of the first; the others tell the typical size of each gradient:
-where terms cancel, as in that of differential attention's λ, it may be small, and its relative error large, by chance.
-"""
+"""Seeds of the inputs. Backends are compared on the inputs of the first seed; all seeds give the typical size of each
+gradient. A gradient whose terms cancel, such as that of differential attention's λ, may be small by chance, which would
+make its relative error large."""
 
 ILL_CONDITIONED = {torch.float32: 2.5e-5, torch.bfloat16: 0.05, torch.float64: torch.inf}
-"""If eager's own error in a parameter's gradient exceeds this, the gradient is a sum of terms that cancel, such as that
-of differential attention's λ over long rows in bf16. Its error is rounding, and does not count against a kernel."""
+"""By dtype, the largest error of eager in a parameter's gradient at which backends are tested by it. If it is exceeded,
+the terms of the gradient cancel, as for differential attention's λ over long rows in bf16, and errors are rounding."""
 
 ORACLE = Backend("oracle", eager, lambda case: None)
 """Eager as the definition of attention; `BACKENDS["eager"]` is tested like the others."""
@@ -102,7 +102,7 @@ ORACLE = Backend("oracle", eager, lambda case: None)
 
 @dataclass(frozen=True)
 class Solution:
-    """The output of a backend, and the gradients of inputs and parameters if asked for."""
+    """The output of a backend, and the gradients of inputs and parameters; empty if they were not computed."""
 
     output: Tensor
     gradients: tuple[Tensor, ...]
@@ -125,7 +125,7 @@ class Errors:
 
 
 def relative_error(actual: Tensor, exact: Tensor, size: float | None = None) -> float:
-    """max|a - b| / size, size being max|b| by default; the absolute error where the exact value is 0 up to rounding."""
+    """max|a - b| / size, size being max|b| by default; the absolute error if the exact value is 0 up to rounding."""
     size = exact.abs().max().item() if size is None else size
     return (actual.double() - exact).abs().max().item() / (size if size > 1e-6 else 1.0)
 
@@ -135,7 +135,7 @@ class Problem:
 
     In bf16 it is computed under autocast, as a model trains: parameters and inputs stay fp32, so one solution in
     float64 is exact for every dtype. With `cross`, the module attends to another sequence, 1.5 times as long, and the
-    mask is that of the other.
+    mask applies to that sequence.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Problem:
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> KernelRequirements:
-        """The case of the module's call; `gradient` says whether a backward pass follows."""
+        """The requirements of the module's call on a kernel; `gradient` is True if a backward pass follows."""
         module, (q_seq, k_seq) = self.module, (self.inputs[0].shape[1], self.inputs[-1].shape[1])
         sizes = (q_seq, module.head_dim), (k_seq, module.head_dim), (k_seq, module.v_head_dim)
         q, k, v = (
@@ -260,7 +260,7 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_kernel() -> Iterator[Callable[[], str]]:
-    """Profile a block; yields a function that returns, after the block, which kernel computed attention in it."""
+    """Profile a `with` statement; the yielded function returns, after it, the kernel that computed attention in it."""
     # FlashAttention 2, 3 and 4 share one operator of torch and differ only in their CUDA kernels; flex has no operator.
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as watched:
@@ -295,7 +295,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: the processor time of several threads says little, and small matrices gain nothing."""
+    """Compute on one thread: processor time of several threads is not comparable, and small matrices gain nothing."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -312,7 +312,7 @@ CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one backend for one variant, mask and dtype, each by its name."""
+    """The results of one backend for one variant, mask and dtype, which are given by name."""
 
     backend: str
     variant: str
@@ -342,7 +342,7 @@ def examine(
     device: torch.device,
     full: bool = False,
 ) -> Iterator[list[Cell]]:
-    """The cells of all backends, for each variant, mask and dtype in turn; `full` asks for a realistic size."""
+    """The cells of all backends, a list for each variant, mask and dtype; `full` uses `FULL_SHAPE`."""
     for variant in (VARIANTS[name] for name in variants):
         for mask in (name for name in masks if name in variant.masks):
             torch.compiler.reset()  # after eight recompilations, torch would no longer compile flex
@@ -366,7 +366,7 @@ def check_exactness(problem: Problem, cell: Cell, dtype: torch.dtype) -> Cell:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that it has no kernel, which is expected here
             if _called(problem, cell, dtype, gradient=True).failure is None:
-                return replace(cell, reason=refusal, failure=f"refuses what it computes: {refusal}")
+                return replace(cell, reason=refusal, failure=f"refuses a case that it computes: {refusal}")
     if backend.refusal(inference) is None:
         reason = f"forward only: {refusal}"
         return _accepted(problem, replace(cell, reason=reason), inference, gradient=False)
@@ -382,7 +382,7 @@ def _accepted(problem: Problem, cell: Cell, case: KernelRequirements, gradient: 
 
 
 def _called(problem: Problem, cell: Cell, dtype: torch.dtype, gradient: bool) -> Cell:
-    """The cell of a backend that is called, whether it accepts the case or not: it ran, right or wrong, or crashed."""
+    """Call a backend, even if it refuses the case, and return the cell with its errors or its crash."""
     backend = BACKENDS[cell.backend]
     try:
         with watched_kernel() as kernel:
@@ -398,7 +398,7 @@ def _called(problem: Problem, cell: Cell, dtype: torch.dtype, gradient: bool) ->
 
 
 def _excess(errors: Errors, eager: Errors, dtype: torch.dtype) -> str | None:
-    """The error that is too large; None if both are within bounds."""
+    """A sentence about an error of output or gradient that is too large; None if both are within bounds."""
     pairs = {"output": (errors.output, eager.output), "gradient": (errors.counted_gradient, eager.counted_gradient)}
     for name, (error, yardstick) in pairs.items():
         allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))

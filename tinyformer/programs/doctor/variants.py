@@ -18,7 +18,7 @@ class Variant:
 
     name: str
     attention: str = "Attention"  # the class in `tinyformer.nn`
-    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of the class, but its sizes
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of the class, without its sizes
     overrides: tuple[str, ...] = ()  # the config overrides that choose it
     cross: bool = False  # whether it is tested as cross-attention, to a sequence 1.5 times as long
     masks: tuple[str, ...] = MASK_NAMES  # the names of the masks that it is tested with
@@ -61,4 +61,4 @@ VARIANTS = {
         Variant("dropout", options={"dropout": 0.1}, overrides=("attention.dropout=0.1",)),
     )
 }
-"""What the doctor tests: multi-head attention unless the name says otherwise, one feature at a time."""
+"""The variants that the doctor tests, each with one feature; multi-head attention unless the name says otherwise."""

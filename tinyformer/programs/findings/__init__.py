@@ -1,10 +1,9 @@
 """Claims of papers about attention, tested on this machine: `tinyformer findings`, `tinyformer findings NAME`.
 
-A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands, of which the program keeps what they
-were before the first run (`statements`). Its runs are made by the code of `train` and `evaluate` and kept by their
-config (`running`); what is measured is computed from the files that they wrote (`records`, `quantities`);
-a verdict compares the interval over seeds with the band (`verdicts`). All is kept (`outcomes`) and shown (`figure`,
-`pages`).
+A finding is a file, `conf/finding/NAME.yaml` (`files`), with a protocol and bands. The program stores both before the
+first run, and a verdict compares an interval over seeds with a band (`verdicts`). Runs are made by the code of `train`
+and `evaluate`, in a folder for each config (`running`). Quantities are computed from the files of the runs (`records`,
+`quantities`). The measurements are stored, with a page (`outcomes`) and a figure (`figure`).
 """
 
 import argparse
@@ -32,18 +31,18 @@ def main(arguments: Sequence[str]) -> int:
         prog="tinyformer findings", description="Claims of papers about attention, tested on this machine."
     )
     parser.add_argument("name", nargs="?", help="a finding, or all; without it, the list of findings")
-    trust = "an override in the file of the finding that calls a class which is not tinyformer's, and is trusted"
+    trust = "an override in the file of the finding that names a class outside tinyformer, which you trust"
     parser.add_argument("trusted", nargs="*", metavar="KEY=CLASS", help=trust)
     results = "the folder of tables and figures, next to which the page of all findings is written"
     runs = Path("outputs/findings")
     parser.add_argument("--results", type=Path, metavar="FOLDER", default=runs / "results", help=results)
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=runs, help="the folder of the runs")
-    jobs = "the number of runs that are made at a time, each in a process"
+    jobs = "the number of runs that are made in parallel, each in a process"
     parser.add_argument("--jobs", type=int, metavar="N", default=1, help=jobs)
-    parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder to read in place of conf/finding")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="a folder of findings that replaces conf/finding")
     options = parser.parse_intermixed_args(arguments)
     if options.jobs > 1 and find_spec("joblib") is None:
-        parser.error(f"--jobs {options.jobs}: needs joblib. pip install 'tinyformer[sweep]' brings it.")
+        parser.error(f"--jobs {options.jobs}: needs joblib. pip install 'tinyformer[sweep]' installs it.")
     try:
         return exit_code_of(lambda: _show(options), "train")
     except KeyboardInterrupt:
@@ -69,20 +68,20 @@ def _show(options: argparse.Namespace) -> int:
     import_matplotlib()
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
-    options.results.mkdir(parents=True, exist_ok=True)  # or fails before hours of runs
+    options.results.mkdir(parents=True, exist_ok=True)  # an error now, not after hours of runs
     keep_statements(chosen, options.runs)
-    # One after the other, each finding is measured before the next one runs; in parallel, all share the machine.
+    # With one job, each finding is measured before the next finding runs; with several, all runs are made first.
     codes = []
     for findings in [[finding] for finding in chosen] if options.jobs == 1 else [chosen]:
         codes.append(_measure(findings, options))
-        if outcomes := read_outcomes(options.results, names):  # after each, so that one that is stopped leaves it true
+        if outcomes := read_outcomes(options.results, names):  # after each finding, in case the next is stopped
             write_whole(path, page(known, outcomes, options.results.name))
             print(f"Page: {path}")
     return max(codes)
 
 
 def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
-    """Print the verdict on a finding here, with its clauses if it was measured, and the one that was published."""
+    """Print the verdict on a finding on this machine, the published verdict, and its clauses if it was measured."""
     from tinyformer.programs.findings.outcomes import lines_of
     from tinyformer.programs.findings.verdicts import summary
 

@@ -14,7 +14,7 @@ from tinyformer.report.charts import Chart
 
 CAPTION = "band green, seeds as points and lines, mean and 95 % t-interval black"
 
-WIDTH = 8  # of the figure, in inches
+WIDTH = 8  # width of the figure in inches
 MANY_POINTS = 12  # lines with fewer points mark each
 
 
@@ -24,7 +24,7 @@ def draw(
     records: Sequence[Records] = (),
     picture: tuple[str, Path] | None = None,
 ) -> Chart:
-    """The picture, given its title and file, and the curves, given the records of each seed, above each quantity."""
+    """Draw the picture (its title and file) and the curves (from the records of each seed) above all quantities."""
     heights = [2.2] * len(curves) + [0.85] * len(measured)
     image = imread(picture[1]) if picture else None
     if image is not None:
@@ -75,7 +75,7 @@ def _draw_quantity(panel: Axes, quantity: Measured) -> None:
     low, high = min([*points, *interval], default=0.0), max([*points, *interval], default=1.0)
     if quantity.check.scale == "log" and low > 0:
         panel.set_xscale("log")
-        if high < 100 * low:  # where powers of ten alone would say little
+        if high < 100 * low:  # powers of ten alone would give too few ticks
             panel.xaxis.set_major_formatter("{x:g}")
             panel.xaxis.set_minor_formatter("{x:g}")
         low, high = low / 1.5, high * 1.5

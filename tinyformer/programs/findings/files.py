@@ -1,4 +1,4 @@
-"""The file of a finding: read, and checked before anything is computed."""
+"""The file of a finding, which is loaded and checked before anything is computed."""
 
 import inspect
 import itertools
@@ -16,8 +16,8 @@ from tinyformer.config.errors import ConfigError
 from tinyformer.programs.findings.quantities import LINES, QUANTITIES, SOURCES, Line, function_of
 from tinyformer.programs.findings.records import Records
 
-CONFIG_NAMES = {"train": "train", "costs": "card"}  # the primary config of the programs whose words are overrides
-QUIET = ("trainer.enable_progress_bar=false",)  # overrides of every training run that change nothing about it
+CONFIG_NAMES = {"train": "train", "costs": "card"}  # the primary config of each program that takes overrides
+QUIET = ("trainer.enable_progress_bar=false",)  # overrides of every training run that do not change its results
 
 
 QUESTIONS = {
@@ -49,21 +49,21 @@ class Paper(_Checked):
 class Check(_Checked):
     """A measured quantity and the band in which the claim expects it."""
 
-    name: str  # what is measured, with its unit
+    name: str  # a name for the quantity, with its unit
     quantity: str  # a name in `QUANTITIES`
-    of: dict[str, Any]  # the arguments of that function
+    of: dict[str, Any]  # the arguments of the quantity
     clause: str | None = None  # the clause of the claim that it decides
     at_least: float | None = None  # the lower end of the band
     at_most: float | None = None  # the upper end. Without either, the quantity is reported and decides nothing
-    premise: bool = False  # whether the clause, or without one the whole claim, can be tested only where this holds
-    scale: Literal["linear", "log", "share"] = "linear"  # on which the mean and its interval are computed
+    premise: bool = False  # whether the clause, or without it the claim, is testable only if this holds
+    scale: Literal["linear", "log", "share"] = "linear"  # the scale of the mean and its interval
 
     @property
     def has_band(self) -> bool:
         return self.at_least is not None or self.at_most is not None
 
     def contains(self, value: float) -> bool:
-        """Return True if a value lies in the band; neither nan nor infinity does."""
+        """Return True if a value lies in the band; nan and infinity do not."""
         low = -float("inf") if self.at_least is None else self.at_least
         high = float("inf") if self.at_most is None else self.at_most
         return math.isfinite(value) and low <= value <= high
@@ -73,16 +73,16 @@ class Picture(_Checked):
     """A picture that a run or its analysis wrote, shown above the curves."""
 
     run: str
-    file: str = pydantic.Field(pattern=r"^\w[\w*/]*\.png$")  # such as attention/step_*.png, the last one
+    file: str = pydantic.Field(pattern=r"^\w[\w*/]*\.png$")  # the last file of a pattern such as attention/step_*.png
     name: str
 
 
 class Curve(_Checked):
-    """A panel of the figure, with lines."""
+    """A panel of the figure, which shows lines."""
 
-    name: str  # what the y-axis shows, with its unit
-    of: dict[str, Any]  # the arguments of the function in `LINES` that one of their names selects
-    along: str = "step"  # what the x-axis shows, with its unit
+    name: str  # the quantity on the y-axis, with its unit
+    of: dict[str, Any]  # the arguments of a function in `LINES`, which one of their names selects
+    along: str = "step"  # the quantity on the x-axis, with its unit
     runs: list[str] | None = None  # the runs that have lines; all by default
     log: list[Literal["x", "y"]] = []  # the axes that are logarithmic
 
@@ -95,12 +95,12 @@ class Curve(_Checked):
         return self
 
     def drawn_runs(self, runs: Iterable[str]) -> list[str]:
-        """The runs that it needs, of all runs of a finding."""
+        """The runs that the panel needs, of all runs of a finding."""
         of_points = [run for of_label in self.of.get("points", {}).values() for run in of_label]
         return of_points or self.runs or list(runs)
 
     def lines(self, records: Sequence[Records]) -> dict[str, list[Line]]:
-        """The line of each seed, by its label in the legend, given the records of each seed."""
+        """The lines of all seeds, by their label in the legend, given the records of each seed."""
         function, lines = function_of("a curve", self.of, LINES), dict[str, list[Line]]()
         for of_seed in records:
             drawn = {run: of_seed[run] for run in self.drawn_runs(of_seed)}
@@ -121,22 +121,22 @@ class Finding(_Checked):
     baseline: list[str]  # overrides of every run, which state each choice that matters
     runs: dict[str, list[str]] = pydantic.Field(min_length=1)  # the overrides of each run on top of the baseline
     seeds: list[int] = pydantic.Field(min_length=1, max_length=10)
-    program: Literal["train", "costs", "kernels"] = "train"  # what makes a run
+    program: Literal["train", "costs", "kernels"] = "train"  # the program that makes a run
     evaluate: list[str] = []  # overrides of the evaluation that analyses every trained run
     checks: dict[str, Check] = pydantic.Field(min_length=1)
     curves: list[Curve] = []  # panels of the figure with lines, above those of the checks
-    picture: Picture | None = None  # above them, of the first seed
+    picture: Picture | None = None  # a picture of the first seed, above the curves
     why: str
     cost: str
-    notes: str = ""  # what was tried and learnt, after the first run
-    takeaway: str = ""  # what a reader should remember, after a measurement; {key} stands for the mean of a check
+    notes: str = ""  # a report on attempts and results, after the first run
+    takeaway: str = ""  # a summary after a measurement, in which {key} is the mean of a check
     concluded: dict[str, str] = {}  # the verdict on each clause for which the takeaway was written
     published: str = ""  # the day and the commit of the project's measurement with these verdicts
-    trusted: list[str] = []  # overrides in the file that the command line repeats, since they are more than data
+    trusted: list[str] = []  # overrides with a user's class, which the command line repeats
 
     @property
     def is_exact(self) -> bool:
-        """Return True if one seed suffices, since the same holds for every seed."""
+        """Return True if one seed suffices, since every seed gives the same values."""
         return self.question == "identities" and len(self.seeds) == 1
 
     @property
@@ -144,13 +144,13 @@ class Finding(_Checked):
         return " ".join(sentence.strip() for sentence in self.clauses.values())
 
     def words(self, run: str) -> list[str]:
-        """The overrides of a run, but for its seed."""
+        """The overrides of a run, without its seed."""
         return [*self.baseline, *self.runs[run]]
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> "Finding":
         if len({*self.seeds}) < len(self.seeds) or (self.program == "kernels" and len(self.seeds) > 1):
-            raise ValueError("seeds: each once, and one of program=kernels, whose runs have no seed")
+            raise ValueError("seeds: must differ, and program=kernels has one, since its runs do not use it")
         if self.question not in QUESTIONS:
             raise ValueError(f"question={self.question}: must be one of {', '.join(QUESTIONS)}")
         for key, check in self.checks.items():
@@ -171,7 +171,7 @@ class Finding(_Checked):
 
 
 def _runs_named_by(key: str, check: Check) -> list[str]:
-    """The runs of a check, once its quantity and its arguments are known to fit."""
+    """Check the quantity and the arguments of a check, and return the runs that it needs."""
     if check.quantity not in QUANTITIES:
         raise ValueError(f"quantity={check.quantity}: must be one of {', '.join(QUANTITIES)}")
     try:
@@ -186,9 +186,9 @@ def _runs_named_by(key: str, check: Check) -> list[str]:
 
 
 def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
-    """Findings whose overrides are data, as those of a run folder are, or repeated on the command line (`trusted`).
+    """Findings whose overrides are all admitted, see `admit_override`, or repeated on the command line (`trusted`).
 
-    A `ConfigError` if an override does more and is not repeated, or no file has what is repeated.
+    A `ConfigError` is raised for any other override, and for a trusted override that no file has.
     """
     known: set[str] = set()
     for finding in findings:

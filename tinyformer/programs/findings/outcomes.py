@@ -1,4 +1,4 @@
-"""The measurements of a finding with the statement before each, the files of its runs, and the page of all findings."""
+"""The stored measurements of a finding, each with its statement and records, and the page of all findings."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from tinyformer.programs.findings.verdicts import (
     verdicts,
 )
 
-Measurement: TypeAlias = dict[str, Any]  # one of the list in `NAME.json`
+Measurement: TypeAlias = dict[str, Any]  # an element of the list in `NAME.json`
 
 
 def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> Measurement:
@@ -41,7 +41,7 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
 
     facts = facts_of(planned)
     named = [check.of for check in finding.checks.values()] + [curve.of for curve in finding.curves]
-    # What is kept of the runs is what is measured, so that a reader computes the same.
+    # Quantities are computed from the stored part of the records, so that a reader can compute them again.
     records = [{run: record.only(named) for run, record in of_seed.items()} for of_seed in records_of(planned)]
     measured = measure(finding, records)
     figure = draw(list(measured.values()), finding.curves, records, _picture(finding, planned))
@@ -61,7 +61,7 @@ def conclude(finding: Finding, planned: Sequence[PlannedRun], folder: Path) -> M
 def _measurement(
     finding: Finding, measured: Mapping[str, Measured], runs: list[dict[str, Any]], runs_folder: Path
 ) -> Measurement:
-    """A finding as it was stated, what was measured, and when, where and by which code each of its runs was made."""
+    """The measurement of a finding: its statement, values and verdicts, and the time, machine and code of each run."""
     statement, stated = statement_of(finding), read_statements(runs_folder).get(finding.name, {})
     digest = digest_of(statement)
     used = {run["statement"] for run in runs} - {digest}
@@ -73,7 +73,7 @@ def _measurement(
                 **one.check.model_dump(include={"name", "at_least", "at_most", "premise", "clause", "scale"}),
                 "values": list(map(_plain, one.values)),
                 "mean": _plain(one.mean),
-                "interval": one.interval and list(one.interval),  # as JSON has it
+                "interval": one.interval and list(one.interval),  # a list, as in JSON
                 "verdict": one.verdict,
             }
             for key, one in measured.items()
@@ -86,13 +86,13 @@ def _measurement(
 
 
 def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurement]]:
-    """All measurements, the last one last, by the name of the finding."""
+    """All measurements in the order of time, by the name of the finding."""
     paths = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
 
 
 def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:
-    """The records of a measurement's runs, as far as they were measured: for each seed, by the name of the run."""
+    """The stored records of a measurement's runs: for each seed, by the name of the run."""
     packed_runs, by_seed = _all_records(folder, name)[_key(measurement)], dict[int, dict[str, Record]]()
     for run, plain in zip(measurement["runs"], packed_runs, strict=True):
         by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(plain)
@@ -100,7 +100,7 @@ def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Reco
 
 
 def refuse_links(folder: Path, page: Path, names: Iterable[str]) -> None:
-    """Refuse links in place of the files that findings write: they lead anywhere, in an untrusted folder."""
+    """Refuse symbolic links at paths that findings write, since links in an untrusted folder may lead anywhere."""
     files = [folder / f"{name}.{suffix}" for name in names for suffix in ("records.json", "png", "json")]
     for path in (folder, page, *files):
         if path.is_symlink():
@@ -138,14 +138,14 @@ HEAD = """\
 # Findings
 
 Claims of papers about attention, tested on small models. `conf/finding/NAME.yaml` states the clauses, the protocol, and
-the band in which each measured quantity is expected; `NAME.json` has every measurement, `NAME.records.json` what was
-read of the runs.
+the band in which each measured quantity is expected; `NAME.json` has every measurement, `NAME.records.json` the values
+of the runs from which it was computed.
 
 A clause **holds** if, for each of its quantities, the 95 % t-interval of the mean over seeds lies in the band; it
 **fails** if one interval lies outside its band; it is otherwise **inconclusive**, and **not testable** if a seed misses
 a premise. Counts, exact comparisons, and time and memory in cost (without a band) have one seed and no interval. Of a
 hundred intervals, five miss the true mean by chance. Ratios are averaged by their logarithms (in circuit as they are),
-shares by the arcsine of their root. Seeds differ in weights and order, not in what is held out. "Stated before": the
+shares by the arcsine of their root. Seeds differ in weights and order, not in held-out data. "Stated before": the
 statement is unchanged since the first run. "Earlier" are verdicts on earlier statements; the notes in the file tell
 what was changed, and why.
 
@@ -155,10 +155,11 @@ tinyformer findings cost
 tinyformer findings cost --jobs 2
 ```
 
-The first command lists them, with the published verdicts and yours; the second makes the missing runs of one and prints
-its verdict; `tinyformer findings all` does so for each. Interrupted, they continue. The third makes two runs at a time
-(`pip install 'tinyformer[sweep]'`). Runs are kept in `outputs/findings` by config and data, your results in `results`
-there: after changing the model's code, delete the runs, but not the statements in `statements.json`.
+The first command lists all findings, with the published verdicts and yours. The second makes the missing runs of one
+finding and prints its verdict; `tinyformer findings all` does so for each finding. After an interruption, the same
+command continues. The third command makes two runs at a time (`pip install 'tinyformer[sweep]'`). Runs are stored in
+`outputs/findings` by config and data, your results in `results` there. After changing the model's code, delete the
+runs, but not the statements in `statements.json`.
 """
 
 
@@ -181,12 +182,12 @@ def takeaway_of(finding: Finding, last: Measurement) -> str:
 
 
 def is_current(finding: Finding, last: Measurement) -> bool:
-    """Return True if a measurement is that of the claim, bands, protocol and versions of now."""
+    """Return True if the claim, bands, protocol and versions have not changed since a measurement."""
     return bool(statement_of(finding) == last["statement"])
 
 
 def band(check: Mapping[str, Any]) -> str:
-    """The band of a check, or of what was measured: "≥ 0.9", "0.01 to 0.06", "= 1", or nothing without one."""
+    """The band of a stored check as text: "≥ 0.9", "0.01 to 0.06", "= 1", or an empty text without a band."""
     low, high = (None if check[key] is None else f"{check[key]:g}" for key in ("at_least", "at_most"))
     if low is None or high is None:
         return f"≥ {low}" if low else f"≤ {high}" if high else ""
@@ -194,7 +195,7 @@ def band(check: Mapping[str, Any]) -> str:
 
 
 def shown(value: float, digits: int = 3) -> str:
-    """A number; "never" for a level that was not reached."""
+    """A number as text; "never" if it is infinite, since a level was not reached."""
     rounded = f"{value:.{digits}g}"
     return "never" if value == math.inf else rounded if "e+" not in rounded else f"{float(rounded):,.0f}"
 
@@ -235,7 +236,7 @@ def _told(check: Mapping[str, Any]) -> str:
 
 
 def _history(finding: Finding, measurements: Sequence[Measurement]) -> Iterator[str]:
-    """The time of a measurement, the statement before it, as the records say, and earlier measurements."""
+    """Sentences about the date of a measurement, changes of its statement, and earlier measurements."""
     *earlier, last = measurements
     stated, seeds = [run["statement"] for run in last["runs"]], len({run["seed"] for run in last["runs"]})
     order = ", stated before" if {*stated} == {last["digest"]} else ""

@@ -25,7 +25,7 @@ Quantity: TypeAlias = Callable[..., float]
 
 
 def quantity(version: int) -> Callable[[Quantity], Quantity]:
-    """Register a quantity, with a version that is raised when its meaning changes."""
+    """Register a quantity, with a version that increases when its meaning changes."""
 
     def register(function: Quantity) -> Quantity:
         QUANTITIES[function.__name__], VERSIONS[function.__name__] = function, version
@@ -35,9 +35,9 @@ def quantity(version: int) -> Callable[[Quantity], Quantity]:
 
 
 def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function that one of the words names, where `words` are its arguments after the first.
+    """The function whose name is a key of `words`, which are also its arguments after the first.
 
-    A ValueError if none or several of the words name a function, or it does not take the others.
+    Raises a ValueError if no key or several keys name a function, or if it does not take these arguments.
     """
     kinds = [kind for kind in functions if kind in words] if isinstance(words, Mapping) else []
     if len(kinds) != 1:
@@ -58,12 +58,12 @@ def _number(results: Mapping[str, Any], kind: str, name: str) -> float:
 
 
 def _heads(record: Record, heads: str, over: str) -> float:
-    """The last measure of the heads, reduced to one number."""
+    """A measure of heads at the last step, reduced over the heads to one number."""
     return list(record.series({"heads": heads, "over": over}).values())[-1]
 
 
 def _cells(record: Record, table: str, column: str, over: str = "mean", where: Mapping[str, Any] = {}) -> float:
-    """A column of the rows of a table, reduced to one number; nan where a cell is empty, as of what was refused."""
+    """A column of the rows of a table, reduced to one number; nan if a cell is empty, as after a refusal."""
     return reduced([float(row[column] or "nan") for row in record.rows(table, where)], over)
 
 
@@ -83,33 +83,33 @@ def number_of(record: Record, source: Source) -> float:
 
 @quantity(version=1)
 def value(records: Records, run: str, source: Source) -> float:
-    """A number of a run."""
+    """The number of a run that `source` names."""
     return number_of(records[run], source)
 
 
 @quantity(version=1)
 def difference(records: Records, run: str, than: str, source: Source) -> float:
-    """A number of a run, minus that of another."""
+    """A number of a run, minus the same number of another run."""
     return number_of(records[run], source) - number_of(records[than], source)
 
 
 @quantity(version=1)
 def ratio(records: Records, run: str, than: str, source: Source) -> float:
-    """A number of a run, divided by that of another."""
+    """A number of a run, divided by the same number of another run."""
     return _divided(number_of(records[run], source), number_of(records[than], source))
 
 
 @quantity(version=1)
 def ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
-    """A number of a run, divided by another of the same run."""
+    """A number of a run, divided by another number of the same run."""
     return _divided(number_of(records[run], source), number_of(records[run], other))
 
 
 @quantity(version=1)
 def log_ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
-    """The logarithm of a number of a run, divided by that of another of the same run; nan where either does not exist.
+    """The logarithm of a number of a run, divided by the logarithm of another number of the run; nan if undefined.
 
-    Of two values of c^(a^n), with n one apart, it is a.
+    For two values of c^(a^n) whose n differ by one, it is a.
     """
     numbers = number_of(records[run], source), number_of(records[run], other)
     if min(numbers) <= 0 or numbers[1] == 1:
@@ -119,19 +119,19 @@ def log_ratio_within_run(records: Records, run: str, source: Source, other: Sour
 
 @quantity(version=1)
 def difference_within_run(records: Records, run: str, source: Source, other: Source) -> float:
-    """A number of a run, minus another of the same run."""
+    """A number of a run, minus another number of the same run."""
     return number_of(records[run], source) - number_of(records[run], other)
 
 
 @quantity(version=1)
 def contrast(records: Records, points: Mapping[str, float], source: Source) -> float:
-    """The sum of a number of runs, each times its weight, such as a difference of two differences."""
+    """The weighted sum of a number over runs, given their weights, such as a difference of two differences."""
     return sum(weight * number_of(records[run], source) for run, weight in points.items())
 
 
 @quantity(version=1)
 def exponent(records: Records, points: Mapping[str, float], source: Source) -> float:
-    """The exponent of the power law of a number of runs against what is varied, such as {"depth_2": 2} by run."""
+    """The exponent of a power law between a number and a varied value of each run, such as {"depth_2": 2}."""
     return _slope([(x, number_of(records[run], source)) for run, x in points.items()])
 
 
@@ -143,9 +143,9 @@ def exponent_in_table(records: Records, run: str, table: str, x: str, y: str, wh
 
 @quantity(version=1)
 def delay(records: Records, run: str, source: Source, level: float, other: Source, other_level: float) -> float:
-    """The first step at which a series is at least a level, divided by that of another series and level.
+    """The first step at which a series is at least `level`, divided by the first step of `other` and `other_level`.
 
-    Infinite if only the first never gets there, nan if the second does not.
+    Infinite if only the first series never reaches its level, nan if the other series does not.
     """
     step = _crossing(records[run].series(source), level)
     other_step = _crossing(records[run].series(other), other_level)
@@ -154,9 +154,9 @@ def delay(records: Records, run: str, source: Source, level: float, other: Sourc
 
 @quantity(version=1)
 def rise(records: Records, run: str, source: Source, low: float, high: float) -> float:
-    """The share of a run's steps from a series' first value of at least `low` to that of `high`.
+    """The steps from a series' first value of at least `low` to the first of at least `high`, as a share of all steps.
 
-    Infinite if it never gets there.
+    Infinite if the series never reaches `high`.
     """
     series = records[run].series(source)
     end = _crossing(series, high)
@@ -164,17 +164,17 @@ def rise(records: Records, run: str, source: Source, low: float, high: float) ->
 
 
 def _divided(number: float, divisor: float) -> float:
-    """A ratio; infinite where the divisor is 0."""
+    """A ratio; infinite if the divisor is 0."""
     return number / divisor if divisor else math.inf
 
 
 def _crossing(series: Series, level: float) -> float:
-    """The first step at which a series is at least a level; infinite if it never is."""
+    """The first step at which a series is at least a level; infinite if there is none."""
     return next((float(step) for step, number in series.items() if number >= level), math.inf)
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """The slope of log y against log x by least squares; nan where it does not exist."""
+    """The slope of log y against log x by least squares; nan if it is undefined."""
     if len({x for x, _ in points}) < 2 or any(x <= 0 or y <= 0 for x, y in points):
         return math.nan
     return statistics.linear_regression([math.log(x) for x, _ in points], [math.log(y) for _, y in points]).slope
@@ -186,7 +186,7 @@ def by_step(records: Records, **source: Any) -> dict[str, Line]:
 
 
 def by_series(records: Records, series: Source, against: Source) -> dict[str, Line]:
-    """A series against another one, such as the loss against the time, a line for each run; see `Record.series`."""
+    """A series against another series, such as the loss against time, a line for each run; see `Record.series`."""
     pairs = {run: (record.series(series), record.series(against)) for run, record in records.items()}
     return {run: {x[step]: value for step, value in y.items() if step in x} for run, (y, x) in pairs.items()}
 
@@ -196,7 +196,7 @@ def by_column(
 ) -> dict[str, Line]:
     """A column of a table against another, a line for each run; empty cells are left out.
 
-    With `groups`, a column, there is a line for each of its values, of a single run.
+    With `groups`, the name of a column, there is a line for each value in this column of a single run.
     """
     rows = {run: record.rows(table, where) for run, record in records.items()}
     if groups is not None:
@@ -211,7 +211,7 @@ def by_column(
 
 
 def by_run(records: Records, points: Mapping[str, Mapping[str, float]], source: Source) -> dict[str, Line]:
-    """A number against what is varied between runs: {"pre-norm": {"depth_2": 2, "depth_4": 4}} by line and run."""
+    """A number against a value that differs between runs, by line: {"pre-norm": {"depth_2": 2, "depth_4": 4}}."""
     return {
         label: {x: number_of(records[run], source) for run, x in of_line.items()} for label, of_line in points.items()
     }

@@ -1,4 +1,4 @@
-"""A run that a finding needs, what it wrote, and the part of it that a finding's measurements are computed from."""
+"""The runs that a finding needs, the files that they wrote, and the part from which quantities are computed."""
 
 import csv
 import functools
@@ -33,14 +33,14 @@ STATISTICS: dict[str, Callable[[list[float]], float]] = {
 HEAD = re.compile(r"attention/(?:\w+/)?layer_\d+/head_\w+/(\w+)")
 """The columns of `metrics.csv` for the measures of heads."""
 
-ENDED = "ended.json"  # written last: a folder with it is never made again
+ENDED = "ended.json"  # written last: a run with this file in its folder is complete
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that a finding needs: who needs it, what makes it of which overrides, and where it is kept.
+    """A run that a finding needs, with its program, overrides (`words`) and folder.
 
-    `program` is a name in `running.PROGRAMS`. `evaluate`, if not empty, are overrides with which the run is analysed.
+    `program` is a name in `running.PROGRAMS`. `evaluate` has the overrides of the run's analysis; it may be empty.
     """
 
     finding: str
@@ -82,16 +82,16 @@ class Record:
         return dict(sorted(series.items()))
 
     def rows(self, table: str, where: Source) -> list[dict[str, str]]:
-        """The rows of a table whose columns have some values, at least one."""
+        """The rows of a table whose columns have the values of `where`; an error if there is no such row."""
         if table not in self.tables:
-            raise ConfigError(f"table={table}: the run left {', '.join(self.tables) or 'no tables'}.")
+            raise ConfigError(f"table={table}: the run wrote {', '.join(self.tables) or 'no tables'}.")
         rows = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]
         if not rows:
             raise ConfigError(f"table={table}: no row has {dict(where)}.")
         return rows
 
     def only(self, named: Sequence[Source]) -> "Record":
-        """The part of it that some sources, quantities or lines name in their arguments."""
+        """The part of the record that the arguments of some sources, quantities or lines name."""
         named_sources = [source for of in named for source in sources(of)]
         columns: dict[str, set[str]] = {}
         for source in named_sources:
@@ -115,7 +115,7 @@ Records: TypeAlias = Mapping[str, Record]  # the records of one seed, by the nam
 
 
 def packed(record: Record) -> dict[str, Any]:
-    """A record as plain values, the columns of a table in place of its rows."""
+    """A record as plain values, with tables by column instead of by row."""
     plain = asdict(record)
     plain["metrics"] = _columns(record.metrics)
     plain["tables"] = {name: _columns(rows) for name, rows in record.tables.items()}
@@ -123,15 +123,15 @@ def packed(record: Record) -> dict[str, Any]:
 
 
 def unpacked(plain: Mapping[str, Any]) -> Record:
-    """The record of which `packed` made plain values."""
+    """The record whose plain values `packed` has returned."""
     tables = {name: _rows(columns) for name, columns in plain.get("tables", {}).items()}
     return Record(plain.get("results", {}), plain.get("evaluated", {}), _rows(plain.get("metrics", {})), tables)
 
 
 def read_record(folder: Path, analysed: Path | None = None) -> Record:
-    """Read the files that a run, and its analysis if there is one, wrote."""
+    """Load the files that a run wrote, and the files of its analysis in the folder `analysed`."""
     tables: dict[str, list[dict[str, str]]] = {}
-    for place in (analysed, folder) if analysed else (folder,):  # of a name in both, the run's own counts
+    for place in (analysed, folder) if analysed else (folder,):  # a table of the run replaces one of its analysis
         for path in sorted(place.glob("*.csv")):
             with path.open(newline="", encoding="utf-8") as file:
                 tables[path.stem] = list(csv.DictReader(file))
@@ -140,7 +140,7 @@ def read_record(folder: Path, analysed: Path | None = None) -> Record:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """The contents of `results.json`; empty without one."""
+    """The contents of `results.json`; {} if the file does not exist."""
     path = folder / "results.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -154,7 +154,7 @@ def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
 
 
 def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """The time, machine, code and duration of each run, and the hash of the statement before it."""
+    """The time, machine, code and duration of each run, and the hash of the statement when it started."""
     facts = []
     for run in planned:
         made = json.loads((run.folder / ENDED).read_text(encoding="utf-8"))
@@ -182,12 +182,12 @@ def contents_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def digest_of(stated: Any) -> str:
-    """A hash of plain values."""
+    """The first 12 digits of a hash of plain values."""
     return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def reduced(numbers: list[float], over: str) -> float:
-    """Several numbers reduced to one; nan if one of them is, which `max` and `median` may skip."""
+    """Reduce numbers to one by a name in `STATISTICS`; nan if a number is nan, which `max` and `median` may skip."""
     return math.nan if any(map(math.isnan, numbers)) else STATISTICS[over](numbers)
 
 
@@ -204,7 +204,7 @@ def _is_named(column: str, source: Source) -> bool:
 
 
 def sources(of: Source) -> Iterator[Source]:
-    """The arguments of a source, quantity or line, and those within them."""
+    """The arguments of a source, quantity or line, and all mappings nested in them."""
     yield of
     for value in of.values():
         if isinstance(value, Mapping):

@@ -51,7 +51,7 @@ SIZES = {"width": 128, "depth": 1, "heads": 8, "kv_heads": 8}
 
 
 def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
-    """The runs of a finding, those of the first seed first; each is composed, so that a mistake is found at once."""
+    """The runs of a finding by seed; the config of each is composed, so that mistakes are found before any run."""
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
     versions = {name: version for name, version in versions_of(finding).items() if version > 1}
@@ -71,10 +71,10 @@ def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
     for seed in finding.seeds:
         for name in finding.runs:
             words, description = finding.words(name), descriptions[name]
-            if config_name:  # composing takes a second, so that it is not done for each seed
+            if config_name:  # composing takes a second, so it is done once for all seeds
                 words, description = [*words, f"seed={seed}", *quiet], description | {"seed": seed}
             known = versions | contents[name]
-            described = [description, known] if known else description  # so that nothing old is called new
+            described = [description, known] if known else description  # earlier folders keep their names
             folder = runs_folder / f"{finding.program}-{digest_of(described)}"
             repeated = [word for word in words if word in finding.trusted]
             evaluate = [*repeated, *finding.evaluate] if finding.evaluate else []
@@ -83,10 +83,10 @@ def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
 
 
 def run_all(planned: Sequence[PlannedRun], num_jobs: int = 1) -> int:
-    """Make the runs that were not made before, those that need the same training by one job; print a line about each.
+    """Make the runs that are not complete, and print a line about each run; runs of one folder are made by one job.
 
-    A run that was killed continues from its last checkpoint, or starts over if it has none. One that fails is reported,
-    and the others are made. Several jobs at a time have a process each. Returns the exit code.
+    A run that was killed continues from its last checkpoint, or starts over if it has none. If a run fails, the error
+    is printed and the other runs are made. With `num_jobs` > 1, each job has its own process. Returns the exit code.
     """
     labelled: dict[Path, list[tuple[str, PlannedRun]]] = {}
     for number, run in enumerate(planned, 1):
@@ -102,9 +102,9 @@ def run_all(planned: Sequence[PlannedRun], num_jobs: int = 1) -> int:
 
 @functools.cache
 def _end_with_parent() -> None:
-    """End this process soon after the one that started it, if it is one of joblib's: nobody would wait for its job.
+    """If this process was started by joblib, end it soon after its parent process has ended.
 
-    Ctrl-C reaches the first process, which ends the others.
+    Ctrl-C reaches the parent, which ends the other processes.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -120,14 +120,14 @@ def _end_with_parent() -> None:
 
 
 def _make_all(runs: Sequence[tuple[str, PlannedRun]]) -> int:
-    """Make runs of one folder, each with its label, and report errors; returns the exit code."""
+    """Make the runs of one folder, and print lines and errors after the label of each run; returns the exit code."""
     _end_with_parent()
     codes = []
     for label, run in runs:
         with named_lines(label):
             try:
                 if run.has_ended:
-                    print(f"kept in {relative_path(run.folder)}")
+                    print(f"made before in {relative_path(run.folder)}")
                     continue
                 start = time.perf_counter()
                 _make(run)
@@ -152,9 +152,9 @@ def _make(run: PlannedRun) -> None:
 
 
 def _recorded_start(run: PlannedRun) -> dict[str, Any]:
-    """The first start of a run, and the hashes of the statements of that time; a run that is continued keeps both.
+    """The time of a run's first start and the hashes of the statements then in force; a continued run keeps both.
 
-    Of a run that an earlier version started, neither is known.
+    Both are unknown for a run that an earlier version of tinyformer started.
     """
     path = run.folder.with_suffix(".json")
     if not path.exists():
@@ -166,7 +166,7 @@ def _recorded_start(run: PlannedRun) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _recorded(folder: Path, words: list[str], begun: dict[str, Any]) -> Iterator[None]:
-    """Send the output of the block to a file next to the folder that it makes, and write `ENDED` there after it."""
+    """Redirect the output of a `with` statement to a file next to a folder; then write `ENDED` into the folder."""
     start = time.perf_counter()
     with folder.with_suffix(".txt").open("a", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):
         yield
@@ -192,7 +192,7 @@ def _surroundings() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a checkout; None where the package is installed."""
+    """The commit of a checkout; None if the package is installed elsewhere."""
     root = Path(tinyformer.__file__).parents[1]
     if (root / ".git").exists():
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
@@ -202,11 +202,11 @@ def _commit() -> str | None:
 
 
 def _train(words: Sequence[str], folder: Path) -> None:
-    """Train as `tinyformer train` does; continue a run that was killed after it had saved a checkpoint."""
-    if (folder / "results.json").exists():  # it was killed while it generated its sample text, which no finding needs
+    """Train like `tinyformer train`, or continue a run that was killed after it had saved a checkpoint."""
+    if (folder / "results.json").exists():  # killed while it sampled text, which no finding needs
         return
     if (folder / "checkpoints" / "last.ckpt").exists():
-        train([*words, f"resume={folder}"])  # whose classes the finding's own command has named
+        train([*words, f"resume={folder}"])  # the user's command has named its classes
     else:
         shutil.rmtree(folder, ignore_errors=True)
         train([*words, f"hydra.run.dir={folder}"])
@@ -231,15 +231,15 @@ def _write_measured(measured: Callable[[Sequence[str]], Measurements], words: Se
 
 
 def measured_costs(words: Sequence[str]) -> Measurements:
-    """The figures of `tinyformer card`, and the size of a real cache.
+    """The numbers of `tinyformer card`, and measurements of a network with random weights.
 
-    The numbers are those of the card, and of T tokens: "filled_cache_bytes", the size of an fp32 cache that a network
-    with random weights has filled; "score_flops_of_sequence", the operations of scores and weighted values;
-    "step_seconds" and "step_bytes", what a forward and a backward pass in fp32 takes.
+    The measurements are, for T tokens: "filled_cache_bytes", the size of an fp32 cache that the network has filled;
+    "score_flops_of_sequence", the operations of scores and weighted values; "step_seconds" and "step_bytes", the time
+    and peak memory of a forward and a backward pass in fp32.
     """
     ((overrides, config),) = compose_sweep("card", words)
     card = make_card(overrides, config)
-    small = OmegaConf.merge(config, {"model": {"vocab_size": 64}})  # whose size the cache does not depend on
+    small = OmegaConf.merge(config, {"model": {"vocab_size": 64}})  # the size of the cache does not depend on it
     network = instantiate(small.network, _convert_="all")
     cache, seq_len = Cache(config.model.num_layers), config.model.max_seq_len
     tokens = torch.zeros(1, seq_len, dtype=torch.long)
@@ -296,4 +296,4 @@ PROGRAMS: dict[str, Callable[[Sequence[str], Path], None]] = {
     "costs": functools.partial(_write_measured, measured_costs),
     "kernels": functools.partial(_write_measured, measured_kernels),
 }
-"""What makes a run, by the name in a finding's file."""
+"""The functions that make a run, by the `program` in a finding's file."""

@@ -1,7 +1,7 @@
 """The statement of a finding before its first run, and verdicts: the mean of a quantity, its interval and its band.
 
-A statement has the claim, the bands, the protocol, the evaluation, and the versions of what computes its quantities. It
-is kept when the program first sees it, and each run records the statements that were in force when it started.
+A statement has the claim, the bands, the protocol, the evaluation, and the versions of the code of its quantities. It
+is stored when the program first loads it, and each run records the statements that were in force when it started.
 """
 
 import json
@@ -26,21 +26,21 @@ HOLDS, FAILS, INCONCLUSIVE, NOT_TESTABLE = "holds", "fails", "inconclusive", "no
 
 SCALES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "linear": (lambda value: value, lambda value: value),
-    "log": (math.log, lambda value: math.exp(min(value, 700)) if value < math.inf else value),  # what a float holds
+    "log": (math.log, lambda value: math.exp(min(value, 700)) if value < math.inf else value),  # the largest float
     "share": (lambda share: math.asin(math.sqrt(share)), lambda angle: math.sin(min(max(angle, 0), math.pi / 2)) ** 2),
 }
-"""To a scale on which values are averaged, and back: ratios by their logarithm, and shares, which end at 0 and 1, by
-the arcsine of their root, whose variance depends little on the share (Anscombe 1948)."""
+"""Functions to a scale on which values are averaged, and back: ratios by their logarithm, and shares from 0 to 1 by the
+arcsine of their root, whose variance depends little on the share (Anscombe 1948)."""
 
-MANY_CHANGES = 3  # more are not listed one by one
+MANY_CHANGES = 3  # more changes are not listed one by one
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A quantity that was measured, by its value for each seed.
+    """A measured quantity, with its value for each seed.
 
     Args:
-        is_exact: whether the same is measured for every seed, so that one suffices.
+        is_exact: whether every seed gives the same value, so that one seed suffices.
     """
 
     check: Check
@@ -49,22 +49,22 @@ class Measured:
 
     @property
     def mean(self) -> float:
-        """The mean over seeds on the check's scale; infinite where a seed's value is, nan where it has no mean."""
+        """The mean over seeds on the check's scale; infinite if a value is infinite, nan if undefined."""
         to, back = SCALES[self.check.scale]
         try:
             return back(statistics.fmean(map(to, self.values)))
-        except ValueError:  # of what the scale does not have, such as the logarithm of 0
+        except ValueError:  # a value outside the scale, such as 0 for the logarithm
             return math.nan
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the mean over 2 to 10 seeds, see `student_interval`.
 
-        None for one seed, and where a value or the mean is not finite.
+        None for one seed unless `is_exact`, and if a value or the mean is not finite.
         """
         if (len(self.values) == 1 and not self.is_exact) or not all(map(math.isfinite, (*self.values, self.mean))):
             return None
-        if len({*self.values}) == 1:  # which would be rounded on the way to the scale and back
+        if len({*self.values}) == 1:  # the way to the scale and back would round it
             return self.values[0], self.values[0]
         to, back = SCALES[self.check.scale]
         from tinyformer.measures.intervals import student_interval  # which needs torch
@@ -74,9 +74,9 @@ class Measured:
 
     @property
     def verdict(self) -> str | None:
-        """It holds if the whole interval lies in the band, fails if it lies beyond one end; None without a band.
+        """The verdict: "holds" if the interval lies in the band, "fails" if it lies beyond an end; None without a band.
 
-        A premise holds if each seed's value lies in the band, and fails otherwise.
+        Otherwise it is "inconclusive". A premise holds if each seed's value lies in the band, else it fails.
         """
         if not self.check.has_band:
             return None
@@ -108,7 +108,7 @@ def verdicts(finding: Finding, measured: Mapping[str, Measured]) -> dict[str, st
 
 
 def _verdict(clause: str, measured: Sequence[Measured]) -> str:
-    """A clause fails if one of its checks does, holds if all do; without a premise it is not testable."""
+    """The verdict on a clause: fails if a check fails, holds if all hold, not testable if a premise fails."""
     premises = [one.verdict for one in measured if one.check.premise and one.check.clause in (None, clause)]
     found = [one.verdict for one in measured if not one.check.premise and one.check.clause == clause]
     if FAILS in premises:
@@ -119,7 +119,7 @@ def _verdict(clause: str, measured: Sequence[Measured]) -> str:
 
 
 def summary(of_clauses: Mapping[str, str]) -> str:
-    """The verdicts in one: "holds", or "2 hold, 1 inconclusive"."""
+    """A summary of the verdicts on clauses: "holds", or "2 hold, 1 inconclusive"."""
     found = list(of_clauses.values())
     if len({*found}) == 1:
         return found[0]
@@ -131,7 +131,7 @@ Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.o
 
 
 def statement_of(finding: Finding) -> Statement:
-    """The part of a finding that must not change after the first run. Names of checks, reasons and notes may."""
+    """The part of a finding that must not change after the first run. Check names, reasons and notes may change."""
     stated: Statement = {f"clauses.{key}": text.strip() for key, text in finding.clauses.items()}
     for key, check in finding.checks.items():
         values = check.model_dump(exclude={"name"}, exclude_defaults=True)
@@ -156,7 +156,7 @@ def versions_of(finding: Finding) -> dict[str, int]:
 
 
 def difference(old: Statement, new: Statement) -> str:
-    """The differences: "checks.one_head.at_least: 0.01, now 0.02"; of many the parts: "other baseline, checks"."""
+    """The differences as text: "checks.one_head.at_least: 0.01, now 0.02"; for many: "other baseline, checks"."""
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
     if len(names) > MANY_CHANGES:
         parts = dict.fromkeys("versions" if " " in name else name.partition(".")[0] for name in names)
@@ -165,9 +165,9 @@ def difference(old: Statement, new: Statement) -> str:
 
 
 def keep_statements(findings: Iterable[Finding], runs: Path) -> None:
-    """Keep what findings state, with the time, in the folder of the runs, unless it is kept; the last is in force."""
+    """Store new statements of findings, with the time, in the folder of the runs; the last of a finding is in force."""
     runs.mkdir(parents=True, exist_ok=True)
-    problem = "another process keeps its statements there; run the same command again"
+    problem = "another process is storing statements there; run the same command again"
     with held(runs / ".statements.lock", f"--runs={runs}: {problem}."):
         stated = read_statements(runs)
         for finding in findings:
@@ -178,7 +178,7 @@ def keep_statements(findings: Iterable[Finding], runs: Path) -> None:
 
 
 def read_statements(runs: Path) -> dict[str, dict[str, Any]]:
-    """The time and the statement, by the name of the finding and the hash; the last of a finding is in force."""
+    """The stored statements and their times, by finding and hash; the last statement of a finding is in force."""
     path = runs / "statements.json"
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
@@ -189,12 +189,12 @@ def in_force(runs: Path) -> dict[str, str]:
 
 
 def now() -> str:
-    """The time in UTC."""
+    """The current time in UTC, such as "2026-01-31T12:00:00Z"."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _version(word: str) -> int:
-    """The version of an analysis of `conf/analysis`; 1 of what has none."""
+    """The version of an analysis in `conf/analysis`; 1 if it has no version."""
     path = config_dir() / "analysis" / f"{word.removeprefix('analysis=')}.yaml"
     if path.stem not in (known.stem for known in path.parent.glob("*.yaml")):
         return 1
@@ -202,7 +202,7 @@ def _version(word: str) -> int:
 
 
 def _only_different(old: Any, new: Any) -> list[str]:
-    """Two values as text: of lists the elements that the other lacks, unless only their order differs."""
+    """Two values as text; for lists, only the elements that the other list lacks, unless only their order differs."""
     shown = []
     for value, other in ((old, new), (new, old)):
         text = "" if value is None else str(value)

@@ -34,10 +34,10 @@ from tinyformer.training.module import TrainingModule, num_steps
 from tinyformer.training.step import max_over_processes
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Ctrl-C, and what a scheduler or a closed terminal sends."""
+"""The signals of Ctrl-C, a scheduler and a closed terminal."""
 
 STEPS_OF_A_SIGNAL = 10
-"""Largest number of optimizer steps after which one of several processes tells the others of a signal."""
+"""Largest number of optimizer steps between two exchanges of received signals among the processes of a run."""
 
 
 class Interrupted(Exception):  # noqa: N818 - it is not an error
@@ -51,18 +51,18 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
-    `best.ckpt` comes first and holds its own value, from which a resumed run takes it: the two agree whenever a run is
-    killed. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`), it finishes the current
+    `best.ckpt` is written first and contains its own value of the metric, which a resumed run restores, even if the run
+    was killed. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`), the callback finishes the
     optimizer step and writes `last.ckpt` before the run ends, so that a resumed run continues from exactly this point.
     A second signal ends the process at once. Several processes end together, at the next report or after
     `STEPS_OF_A_SIGNAL` steps.
 
     Args:
-        directory: where to write the files.
-        contents: what they contain besides Lightning's own keys.
+        directory: the folder of the files.
+        contents: entries of the files in addition to Lightning's own keys.
         monitor: the metric that decides which checkpoint is the best.
         higher_is_better: whether the highest value of the metric is the best, rather than the lowest.
-        accept: is called before the first file is written: nothing has failed up to here.
+        accept: a function that is called once, before the first file is written.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Checkpoints(Checkpoint):
         self.random_state: dict[str, Any] | None = None
         self.handlers: dict[int, Callable[..., Any] | int | None] = {}
         self.is_due = False
-        self.num_begun = 0  # batches; during the first, Lightning uses all state that it has restored
+        self.num_begun = 0  # batches; restored state that does not fit fails in the first
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value so far: that of `best.ckpt`, which a killed run may have written last, or lost."""
+        """Restore the best value from `best.ckpt`, which a killed run may have written after `last.ckpt`, or lost."""
         self.best_value = None
         if self.best.is_file():
             with contextlib.suppress(ArgumentError, KeyError, TypeError, ValueError):  # damaged: the next is the best
@@ -119,7 +119,7 @@ class Checkpoints(Checkpoint):
             self.random_state = states[trainer.global_rank]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Install the signal handlers, which only the main thread can; refuse processes that begin at other steps."""
+        """Install the signal handlers in the main thread; refuse processes that begin at different steps."""
         steps = torch.tensor([trainer.global_step, -trainer.global_step], device=trainer.strategy.root_device)
         last, first = max_over_processes(steps).tolist()
         if last != -first:
@@ -130,7 +130,7 @@ class Checkpoints(Checkpoint):
         is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         numbers = [number for number in SIGNALS if number != signal.SIGHUP or not is_nohup]
         self.handlers = {number: signal.signal(number, self._receive) for number in numbers}
-        if trainer.received_sigterm:  # by Lightning, before these handlers were set; it would end the run amid a step
+        if trainer.received_sigterm:  # received by Lightning before; it would end the run within a step
             trainer._signal_connector.received_sigterm = False
             self._receive(signal.SIGTERM, None)
 
@@ -172,12 +172,12 @@ class Checkpoints(Checkpoint):
             raise Interrupted(signal_number)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Restore the signal handlers, except after a signal: the next one must still end the process at once."""
+        """Restore the signal handlers, except after a signal: the next signal must still end the process at once."""
         if self.signal_number is None:
             self._restore_handlers()
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
-        """Write a checkpoint, and before it the metrics, which a run that is resumed from it must have."""
+        """Save the metrics, which a resumed run needs, and then a checkpoint."""
         for logger in trainer.loggers:
             logger.save()
         trainer.save_checkpoint(path)
@@ -190,7 +190,7 @@ class Checkpoints(Checkpoint):
         return int(max_over_processes(torch.tensor(number, device=trainer.strategy.root_device)))
 
     def _is_best(self, value: float) -> bool:
-        """Return True if a value is better than all previous ones; an equal value is not."""
+        """Return True if a value is better than all previous values; an equal value is not better."""
         if self.best_value is None or math.isnan(value):
             return not math.isnan(value)
         return value > self.best_value if self.higher_is_better else value < self.best_value
@@ -210,17 +210,17 @@ class Snapshots(L.Callback):
     """Saves the weights at steps 0, 1, 2, 4, 8, … up to N, then at every multiple of N, and at the last step.
 
     The steps are those of Pythia (Biderman et al. 2023, arXiv 2304.01373). A snapshot, `snapshots/step_000128.ckpt`, is
-    a checkpoint without the state of training. It has the weights that a checkpoint would have: under weight averaging
-    the average, so this callback has to follow all others that change them. Training is unaffected.
+    a checkpoint without the state of training. It has the weights that a checkpoint would have, such as the average
+    under weight averaging, so this callback has to come after callbacks that change weights. Training is unaffected.
 
-    Nothing is written before the first step has ended. Then the snapshots of an earlier trajectory are removed: those
-    after the step that a run resumes from, which it writes again.
+    Nothing is written before the end of the first step. Then a resumed run removes the snapshots after the step from
+    which it continues, since it writes them again.
 
     Args:
         every_n_steps: N, in optimizer steps; 0 for no snapshots.
-        dtype: that of the saved weights; "bfloat16" halves their size, and keeps 8 significant bits.
-        max_gb: the largest size of all snapshots of a run, in 10^9 bytes: more are refused, or, in a run whose length
-            is not known, not written.
+        dtype: the dtype of the saved weights; "bfloat16" halves their size, and keeps 8 significant bits.
+        max_gb: the largest size of all snapshots of a run, in 10^9 bytes. A longer run is refused; a run of unknown
+            length writes no more snapshots after it has reached this size.
     """
 
     def __init__(
@@ -229,10 +229,10 @@ class Snapshots(L.Callback):
         self.every_n_steps, self.dtype, self.max_gb = every_n_steps, getattr(torch, dtype), max_gb
         self._most = 0  # number of snapshots that `max_gb` allows
         self._first: dict[str, Any] | None = None  # the snapshot of step 0 until it is written
-        self._first_step: int | None = 0  # of this process; None once later snapshots have been removed
+        self._first_step: int | None = 0  # first step of this process; None after its use
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print how many snapshots there will be, or refuse too many, and keep the first."""
+        """Print the number of snapshots, or refuse too many, and keep the snapshot of step 0 in memory."""
         self.run, self._first_step = Path(trainer.default_root_dir), trainer.global_step
         if self.every_n_steps:
             raw = self._raw(trainer, pl_module)
@@ -252,13 +252,13 @@ class Snapshots(L.Callback):
             self._save(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the last step, also where a run resumes after it."""
+        """Save a snapshot of the last step, also in a run that is resumed after its last step."""
         self._remove_later(trainer)
         if self.every_n_steps and trainer.global_step and trainer.global_step not in snapshots_of(self.run):
             self._save(trainer, pl_module)
 
     def _raw(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-        """The contents of a snapshot, on the CPU; every process has to call this, since strategies may gather."""
+        """The contents of a snapshot, on the CPU; every process has to call this, since weights may be gathered."""
         raw: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
         contents: dict[str, Any] = {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -299,7 +299,7 @@ class Snapshots(L.Callback):
                 callback.exclude(time.perf_counter() - start)
 
     def _remove_later(self, trainer: L.Trainer) -> None:
-        """Remove snapshots after the first step of this process, all of them if it is 0, and what a kill has left."""
+        """Remove snapshots after the first step of this process, or all if it is 0, and partial files after a kill."""
         first, self._first_step = self._first_step, None
         if first is not None and trainer.is_global_zero:
             later = [path for step, path in snapshots_of(self.run).items() if step > first or first == 0]
@@ -313,6 +313,6 @@ def is_scheduled(step: int, every_n_steps: int) -> bool:
 
 
 def num_scheduled(steps: int, every_n_steps: int) -> int:
-    """The number of snapshots of a run of some steps: those of its schedule, and that of its last step."""
+    """The number of snapshots of a run of `steps` steps, including the snapshot of its last step."""
     powers = min(steps, every_n_steps - 1).bit_length()
     return 1 + powers + steps // every_n_steps + (not is_scheduled(steps, every_n_steps))

@@ -24,8 +24,8 @@ MAX_UNREAD = 50
 class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the caller's decision
     """A run cannot continue, since its loss, gradient norm or weights are NaN or infinite.
 
-    Steps are counted from 1. The loss is None if weights that are not finite were found when they were to be saved. The
-    origin is that of `first_non_finite`; None if there was none in another run of the batch.
+    Steps are counted from 1. `loss` is None if weights that are not finite were found before a checkpoint was saved.
+    `origin` is the result of `first_non_finite`; None if all values were finite when the batch was run again.
     """
 
     def __init__(self, step: int, loss: float | None, last_loss: float | None, origin: str | None) -> None:
@@ -41,14 +41,14 @@ class NonFiniteStep(Exception):  # noqa: N818 - what a run does about it is the 
 class _Step(NamedTuple):
     number: int
     batches: list[Batch]
-    loss: Tensor  # their mean
+    loss: Tensor  # the mean of the batches
     is_masked: Tensor
 
 
 class FiniteCheck(L.Callback):
     """Applies no update from a step whose loss or gradient norm is NaN or infinite.
 
-    The update is masked on the device, so that the host waits for it no more often than for the loss: every
+    The update is masked on the device. The host waits for the result only when it waits for the loss, too: every
     `log_every_n_steps` steps and before each validation and each checkpoint; with an optimizer that is neither ours nor
     fused, at each step. Neither weights nor the optimizer's state change in a masked step; the learning-rate schedule
     advances. Under fp16 the gradient norm is not checked, since the gradient scaler itself skips such a step and lowers
@@ -56,8 +56,8 @@ class FiniteCheck(L.Callback):
 
     Args:
         action: "stop" masks all further steps, too, and ends the run; "skip" continues with the next batch.
-        max_skipped: the number of consecutive masked steps at which "skip" ends the run as well, by a `NonFiniteStep`;
-            nothing has been saved since the step.
+        max_skipped: the number of consecutive masked steps at which "skip" ends the run, too, by a `NonFiniteStep`. No
+            checkpoint is saved after the step that ends a run.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
@@ -67,7 +67,7 @@ class FiniteCheck(L.Callback):
         self._last_loss: float | None = None
         self._consecutive = 0
         self._set_masks: list[Callable[[Tensor], None]] = []
-        self._unread: list[_Step] = []  # the steps whose flags have not been read
+        self._unread: list[_Step] = []  # the steps whose flags are only on the device
         self._batches: list[Batch] = []
         self._loss: Tensor | None = None
         self._sum: Tensor | None = None
@@ -117,7 +117,7 @@ class FiniteCheck(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Note the step, and read the flags whenever the loss is reported."""
+        """Record the step, and transfer the flags to the host whenever the loss is reported."""
         loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
         self._loss = loss if self._loss is None else self._loss + loss
         if self._sum is not None:
@@ -132,7 +132,7 @@ class FiniteCheck(L.Callback):
             self._read(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the flags, so that a run that has to end is not validated first."""
+        """Transfer the flags, so that a run that has to end is not validated first."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._read(trainer, pl_module)
 

@@ -1,4 +1,4 @@
-"""The logged values of a run, its loss, speed and scores of training rows, and its progress."""
+"""Callbacks that log the loss and speed of a run, score rows of the training split, and show progress."""
 
 import html
 import math
@@ -33,8 +33,8 @@ class Work:
     """Work done over a period of training."""
 
     seconds: float = 0.0
-    tokens: int = 0  # of all processes, padding included, since it costs as much
-    flops: float = 0.0  # of the model, on one device
+    tokens: int = 0  # tokens of all processes, including padding, which costs as much
+    flops: float = 0.0  # FLOPs of the model on one device
     waiting: float = 0.0  # the part of `seconds` in which the loop waited for batches
 
     def __add__(self, other: "Work") -> "Work":
@@ -57,7 +57,7 @@ class Report(L.Callback):
     """Logs loss, learning rate and throughput every `log_every_n_steps` steps.
 
     - `train/loss`: the mean over all targets since the last report, of all processes, without batches whose loss is not
-      finite; `train/learning_rate`: that of the step.
+      finite; `train/learning_rate`: the learning rate of the step.
     - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`; `throughput/seconds`:
       the time of all training steps so far, without validation and telemetry.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
@@ -71,10 +71,10 @@ class Report(L.Callback):
         self.latest: dict[str, float] = {}  # the last report; at the end of a run without one, its loss and speed
         self.peak: Peak | None = None  # speed of the device; None before the first report
         self._sums: torch.Tensor | None = None  # nats and targets since the last report: a mean over processes
-        self._resumed_targets = 0.0  # those of them from before a resumption, whose work is not measured
+        self._resumed_targets = 0.0  # targets in `_sums` from before a resumption; their work is not measured
         self._sizes = Counter[str]()
-        self._since = np.zeros(2)  # `_clock` at the last report, later by what does not count
-        self._pause: np.ndarray | None = None  # and while training pauses
+        self._since = np.zeros(2)  # `_clock` at the last report, plus excluded time
+        self._pause: np.ndarray | None = None  # `_clock` at the start of a pause of training
         self._learning_rate = math.nan
         self._earlier = 0.0
         self._started = time.perf_counter()
@@ -113,7 +113,7 @@ class Report(L.Callback):
         self._pause = _clock(trainer)
 
     def exclude(self, seconds: float) -> None:
-        """Do not count the last seconds as training time; while the clock is stopped, they do not count anyway."""
+        """Exclude the last `seconds` from the training time, unless the clock is stopped anyway."""
         if self._pause is None:
             self._since[0] += seconds
 
@@ -126,7 +126,7 @@ class Report(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Note the learning rate of the step, since afterwards the optimizer has that of the next step."""
+        """Record the learning rate of the step, before the schedule changes it for the next step."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(
@@ -180,7 +180,7 @@ class Report(L.Callback):
         return nats, targets
 
     def _take_work(self, trainer: L.Trainer, targets: float, now: Float[np.ndarray, "2"]) -> Work:
-        """The work since the last report, which is added to `total`; only logits of targets were computed."""
+        """Return the work since the last report and add it to `total`; logits are counted for targets only."""
         flops = self._costs.count(self._sizes, targets - self._resumed_targets)
         self._resumed_targets = 0.0
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
@@ -192,12 +192,12 @@ class Report(L.Callback):
 
 
 def _clock(trainer: L.Trainer) -> Float[np.ndarray, "2"]:
-    """The time in seconds, and how many of them the loop has waited for batches."""
+    """The current time, and the time that the loop has waited for batches so far, both in seconds."""
     return np.array([time.perf_counter(), cast(EpochLoader, trainer.train_dataloader).seconds])
 
 
 def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
-    """The length in optimizer steps and epochs, and what the schedule makes of that."""
+    """A line about the length of a run in optimizer steps and epochs, and about its effect on the learning rate."""
     steps = num_steps(trainer)
     timers = any(isinstance(callback, Timer) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     ends = " or ".join(["trainer.max_time"] * timers + ["early stopping"] * bool(trainer.early_stopping_callbacks))
@@ -215,8 +215,8 @@ def _describe_length(trainer: L.Trainer, warmup_steps: int) -> str:
 class TrainingScores(L.Callback):
     """Scores rows of the training split at each validation, to tell memorisation from generalisation.
 
-    Logs `train/accuracy` and the task's other metrics except the loss, since `train/loss` is that of the training
-    steps. The rows are drawn at random and stay the same throughout the run.
+    Logs `train/accuracy` and the task's other metrics except the loss, since `train/loss` is the loss of the
+    training steps. The rows are drawn at random and stay the same throughout the run.
 
     Args:
         num_rows: number of training rows that are scored; 0 for none.
@@ -224,7 +224,7 @@ class TrainingScores(L.Callback):
 
     def __init__(self, num_rows: int = 0) -> None:
         self.num_rows = num_rows
-        self.metrics: dict[str, float] = {}  # of the last validation
+        self.metrics: dict[str, float] = {}  # metrics of the last validation
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
@@ -259,7 +259,7 @@ class StepProgress(ProgressBar):
         self.interval = NOTEBOOK_INTERVAL if self.in_notebook else interval
         self.is_silent = False
         self.progress: Progress | None = None
-        self.output: Any = None  # of a notebook
+        self.output: Any = None  # output of a notebook
         self.started = self.shown = 0.0
         self.first_step = 0
 
