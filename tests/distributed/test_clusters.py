@@ -18,10 +18,10 @@ from commands import PYTHON, ROOT, SMALL, TEXT, Program, ran, results_of, weight
 from torch.distributed import TCPStore
 
 import tinyformer
-from tinyformer.config import process
+from tinyformer.config import folder
 from tinyformer.config.errors import ConfigError
+from tinyformer.config.folder import name_of_run
 from tinyformer.config.launch import CommandLine
-from tinyformer.config.process import name_of_run
 from tinyformer.run.run import requeue_on_exit
 
 TWO = f"{SMALL} {TEXT} trainer=ddp trainer.accelerator=cpu model.dropout=0.2 callbacks.attention=null"
@@ -116,7 +116,7 @@ def test_a_run_is_named_by_its_job_where_processes_have_to_agree(variables, resu
 
 def test_processes_of_torchrun_agree_on_the_time_of_the_first(in_environment, monkeypatch):
     store, days = TCPStore("localhost", 0, is_master=True), itertools.count(1)
-    monkeypatch.setattr(process, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, next(days))))
+    monkeypatch.setattr(folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, next(days))))
     variables = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     in_environment(variables)
     assert [name_of_run(), name_of_run("auto"), name_of_run()] == ["2026-01-01/00-00-00"] * 3

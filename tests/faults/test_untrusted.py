@@ -129,18 +129,6 @@ def test_a_run_starts_from_no_sizes_that_the_weights_lack(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["evaluate checkpoint=run/checkpoints/last.ckpt data.files={book}", "compare ."])
-def test_matplotlib_reads_no_settings_of_the_current_folder(
-    command: str, trained: Trained, book: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(trained.folder, tmp_path / "run")
-    (tmp_path / "matplotlibrc").write_bytes(b"\xff")  # which matplotlib would fail to decode
-    words = [Path(sys.executable).with_name("tinyformer"), *command.format(book=book).split()]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.slow
 def test_a_strangers_repository_and_settings_are_not_read(program: Program, book: Path, tmp_path: Path) -> None:
     """In a Git repository whose configuration names a command; resumed within the run, by a user who saves code."""
     assert program("train.py", SMALL, TEXT, "logger=wandb hydra.run.dir=run").code == 0

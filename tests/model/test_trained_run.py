@@ -28,7 +28,6 @@ from hydra.core.hydra_config import HydraConfig
 import tinyformer
 from tinyformer.checkpoint.file import load_raw
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.process import import_matplotlib
 
 WORDS = [*SMALL.split(), *TEXT.split()]
 
@@ -78,7 +77,6 @@ def process_state(names: Iterable[str]) -> dict[str, Any]:
 def test_a_run_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["matmul_precision=high", "deterministic=true", "seed=3"]
     importlib.import_module("tinyformer.run.pipeline")  # which sets up loggers, as matplotlib's import does
-    import_matplotlib()
     with initialize_config_dir(str(ROOT / "conf"), version_base=None), warnings.catch_warnings():
         warnings.resetwarnings()
         monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)

@@ -14,8 +14,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 
-from tinyformer.config.process import name_of_run
-
 MAX_LENGTH = 120  # maximum number of characters of a value that an error shows
 
 TEXTS = re.compile(
@@ -291,10 +289,9 @@ def register_resolvers(command: str = "tinyformer") -> None:
         "original_peak_rate": original_peak_rate,
         "axes": lambda *names: describe_axes(names).replace("$", "$$"),  # Hydra substitutes $ in its help template
         "command": lambda: command,
-        "name_of_run": name_of_run,
     }
     for name, function in functions.items():
-        OmegaConf.register_new_resolver(name, function, replace=True, use_cache=name == "name_of_run")
+        OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def default_num_kv_heads(num_heads: Any) -> Any:

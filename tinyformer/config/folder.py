@@ -6,14 +6,50 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from tinyformer.config.conf import format_value, quoted
 from tinyformer.config.errors import ConfigError
-from tinyformer.config.process import is_named_by_job
 from tinyformer.errors import relative_path
+
+
+def name_of_run(resume: str | None = None) -> str:
+    """The folder of a run below `outputs`, named by its start time or its Slurm job; equal in all of its processes.
+
+    With torchrun, it is the start time of the first process, which stays the same if torchrun restarts the processes.
+    """
+    now, environment = datetime.now().strftime("%Y-%m-%d/%H-%M-%S"), os.environ
+    if _is_named_by_slurm(resume):
+        return f"slurm-{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    if is_in_torchrun():
+        from torch.distributed import TCPStore
+
+        store = TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), is_master=False)
+        return store.compare_set("tinyformer/run", "", now).decode()
+    return now
+
+
+def is_named_by_job(resume: str | None) -> bool:
+    """Return True if a Slurm job or torchrun determines the name of a run's folder for all of its processes."""
+    return is_in_torchrun() or _is_named_by_slurm(resume)
+
+
+def _is_named_by_slurm(resume: str | None) -> bool:
+    return is_in_slurm() and (resume == "auto" or int(os.environ.get("SLURM_NTASKS", "1")) > 1)
+
+
+def is_in_slurm() -> bool:
+    """Return True if `srun` has started this process in a job, rather than a shell in which commands are typed."""
+    # The script of a job has no step; it may run several commands one after another.
+    return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+
+
+def is_in_torchrun() -> bool:
+    """Return True if torchrun has started this process; the store of its agent outlives restarts of the processes."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @dataclass(frozen=True)

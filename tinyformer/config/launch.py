@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import difflib
 import io
 import itertools
@@ -40,8 +41,8 @@ from tinyformer.config.conf import (
     text_of,
 )
 from tinyformer.config.errors import BUG, USER_MISTAKE, ConfigError, config_keys, describe, exit_code_of
-from tinyformer.config.folder import claim_folder, is_first_process, locked
-from tinyformer.config.process import isolated_hydra, named_lines
+from tinyformer.config.folder import claim_folder, is_first_process, locked, name_of_run
+from tinyformer.config.process import named_lines
 from tinyformer.errors import ArgumentError, argument_path
 
 if TYPE_CHECKING:
@@ -116,6 +117,23 @@ def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[st
         axes.append([f"{key}={value}" for value in values] if is_swept(word) else [word])
     with initialised_hydra():
         return [(words, compose(program, list(words), return_hydra_config=True)) for words in itertools.product(*axes)]
+
+
+@contextlib.contextmanager
+def isolated_hydra() -> Iterator[None]:
+    """Use a separate Hydra inside a `with` statement, since the caller may have initialised Hydra, as in a notebook."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.version import VersionBase
+
+    hydra, version = GlobalHydra.instance(), VersionBase.instance()
+    GlobalHydra.set_instance(GlobalHydra.__new__(GlobalHydra))
+    GlobalHydra.instance().clear()
+    VersionBase.set_instance(copy.copy(version))
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(hydra)
+        VersionBase.set_instance(version)
 
 
 @contextlib.contextmanager
@@ -241,6 +259,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
         ConfigError: another program uses the folder, or it cannot be made. Errors of Hydra and of the job pass through.
     """
     register_resolvers(command)
+    OmegaConf.register_new_resolver("name_of_run", name_of_run, replace=True, use_cache=True)
     parser = _parser(command)
     options = parser.parse_intermixed_args(list(words))
     overrides, is_sweep = options.overrides, options.multirun

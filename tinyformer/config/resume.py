@@ -23,9 +23,8 @@ from tinyformer.config.conf import (
     values_of_keys,
 )
 from tinyformer.config.errors import ConfigError, printable
-from tinyformer.config.folder import has_checkpoint, is_first_process, refuse_foreign_files
+from tinyformer.config.folder import has_checkpoint, is_first_process, is_in_slurm, is_in_torchrun, refuse_foreign_files
 from tinyformer.config.launch import compose_whole
-from tinyformer.config.process import is_in_slurm, is_in_torchrun
 
 OF_SWEEPS = ("hydra.mode=", "hydra.sweep.dir=", "hydra/launcher=", "hydra.output_subdir=null")
 """Prefixes of the overrides of Hydra itself that are accepted from the folder of a resumed sweep."""

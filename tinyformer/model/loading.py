@@ -20,7 +20,7 @@ from tinyformer.config.checks import check_early
 from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import ConfigError, cause_of, in_sentences
 from tinyformer.config.launch import CommandLine, launch, training_words
-from tinyformer.config.process import import_matplotlib, isolated_process
+from tinyformer.config.process import isolated_process
 from tinyformer.errors import ArgumentError, argument_path, relative_path
 from tinyformer.model.model import Model, Origin
 from tinyformer.model.notebook import Table
@@ -178,7 +178,6 @@ def _job(config: DictConfig, folder: Path, invocation: CommandLine) -> TrainedRu
     with warnings.catch_warnings():
         importlib.invalidate_caches()  # a cell may just have written the file of a class
         check_early(config)
-        import_matplotlib()
         from tinyformer.run.pipeline import train
 
         with isolated_process():

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import exit_code_of
 from tinyformer.config.folder import has_checkpoint, is_first_process, process_number
 from tinyformer.config.launch import CommandLine, launch, offer_stored_run, training_words, with_last
-from tinyformer.config.process import guard_imports, import_matplotlib
 from tinyformer.errors import relative_path
 
 # Torch and Lightning take seconds to import: the jobs import them once the config is composed.
@@ -31,7 +31,6 @@ def train_program(words: Sequence[str], command: str) -> int:
         may_have_ended = config.resume == "auto" or (invocation.is_sweep and config.resume is not None)
         if not may_have_ended:  # such a run is skipped, even if its text files no longer exist
             check_early(config)
-        import_matplotlib()
         from tinyformer.run.pipeline import train
         from tinyformer.run.starting_checkpoint import continue_job
 
@@ -54,7 +53,6 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
         checkpoint = offer_stored_run(arguments)
 
         def job(config: DictConfig, folder: Path, invocation: CommandLine) -> None:
-            import_matplotlib()
             from tinyformer.run.pipeline import evaluate
 
             run_job(partial(evaluate, config, folder, invocation, checkpoint), folder, invocation)
@@ -76,6 +74,16 @@ def _run_program(start: Callable[[], int | None], program: str) -> int:
         return exit_code_of(checked, program)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def guard_imports() -> None:
+    """Prevent processes that libraries start from importing modules of the current folder.
+
+    By default, Python searches it first under `-c` or `-m`; instead, it now searches this process's first folder.
+    """
+    if os.environ.get("PYTHONSAFEPATH") != "1":
+        path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ.update(PYTHONSAFEPATH="1", PYTHONPATH=os.pathsep.join(path))
 
 
 def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: CommandLine) -> None:

@@ -23,8 +23,8 @@ from tinyformer.config.admission import Plain, describe_config, require_readable
 from tinyformer.config.conf import AXES, hydra_value
 from tinyformer.config.errors import config_keys, in_sentences, say
 from tinyformer.config.folder import has_checkpoint, is_first_process
-from tinyformer.config.launch import CommandLine, compose_run, offer_stored_run
-from tinyformer.config.process import import_matplotlib, isolated_hydra, isolated_process
+from tinyformer.config.launch import CommandLine, compose_run, isolated_hydra, offer_stored_run
+from tinyformer.config.process import isolated_process
 from tinyformer.data import DataModule
 from tinyformer.errors import ArgumentError
 from tinyformer.files import write_whole
@@ -229,7 +229,6 @@ def evaluation_in_python(
     device = next(network.parameters()).device.type
     words = [f"checkpoint={hydra_value(str(stored.path))}", f"trainer.accelerator={device}", *overrides]
     with TemporaryDirectory() as unkept, isolated_hydra(), in_sentences("evaluate"), isolated_process():
-        import_matplotlib()
         is_other = any(word.startswith("step=") for word in overrides)  # a snapshot, loaded from disk
         loaded = offer_stored_run(words, trusted, None if is_other else stored)
         config, invocation = compose_run("evaluate", words)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tinyformer.config.errors import exit_code_of, option_names, say
-from tinyformer.config.process import import_matplotlib
 from tinyformer.errors import ArgumentError
 from tinyformer.files import write_table
 from tinyformer.programs.compare.comparison import SPEED, Comparison, Row, compare, notes_on
@@ -54,7 +53,6 @@ def _show(options: argparse.Namespace) -> None:
     lines = [row.settings | _statistics(row) for row in comparison.rows]
     write_table(table, list(lines[0]), [list(line.values()) for line in lines])
     _print_table(comparison, notes)
-    import_matplotlib()  # takes a second; the table is printed before
     from tinyformer.programs.compare.chart import chart_of_seeds
     from tinyformer.report import save_png
 

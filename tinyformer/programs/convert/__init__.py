@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tinyformer.config.errors import exit_code_of, option_names, say
-from tinyformer.config.process import import_matplotlib
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,7 +29,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    import_matplotlib()
     # This imports torch, which takes seconds; --help does not wait for it.
     from tinyformer.programs.convert.conversion import export_model, import_model
 

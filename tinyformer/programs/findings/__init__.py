@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyformer.config.errors import exit_code_of, say
-from tinyformer.config.process import import_matplotlib
 from tinyformer.files import write_whole
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ def _show(options: argparse.Namespace) -> int:
         for finding in known:
             _tell(finding, f"{finding.title} ({finding.paper})", outcomes.get(finding.name, [None])[-1])
         return 0
-    import_matplotlib()
     refuse_foreign_files(options.runs, "--runs")
     chosen = trust(known if options.name == "all" else [read_finding(options.name, options.files)], options.trusted)
     options.results.mkdir(parents=True, exist_ok=True)  # an error now, not after hours of runs

@@ -27,8 +27,8 @@ from torch import nn
 import tinyformer
 from tinyformer.config.errors import config_keys, report
 from tinyformer.config.folder import held
-from tinyformer.config.launch import compose_run, compose_sweep, launch, offer_stored_run
-from tinyformer.config.process import guard_imports, isolated_hydra, isolated_process, named_lines
+from tinyformer.config.launch import compose_run, compose_sweep, isolated_hydra, launch, offer_stored_run
+from tinyformer.config.process import isolated_process, named_lines
 from tinyformer.data import SourceDataModule
 from tinyformer.errors import argument_path, relative_path
 from tinyformer.files import write_table, write_whole
@@ -40,6 +40,7 @@ from tinyformer.programs.doctor.exactness import describe_machine, examine, one_
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.records import ENDED, PlannedRun, contents_of, digest_of, read_results
 from tinyformer.programs.findings.verdicts import in_force, now, versions_of
+from tinyformer.programs.train_evaluate import guard_imports
 from tinyformer.run.data import make_data
 from tinyformer.run.pipeline import evaluate
 
