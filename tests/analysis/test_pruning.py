@@ -114,7 +114,7 @@ class Scaled(Attention):
         (
             partial(network, partial(Scaled, D_MODEL, 4)),
             0.4,
-            "attention='Scaled': computes something else without some",
+            "attention='Scaled': computes other outputs with pruned heads",
         ),
     ],
 )

@@ -163,5 +163,5 @@ def test_intervals_hold_for_all_changes_at_once():
 
 
 def test_one_head_alone_is_refused():
-    with pytest.raises(ArgumentError, match="needs two heads and two windows at least; it has 1 and 6"):
+    with pytest.raises(ArgumentError, match="needs at least two heads and two windows, and has 1 and 6"):
         HeadRedundancy()(make_context(loud_transformer(num_layers=1, num_heads=1)), Path())

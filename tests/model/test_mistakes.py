@@ -12,7 +12,7 @@ UNNAMED = model(tokenizer=None)
 MAPS = model().attention("abc")
 SOME = "texts=['A text', 'and another'] works."
 KINDS = "must be a text, a list of texts, or token ids"
-SHORT = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked; " + SOME
+SHORT = "must be more tokens: the first token has no loss, and a masked model's special tokens have none; " + SOME
 POINT = "layers.0.residual_mid"
 
 

@@ -44,7 +44,7 @@ def test_a_step_is_scored_as_in_training_and_loaded_in_python(program: Program, 
 def test_an_analysis_of_all_steps_joins_what_it_finds_in_each(program: Program, trained: Trained) -> None:
     own, model = ["data.files=book.txt", "analysis.num_windows=9"], tinyformer.load(trained.last)
     words = f"checkpoint={trained.folder} step=all hydra.run.dir=all analysis=heads"
-    assert "7, of steps 0 to 30; what follows is of the last" in ran(program, "evaluate.py", words, *own)
+    assert "7, of steps 0 to 30; the lines below are for the last" in ran(program, "evaluate.py", words, *own)
     assert {path.stem for path in Path("all").glob("*.png")} == {"ablation", "ablation_by_step", "loss_by_step"}
     python = model.analyse(HeadAblation(num_windows=9), [own[0], "step=all"]).tables
     assert {name: [[*row.values()] for row in table(f"all/{name}.csv")] for name in python} == {

@@ -1,4 +1,4 @@
-"""The interface of an analysis: its context, which is the model and the data that it analyses."""
+"""The interface of an analysis, and its context: the model and the data that are analysed."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,14 +37,14 @@ class Trained(Protocol):
     """A trained model to analyse, such as `tinyformer.Model`."""
 
     def sample(self, num_windows: int) -> "AnalysisContext":
-        """The model with a random sample of data, of at most as many windows, examples or pairs."""
+        """Return the model with a random sample of at most `num_windows` windows, examples or pairs."""
 
 
 class Snapshot(NamedTuple):
     """The network at a step of its training, see `tinyformer.training.Snapshots`."""
 
-    step: int  # number of optimizer steps before it
-    network: Callable[[], Network]  # reads its weights; in evaluation mode, on the device of the context's network
+    step: int  # number of optimizer steps before the snapshot
+    network: Callable[[], Network]  # loads its network in evaluation mode, on the device of the context's network
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,24 @@ class AnalysisContext:
     """A trained model and the data that it is analysed on."""
 
     network: Network  # in evaluation mode
-    batches: Sequence[Batch]  # a sample of the evaluated split, of nearly equal size, on the network's device
+    batches: Sequence[Batch]  # a sample of the evaluated split, on the network's device; of nearly equal size
     task: Task
     tokenizer: TextTokenizer
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # of forward passes
-    untrained: Callable[..., Network] | None = None  # with the weights before training; of a seed further on, if given
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # the autocast context of forward passes
+    untrained: Callable[..., Network] | None = None  # makes the untrained network; an argument n adds n to its seed
     save_pruned: Callable[[Network, Path], None] | None = None  # writes a checkpoint of a network with fewer heads
     split: Callable[[], Iterable[Batch]] = tuple  # every batch of the evaluated split, always in the same order
-    snapshots: Sequence[Snapshot] = ()  # of the run, in the order of their steps
-    row: str = "window"  # what a row of a batch is, in the singular
-    facts: Mapping[str, str] = field(default_factory=dict)  # what is analysed, by name, see `caption`
+    snapshots: Sequence[Snapshot] = ()  # the snapshots of the run, in the order of their steps
+    row: str = "window"  # the name of a row of a batch, in the singular
+    facts: Mapping[str, str] = field(default_factory=dict)  # the origin of model and data, by name, see `caption`
 
     def sample(self, num_windows: int) -> "AnalysisContext":
-        """The context itself, whose data are a sample; see `Trained`."""
+        """Return the context itself, whose data already are a sample; see `Trained`."""
         return self
 
     @cached_property
     def layers(self) -> list[BaseAttention]:
-        """The attention of each layer; an error if one has no heads, see `attention_calls`."""
+        """The attention of each layer; an error is raised if a layer has no heads, see `attention_calls`."""
         batch = self.batches[0]
         inputs = (batch["source"], batch["inputs"]) if "source" in batch else (batch["inputs"], self.task.mask(batch))
         with self.precision():
@@ -116,7 +116,7 @@ class AnalysisContext:
 
     @property
     def map_addresses(self) -> list[Address]:
-        """The address of each attention map: that of its layer, and its name, see `map_names`."""
+        """The address of each attention map: the address of its layer, and its name, see `map_names`."""
         layers = zip(self.addresses, self.layers, strict=True)
         return [(*address, name) for address, layer in layers for name in map_names(layer)]
 
@@ -124,13 +124,13 @@ class AnalysisContext:
         return {"trained": self.network, "untrained": self.untrained()}
 
     def facts_of_text(self, text: Text) -> dict[str, str]:
-        """`facts` for pictures of a text, or a pair of texts, with its first words in place of the data."""
+        """The `facts` for a picture of a text, or a pair of texts: its first words replace the name of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
         words = text if isinstance(text, str) else " / ".join(text)
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
 
     def tokens_of(self, text: Text, around: bool = True, argument: str = "text") -> list[int]:
-        """The tokens of a text, as the model reads it, or without the special tokens around it."""
+        """The token ids of a text, with the special tokens of the model's input, or without them if not `around`."""
         row: Any = text if isinstance(text, str) else tuple(text or ())
         if not text or not is_row(row, self.task.num_texts):
             kind = {1: "one text", 2: "two texts, since the model classifies pairs"}.get(self.task.num_texts or 0)
@@ -139,7 +139,7 @@ class AnalysisContext:
             return self.tokenizer.read([row], around)[0]
 
     def pair_of(self, source: Sequence[int], target: Sequence[int] | None, num_tokens: int) -> TokenPair:
-        """A source and its target, by default what an encoder–decoder decodes; see `TokenPair.of`."""
+        """A source and its target, which an encoder–decoder decodes if it is None; see `TokenPair.of`."""
         task, device = cast(Seq2Seq, self.task), self.batches[0]["inputs"].device
         tokens = task.special_tokens.around(self.tokenizer)
         if target is not None:
@@ -148,20 +148,20 @@ class AnalysisContext:
             return decoded_pair(cast(EncoderDecoder, self.network), source, tokens, task.beam, num_tokens)
 
     def head_table(self, columns: Sequence[str], values: Mapping[Head, Sequence[Any]]) -> Table:
-        """A table with a row for each of some heads, see `naming_ablated`."""
+        """A table with a row for each head in `values`, see `naming_ablated`."""
         rows = [[*self.head_address(*head), *row] for head, row in values.items()]
         ablated = [self.layers[layer].ablated()[head] for layer, head in values]
         return naming_ablated([*self.address_columns, "head", *columns], rows, ablated)
 
     def head_grid(self, values: Mapping[Head, float], title: str, label: str, diverging: bool = False) -> Figure:
-        """The values of living heads in a grid, see `charts.head_grid`; ablated heads are hatched."""
+        """A grid of values by head, see `charts.head_grid`; ablated heads are hatched."""
         names = [[str(head) for head in layer.head_map.ids] for layer in self.layers]
         ablated = [layer.ablated() for layer in self.layers]
         grid = [[values.get((at, head), math.nan) for head in range(len(of_at))] for at, of_at in enumerate(names)]
         return head_grid(grid, names, title, diverging, self.addresses, label, ablated)
 
     def map_grid(self, values: Iterable[float], title: str, label: str, kind: str | None = None) -> Figure:
-        """A value for each attention map, of all layers or those of one kind, in a grid; ablated heads are hatched."""
+        """A grid with a value for each attention map, of one kind of attention or of all; ablated heads are hatched."""
         at = [index for index, of in enumerate(self.kinds) if kind in (None, of)]
         layers, addresses = [self.layers[index] for index in at], [self.addresses[index] for index in at]
         names, remaining = [[head_label(name) for name in map_names(layer)] for layer in layers], iter(values)
@@ -169,7 +169,7 @@ class AnalysisContext:
         return head_grid(grid, names, title, layers=addresses, label=label, ablated=ablated)
 
     def losses(self, changed: Callable[[Batch], AbstractContextManager[Any]] = lambda batch: nullcontext()) -> Losses:
-        """The loss of each window; `changed` makes the context, for a batch, in which the network differs."""
+        """The loss of each window; `changed` returns, for a batch, a context manager that changes the network."""
         parts = []
         for batch in self.batches:
             with torch.no_grad(), self.precision(), changed(batch):
@@ -190,7 +190,7 @@ def largest(values: Mapping[Key, float], number: int | None = None) -> list[Key]
 
 
 def every_second(context: AnalysisContext, first: int) -> AnalysisContext:
-    """The context with every second window, from the window `first` of all batches on."""
+    """The context with every second window, counted over all batches, beginning with the window `first`."""
     parts, before = [], 0
     for batch in context.batches:
         # `document_starts` has no row for each window, and only repeats what `documents` says.
@@ -202,7 +202,7 @@ def every_second(context: AnalysisContext, first: int) -> AnalysisContext:
 
 @contextmanager
 def changed(parts: Sequence[Any], **values: Any) -> Iterator[None]:
-    """Set attributes of several objects inside the block."""
+    """Set attributes of several objects inside a `with` statement, and restore them afterwards."""
     before = [(part, name, getattr(part, name)) for part in parts for name in values]
     try:
         for part, name, _ in before:
@@ -218,12 +218,12 @@ class Analysis(Protocol):
     """An analysis of a trained model; each file of `conf/analysis` names one, and `Model.analyse` takes one.
 
     A run calls it with an `AnalysisContext`. The analyses of this package take any `Trained` model, such as an
-    `AnalysisContext` or a `tinyformer.Model`: `HeadAblation(mode="mean")(model)`. A class attribute `version`, 1
-    without one, is raised when the meaning of its tables changes: `tinyformer findings` says which a measurement had.
+    `AnalysisContext` or a `tinyformer.Model`: `HeadAblation(mode="mean")(model)`. The class attribute `version`, by
+    default 1, is increased when the meaning of the tables changes; `tinyformer findings` shows a measurement's version.
     """
 
     num_windows: int  # windows, examples or pairs, drawn at random from the evaluated split
     needs_gradient: bool  # whether the analysis runs a backward pass
 
     def __call__(self, model: AnalysisContext, folder: Path) -> AnalysisResult:
-        """Analyse a model; files are written to the folder."""
+        """Analyse a model, and write files to the folder."""

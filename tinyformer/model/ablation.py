@@ -1,4 +1,4 @@
-"""Ablation of the heads of a trained model, in all that it computes inside a block."""
+"""Ablation of the heads of a trained model, in everything that it computes inside a `with` statement."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ Head: TypeAlias = Sequence[int | str]
 
 @contextmanager
 def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) -> Iterator[None]:
-    """Ablate heads inside the block, see `Model.ablated`; the context has one batch, from which replacements come."""
+    """Ablate heads inside a `with` statement, see `Model.ablated`; replacements come from the context's one batch."""
     require_choice("mode", mode, MODES)
     network = context.network
     pairs = [network.find_head("heads", entry) for entry in heads]
@@ -35,10 +35,10 @@ def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) ->
 
 
 def _resampled(context: AnalysisContext) -> tuple[Replacement, list[RemovableHandle]]:
-    """The replacement by the outputs of one of the context's rows, drawn at random with a fixed seed.
+    """The replacement by the heads' outputs for one of the context's rows, which is drawn with a fixed seed.
 
-    All rows that the model reads have the same replacement, so that those of a text do not depend on the texts that it
-    is read with. The hooks note the position at which a forward pass begins: behind the tokens of a cache.
+    Every row of a later batch gets the same replacement, so the results for a text do not depend on the other texts of
+    its batch. The hooks record the position of each forward pass's first token, the length of the cache.
     """
     (batch,) = context.batches
     row = int(torch.randint(len(batch["inputs"]), (), generator=torch.Generator().manual_seed(0)))

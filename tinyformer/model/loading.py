@@ -1,4 +1,4 @@
-"""`load`, the trained model of a checkpoint in Python, and `train`, a training run started from Python."""
+"""`load` returns the trained model of a checkpoint, and `train` starts a training run from Python."""
 
 import functools
 import importlib
@@ -50,16 +50,16 @@ def load(
 
     Args:
         checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`; with `step`, also the folder of a run.
-        backend: attention backend: "auto" or a name in `tinyformer.nn.BACKENDS`, whatever the run used.
+        backend: attention backend, in place of the run's: "auto" or a name in `tinyformer.nn.BACKENDS`.
         device: the device, as in torch: "cpu", "cuda", …
         trusted: further classes that the checkpoint may use, such as "mine.Block".
-        max_seq_len: the length of the longest text in tokens, which may be beyond that of the run; None for that of the
-            run, which alone works with learned positions.
-        step: the optimizer step of a snapshot of the checkpoint's run, see `tinyformer.training.Snapshots`, which is
-            loaded in place of the checkpoint.
+        max_seq_len: the maximum length of a text in tokens, which may exceed the run's maximum; None for the run's
+            maximum, the only value that learned positions support.
+        step: an optimizer step: the run's snapshot at this step, see `tinyformer.training.Snapshots`, is loaded in
+            place of the checkpoint.
 
     Raises:
-        ArgumentError: the file cannot be read, or the backend does not exist or support the model.
+        ArgumentError: the file cannot be read, or the backend does not exist or does not support the model.
     """
     with argument_path(passed={"path": "checkpoint"}):
         stored = load_step(checkpoint, None if step is None else int(step))
@@ -83,7 +83,7 @@ def load(
     dtype = next(tensor.dtype for tensor in stored.weights.values() if tensor.is_floating_point())
     task = instantiate(config.task.objective, _convert_="all")
     network.to(device, dtype)
-    kept = replace(stored, weights=network.state_dict())  # the same memory
+    kept = replace(stored, weights=network.state_dict())  # shares memory with the network
     require_known_tokens(task, network)
     for name in ("max_question_length", "stride") if isinstance(task, SpanExtraction) else ():
         if (value := OmegaConf.select(config, f"data.{name}")) is not None:  # as the run cut contexts into windows
@@ -135,11 +135,11 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
     """Train the model that some overrides of the default config describe, as `tinyformer train` does.
 
     The run has the same config, checks and files as on the command line. Its folder is `outputs/DATE/TIME` in the
-    working directory, or the one given as `hydra.run.dir=FOLDER`. When it returns, the random number generators of the
-    process, torch's flags, loggers, environment variables and handlers of signals are as they were before.
+    working directory, or the one given as `hydra.run.dir=FOLDER`. Afterwards, the random number generators of the
+    process, torch's flags, loggers, environment variables and signal handlers have their former states again.
 
     Args:
-        overrides: the words of the command line, such as ["attention=gqa", "trainer.max_steps=200"] or
+        overrides: the arguments of the command line, such as ["attention=gqa", "trainer.max_steps=200"] or
             ["resume=outputs/…"].
 
     Raises:
@@ -148,7 +148,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
     if not _TRAINING.acquire(blocking=False):
-        raise ConfigError(f"{PROGRAM}: another thread of this process is training, and both share random numbers.")
+        raise ConfigError(f"{PROGRAM}: another thread is training; wait for its end, as both share random numbers.")
     try:
         with in_sentences("train"):
             return launch(training_words(_checked(overrides)), "train", _job, PROGRAM, in_python=True)
@@ -161,7 +161,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
 
 
 def _checked(overrides: Sequence[str]) -> Sequence[str]:
-    """The overrides of one run, which must be a list of words without options of the command line."""
+    """Return the overrides of one run, after checking that they are a list of words without command-line options."""
     if isinstance(overrides, str):
         raise ArgumentError("overrides", overrides, "must be a list of words", {"overrides": ["attention=gqa"]})
     for word in overrides:
@@ -185,7 +185,7 @@ def _job(config: DictConfig, folder: Path, invocation: CommandLine) -> TrainedRu
 
 
 def _classes(config: DictConfig) -> list[str]:
-    """The names of the classes in a config; they are trusted, since the caller wrote it."""
+    """The names of the classes in a config; they are trusted, since the caller wrote the config."""
     values = leaves(OmegaConf.to_container(config, resolve=False))
     names = [value for key, value in values if key.endswith("_target_")]
     return list(filter(None, names + [OmegaConf.select(config, key) for key in SCORE_KEYS]))

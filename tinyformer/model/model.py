@@ -1,4 +1,4 @@
-"""A trained model in Python: it scores, answers and generates texts, and shows what its heads do."""
+"""A trained model in Python: it scores and generates texts, answers questions, and returns its attention maps."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -40,13 +40,13 @@ from tinyformer.tasks.user_texts import SOME_TEXTS, TextReader, Texts, is_row, r
 
 
 class Origin(NamedTuple):
-    """The origin of a model's weights: the checkpoint as it was read, and the other classes that it may use."""
+    """The origin of a model's weights: its loaded checkpoint, and the user-defined classes that it may use."""
 
     checkpoint: Checkpoint
     trusted: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        """The file within the folder of its run, and the step: "run/last.ckpt, step 144"."""
+        """The folder of the run, the name of the file, and the step: "run/last.ckpt, step 144"."""
         *folders, name = self.checkpoint.path.parts
         run = [folder for folder in folders if folder not in ("checkpoints", SNAPSHOTS)][-1:]
         return f"{'/'.join([*run, name])}, step {self.checkpoint.step:,}"
@@ -55,24 +55,24 @@ class Origin(NamedTuple):
 class Model:
     """A trained network with its tokenizer and task; made by `load`.
 
-    Methods take texts, in the form in which the task reads them:
+    The task determines the arguments of the methods:
 
     | task | `run`, `logits`, `attention`, `ablated` | `loss` |
     |---|---|---|
     | language modelling | `texts` | `texts` |
     | classification | `texts`, or a list of pairs of texts | `texts, labels` |
-    | sequence to sequence | `texts, targets`: sources, and by default what the model decodes | `texts, targets` |
-    | span extraction | `texts, contexts`: questions, and the context of each or of all | `texts, contexts, answers` |
+    | sequence to sequence | `texts, targets`: sources, and targets, by default decoded ones | `texts, targets` |
+    | span extraction | `texts, contexts`: questions, and one context for each or for all | `texts, contexts, answers` |
 
     `texts` is one text, a list of texts, or a tensor of token ids of shape (batch, seq). Texts are padded on the right,
-    which does not affect the results: outputs for padding are zero. A text is read between the special tokens that its
-    tokenizer adds: for an imported model those of `transformers`, for others, as in training, the token that starts a
-    document. Special tokens can be spelled out in a text, such as `<mask>`; token ids are used as they are.
+    which does not affect the results: outputs for padding are zero. Texts get the special tokens of the tokenizer: in
+    an imported model, the special tokens that `transformers` adds; otherwise, as in training, the token that starts a
+    document. Special tokens can be spelled out in a text, such as `<mask>`; token ids are used unchanged.
 
-    Targets may be token ids, without those that begin and end a target. Each window of a long context is a row. A model
-    without a tokenizer, such as Marian's, takes only token ids. `origin` is the checkpoint of the weights.
+    Targets may be token ids, without the tokens that begin and end a target. Each window of a long context is a row. A
+    model without a tokenizer, such as Marian's, takes only token ids. `origin` is the checkpoint of the weights.
 
-    Methods raise an `ArgumentError` if there is no text, one is too long, or a token id is unknown.
+    Methods raise an `ArgumentError` if there is no text, a text is too long, or a token id is unknown.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Model:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The model's tokenizer; an `ArgumentError` if it has none."""
+        """The model's tokenizer; an `ArgumentError` is raised if the model has none."""
         return self._reader.tokenizer
 
     @property
@@ -101,14 +101,14 @@ class Model:
     def points(self) -> Points:
         """The points that `run` captures and replaces, with their shapes.
 
-        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if any;
-          `.scores`, `.weights`: before and after the softmax, without dropout; `.output_by_head`: the input of the
-          output projection; `.added_by_head`: the part of each head in `.output`, the output of the layer.
+        - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if the model uses
+          them; `.scores`, `.weights`: before and after the softmax, without dropout; `.output_by_head`: the input of
+          the output projection; `.added_by_head`: the summand of each head in `.output`, the attention's output.
         - `layers.0.feed_forward.input`, `.output`, and `.neurons`, the input of its last projection.
-        - `layers.0.residual_mid`: the residual stream after attention, in a post-norm block normalised, as the next
-          sublayer reads it; `residual_cross_mid`: after cross-attention; `residual_post`: the output of the layer.
-        - `token_embedding`, `position_embedding`: what each adds to the stream; `embedding`, the input of the first
-          layer; `final_norm`, the output of the last; `logits`.
+        - `layers.0.residual_mid`: the residual stream after attention, the input of the next sublayer, after the norm
+          in a post-norm block; `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
+        - `token_embedding`, `position_embedding`: the two summands of the stream; `embedding`, the input of the first
+          layer; `final_norm`, the output of the last norm; `logits`.
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
@@ -141,8 +141,8 @@ class Model:
     def attention(self, texts: Texts, *others: Any, **named: Any) -> TextMaps | list[TextMaps]:
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
 
-        An encoder–decoder has them for a source and its target: `maps["cross", layer, head]`. For several texts, or
-        for token ids, the result is a list with the maps of each, without padding. A context must fit into one window.
+        An encoder–decoder has maps of a source and its target, such as `maps["cross", layer, head]`. For several texts,
+        or token ids, the result is a list with each text's maps, without padding. A context must fit into one window.
         """
         batch = self._batch(texts, *others, **named)
         require_one_window(batch)
@@ -167,19 +167,19 @@ class Model:
             logits, activations = model.run("The cat", capture=["layers.*.residual_post"])
             model.run("The cat", replace={"layers.0.attention.values": torch.zeros_like})
 
-        It is exact for every attention backend and for a compiled network, which runs uncompiled. Activations are zero
-        at padding. Where attention weights are replaced, the layer's output is computed from them by definition.
+        The results are exact for every attention backend and for a compiled network, which runs uncompiled. Activations
+        are zero at padding. If attention weights are replaced, the layer's output is computed from the new ones.
 
         Args:
-            texts: the texts.
-            others: what else the task reads, as in the table above.
+            texts: one or several texts, or token ids, see `Model`.
+            others: further arguments of the task, see the table in `Model`.
             capture: names of `points`, with `*` for any characters.
-            replace: for points, named in the same way, a tensor of the activation's shape, dtype and device, or a
-                function of the activation that returns one. Functions may change their argument in place.
+            replace: for points, named in the same way, a tensor with the shape, dtype and device of the activation, or
+                a function from the activation to such a tensor. Functions may change their argument in place.
             gradients: if True, the logits are computed from the captured tensors themselves, so that
-                `torch.autograd.grad(logits[0, -1, 5], activations[point])` is the gradient at a point. They always are
-                where a tensor in `replace` requires a gradient.
-            named: the same as `others`, by name.
+                `torch.autograd.grad(logits[0, -1, 5], activations[point])` is the gradient at a point. This is always
+                the case if a tensor in `replace` requires a gradient.
+            named: further arguments of the task, by name.
         """
         batch = self._batch(texts, *others, **named)
         forward = partial(self.task.forward, self.network, batch)
@@ -188,23 +188,23 @@ class Model:
     def ablated(
         self, heads: Sequence[Head], mode: str = "zero", texts: Texts | None = None, *others: Any, **named: Any
     ) -> AbstractContextManager[None]:
-        """Ablate heads in all that the model computes inside the block.
+        """Ablate heads in everything that the model computes inside a `with` statement.
 
             with model.ablated([(0, 1), (2, 3)], mode="mean", texts=texts):
                 print(model.loss(texts), model.generate("The cat"))
 
-        In nested blocks, the heads of both are ablated; where both name a head, the inner block decides.
+        Nested statements ablate the heads of both; if both name a head, the inner statement's replacement is used.
 
         Args:
-            heads: (layer, head) pairs, or ("cross", layer, head) with a kind of `encoder`, `decoder` or `cross`; heads
-                keep their numbers when others are pruned.
-            mode: what replaces the output of a head at every token: `zero`; its `mean` over the tokens of the texts
+            heads: (layer, head) pairs; in an encoder–decoder (kind, layer, head), where kind is "encoder", "decoder" or
+                "cross". Heads keep their numbers when others are pruned.
+            mode: the replacement of a head's output at every token: `zero`; its `mean` over the tokens of the texts
                 (Wang et al. 2022, arXiv 2211.00593); or `resample`, its output at the same position of another text
-                (Chan et al. 2022, causal scrubbing): one of the texts, drawn at random with a fixed seed, and beyond
-                its end a random token of it. `HeadAblation` has the same modes.
-            texts: the texts that the replacement is taken from, without padding; not needed for `zero`.
-            others: what else the task reads, as in the table above.
-            named: the same, by name.
+                (Chan et al. 2022, causal scrubbing). That is one of the texts, drawn with a fixed seed; at positions
+                beyond its end, the output at a random one of its tokens is used. `HeadAblation` has the same modes.
+            texts: the texts from whose outputs replacements are computed, padding excluded; not needed for `zero`.
+            others: further arguments of the task, see the table in `Model`.
+            named: further arguments of the task, by name.
         """
         batches = [] if texts is None else [self._batch(texts, *others, **named)]
         context = AnalysisContext(self.network, batches, self.task, cast(TextTokenizer, self._tokenizer))
@@ -214,17 +214,17 @@ class Model:
     def loss(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, " batch"]:
         """The loss of each text in nats per target.
 
-        Targets are the tokens after the first one; with a masked language model, each token but the special ones is
-        masked in turn, so that exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv 1910.14659). A classifier
-        has one target, the label: a name, or its index (where all names are integers, a number is a name, too). An
-        encoder–decoder has the tokens of the target and the one that ends it. A model for questions has the first and
-        the last token of the answer, whose loss is the mean over both, and over the windows of its context; the answer
-        is empty if there is none.
+        A language model's targets are all tokens but the first. A masked language model's targets are all tokens but
+        special ones, which are masked one after another: exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv
+        1910.14659). A classifier's only target is the label: a name, or its index (if all names are integers, a number
+        is a name, too). An encoder–decoder's targets are the tokens of the target and its end token. For span
+        extraction, the targets are the first and the last token of the answer, and the loss is the mean over both and
+        over the windows of the context; an empty answer says that the context has none.
         """
         batch = self.task.read_scored(self._reader, texts, *others, **named)
         nats, targets = self.task.nats_of_texts(self._reader, batch)
         for index in (targets == 0).nonzero().flatten().tolist():
-            reason = "must be more tokens: the first one has no loss, nor has a special one where tokens are masked"
+            reason = "must be more tokens: the first token has no loss, and a masked model's special tokens have none"
             raise ArgumentError(f"len(texts[{index}])", int(batch["lengths"][index]), reason, {"texts": SOME_TEXTS})
         return nats / targets
 
@@ -236,20 +236,20 @@ class Model:
         replace: Mapping[str, Replacement] | None = None,
         **settings: Any,
     ) -> "Generated":
-        """Continue each prompt up to the end of its document; an encoder–decoder gives the target of each source.
+        """Continue each prompt up to the end of its document; an encoder–decoder generates the target of each source.
 
         The settings, see `tinyformer.tasks.CausalLM.generate`, are `num_tokens`, `temperature`, `top_k`, `top_p`,
         `seed`, `repetition_penalty`, `num_return_sequences` and `stop`; for an encoder–decoder `beams`,
         `length_penalty` and `length_offset`, see `Beam`, and `max_tokens`.
 
-        `capture` and `replace` are those of `run`, for each pass of the network: over a prompt, and then, with the
-        cache, over each new token, with the keys and values of all tokens so far, or of the window of local attention.
-        Prompts are then read one at a time; a pass has a row for each continuation of a prompt.
+        `capture` and `replace` work as in `run`, in each forward pass: the first pass covers a prompt, and each further
+        pass covers one new token, with the keys and values of all tokens so far, or of the window of local attention.
+        Prompts then run one after another; a pass has a row for each continuation of a prompt.
         """
         texts, is_causal = texts_of("prompts", prompts), isinstance(self.task, CausalLM)
         rows, number = self.task.prompts(self._reader, texts), settings.get("num_return_sequences", 1)
         generated, ids = Generated(), [] if capture or replace else self._generated(rows, *others, **settings)
-        # Keys and values are captured even where it costs less to read the latents that they are made from.
+        # Attention to the latents costs less, but computes no keys and values, which are to be captured.
         with changed([of for of in self.network.attentions() if isinstance(of, LatentAttention)], reads_latents=False):
             for index, row in enumerate(rows if capture or replace else ()):
                 own = settings | ({"seed": settings.get("seed", 0) + index * number} if is_causal and index else {})
@@ -265,13 +265,13 @@ class Model:
     def generate_ids(
         self, ids: Int[Tensor, "batch seq"], lengths: Tensor | list[int] | None = None, *others: Any, **settings: Any
     ) -> list[list[int]]:
-        """The token ids that `generate` gives: each prompt with its continuation, or the target of each source.
+        """The token ids that `generate` decodes: each prompt with its continuation, or the target of each source.
 
             (ids,) = model.generate_ids(*model.tokenize("The cat"), num_tokens=20)
             (maps,) = model.attention(torch.tensor([ids]))  # the text may be read as other tokens
 
-        A source has the tokens that begin and end it, a target has none. Token ids are padded on the right; `lengths`
-        do not count padding, of which there is none by default. For the settings see `generate`.
+        A source includes the tokens that begin and end it; a target excludes them. Token ids are padded on the right,
+        and `lengths` gives the number of tokens in each row, by default all. For the settings see `generate`.
         """
         require_token_ids("ids", ids, self.network.vocab_size)
         lengths = torch.as_tensor([ids.shape[1]] * len(ids) if lengths is None else lengths)
@@ -294,7 +294,7 @@ class Model:
         Args:
             questions: the questions; long ones are truncated, as in the model's run.
             contexts: the context of each question, of any length, or one context for all questions.
-            stride: see `tinyformer.data.QuestionTexts.cut`; None for that of the model's run.
+            stride: tokens between window starts, see `tinyformer.data.QuestionTexts.cut`; None for the run's value.
         """
         if not isinstance(self.task, SpanExtraction):
             raise ArgumentError("task", type(self.task).__name__, "answers no questions; SpanExtraction does")
@@ -314,9 +314,9 @@ class Model:
         which reads the snapshots of its run.
 
         Args:
-            analysis: a name of the axis `analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
-            overrides: further words of the command line, such as "split=test", "data.files=book.txt" or "step=all".
-            folder: where to write what the command line writes; by default, nothing is kept.
+            analysis: the name of a file in `conf/analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
+            overrides: further arguments of the command line, such as "split=test", "data.files=book.txt" or "step=all".
+            folder: the folder for the files that the command line writes; by default, no files are kept.
 
         Raises:
             ConfigError: something in the overrides cannot work, or the analysis does not fit the model.
@@ -331,14 +331,14 @@ class Model:
     def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> AnalysisContext:
         """The model with a random sample of the validation data of its run, for analyses: `HeadAblation()(model)`.
 
-        It has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides.
+        The sample has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides.
         """
         with self._evaluation(overrides) as run:
             return make_context(run, num_windows)
 
     def _evaluation(self, overrides: Sequence[str], folder: str | Path | None = None) -> AbstractContextManager[Run]:
         if self.origin is None:
-            raise ArgumentError("origin", None, "the model was not loaded from a checkpoint, whose data are analysed")
+            raise ArgumentError("origin", None, "the model has no checkpoint that names the data to analyse")
         checkpoint, trusted = self.origin
         return evaluation_in_python(checkpoint, self.network, overrides, folder, trusted)
 
@@ -347,13 +347,13 @@ class Model:
 
 
 class Generated(list[str]):
-    """Generated texts; `activations` holds, for each prompt, those of each pass of the network by point."""
+    """Generated texts; `activations` maps, for each prompt, a point to its activations in all forward passes."""
 
     activations: Sequence[dict[str, list[Tensor]]] = ()
 
 
 def describe(name: str, network: Network, task: Task, origin: Origin | None) -> str:
-    """The task, the sizes, the attention and the parameters of a model, and its checkpoint, if it has one."""
+    """Describe a model in several lines: its task, sizes, attention, number of parameters, and checkpoint."""
     layers = [f"{len(stack.layers)} of width {stack.token_embedding.embedding_dim}" for stack in network.stacks()]
     if len(layers) > 1:
         layers = [f"encoder {layers[0]}", f"decoder {layers[1]}"]

@@ -34,7 +34,7 @@ LARGEST_PAGE = 24_000_000  # largest number of characters of a page in a noteboo
 
 @dataclass(frozen=True)
 class Panel:
-    """A map to be drawn, with the lines above it; where weights can be negative, the scale is linear around 0."""
+    """An attention map to draw, and its title; the colour scale is linear around 0 if the map is `signed`."""
 
     weights: Float[Tensor, "queries keys"]
     title: str
@@ -45,7 +45,7 @@ class Panel:
 def chart_of_maps(
     panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], axes: Sequence[Axes] = ()
 ) -> Figure:
-    """Maps of the same tokens side by side, on the given axes of matplotlib, one for each, or in a new `Chart`."""
+    """Draw maps of the same tokens side by side, each on one of the given matplotlib axes, or all in a new `Chart`."""
     if not axes:
         cell = min(CELL, (SIDE if len(panels) <= MAX_LARGE else SIDE_OF_MANY) / max(len(queries), len(keys)))
         width, height = max(2.2, cell * len(keys)) + 1.8, max(1.2, cell * len(queries)) + 1.5
@@ -64,18 +64,18 @@ def heat_map(
     keys: str | Sequence[str] | None = None,
     titles: Sequence[str] = (),
 ) -> Figure:
-    """A heat map of any weights with their tokens, or several side by side, as `TextMaps.plot` draws a model's.
+    """Draw any weights with their tokens as heat maps side by side, in the style of `TextMaps.plot`.
 
         heat_map(weights, "The cat sat on the mat").savefig("cat.png")
 
-    The colour is the square root of the weight, from 0 to 1; scores, with values below 0 or above 1, have a linear
-    scale around 0. A mismatch of weights and tokens is an `ArgumentError`.
+    The colour is the square root of the weight, from 0 to 1; if a value is below 0 or above 1, the scale is linear
+    around 0. An `ArgumentError` is raised if the numbers of weights and tokens differ.
 
     Args:
-        weights: a map, or several of the same tokens; for example those that `torch.nn.MultiheadAttention` returns.
-        tokens: the tokens of the queries; a text is divided at spaces.
-        keys: those of the keys, if they are others.
-        titles: one for each map.
+        weights: one or several maps of the same tokens, such as the weights that `torch.nn.MultiheadAttention` returns.
+        tokens: the tokens of the queries; a string is split at spaces.
+        keys: the tokens of the keys; by default, the tokens of the queries.
+        titles: a title for each map; by default, maps have no titles.
     """
     maps = torch.as_tensor(weights).detach().float()
     sides = [side.split() if isinstance(side, str) else list(map(str, side)) for side in (tokens, keys or tokens)]
@@ -124,7 +124,7 @@ def _draw(axes: Axes, panel: Panel, queries: Sequence[str], keys: Sequence[str])
 class Table(list[dict[str, Any]]):
     """Rows as dictionaries with the same keys, which `pandas.DataFrame` accepts; None where a value is not defined.
 
-    It prints as a table in a terminal and shows as one in a notebook, with the meanings of columns as tooltips.
+    A terminal prints the rows as a table; a notebook shows a table whose tooltips give the meanings of columns.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], meanings: Mapping[str, str] | None = None) -> None:
@@ -178,11 +178,11 @@ def framed(page: str) -> str:
     """An HTML page in a frame that needs no server, for JupyterLab, VS Code and Colab.
 
     The frame holds the whole page (`srcdoc`), whose root element takes its theme from `data-theme`, and is sandboxed:
-    its scripts run, but cannot access the notebook. A notebook that is not trusted shows a sentence in its place.
+    its scripts run, but cannot access the notebook. An untrusted notebook shows a sentence instead of the page.
     """
     if len(page) > LARGEST_PAGE:
         size = f"{len(page) / 1e6:,.0f} MB"
-        return f"<p>The page has {size}, too much for a notebook: <code>maps.save('atlas.html')</code> writes it.</p>"
+        return f"<p>The page has {size}, too much for a notebook: use <code>maps.save('atlas.html')</code>.</p>"
     style = f"display:block;width:100%;height:{PAGE_HEIGHT}px;border:0;resize:vertical;overflow:auto"
     frame = f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts" style="{style}" title="Attention atlas">'
     return f"<div>{frame}Trust this notebook to see the attention maps.</iframe><script>{THEME}</script></div>"

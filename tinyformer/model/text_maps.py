@@ -1,4 +1,4 @@
-"""The attention maps of one text, by layer or in all layers and heads, and their difference from another model's."""
+"""The attention maps of one text, in one layer or in all layers, and the difference between two models' maps."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +49,9 @@ class LayerMaps:
 
     address: Address  # the address of the layer, (3,) or ("cross", 3)
     heads: tuple[int, ...]  # the numbers of its heads; pruned heads are missing, the others keep their numbers
-    names: tuple[str, ...]  # the name of each map: "3" for that of head 3, "3a" and "3b" if a head has two softmaxes
+    names: tuple[str, ...]  # the name of each map: "3" for the map of head 3, "3a" and "3b" for its two softmaxes
     weights: Float[Tensor, "maps queries keys"]  # the attention weights of each map
-    logits: Float[Tensor, "maps queries keys"] | None  # before the softmax; None for maps of words
+    logits: Float[Tensor, "maps queries keys"] | None  # scores before the softmax; None for maps of words
     factor: float | None  # λ of differential attention, the factor of the second softmax; None for other attention
     ablated: frozenset[int]  # the numbers of the heads whose output is replaced
     skip: float = 1.0  # the scale of the residual connection around the attention
@@ -77,14 +77,14 @@ class LayerMaps:
 
     @property
     def is_ablated(self) -> list[bool]:
-        """Of each map, whether its head is ablated."""
+        """For each map, True if its head is ablated."""
         return [head in self.ablated for head in self.heads for _ in range(len(self.names) // len(self.heads))]
 
     def of_head(self, head: int | str) -> Float[Tensor, "queries keys"]:
-        """The map of a head, or, given a name such as "3a", that of one of its softmaxes.
+        """The map of a head; a name such as "3a" selects the map of one of its softmaxes.
 
         In differential attention the map of a head is softmax₁ - λ softmax₂, whose weights multiply the values. They
-        can be negative, and each row sums to 1 - λ. Another class with several softmaxes has maps by name only.
+        can be negative, and each row sums to 1 - λ. In other classes with several softmaxes, select maps by name.
         """
         if isinstance(head, str):
             return self.weights[self.names.index(head)]
@@ -106,7 +106,7 @@ class LayerMaps:
 
 TokenIds: TypeAlias = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 HeadAddress: TypeAlias = tuple[int | str, ...]
-"""The address of a head: (3, 0) or ("cross", 3, 0), where "0a" and "0b" are the two softmaxes of head 0, if any."""
+"""The address of a head: (3, 0) or ("cross", 3, 0); in differential attention, "0a" or "0b" selects a softmax."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,23 +117,23 @@ class TextMaps:
         maps[1, 3]  # queries × keys, of layer 1, head 3; maps["cross", 1, 3] of an encoder–decoder
         maps.plot(1, 3)
 
-    A row of a map is a query, a column a key. Heads keep their numbers when others are pruned, and an ablated head its
-    weights, although its output is replaced. In a notebook the maps show as the atlas. A head or layer that does not
-    exist is an `ArgumentError`.
+    Rows of a map are queries, columns are keys. Heads keep their numbers when others are pruned. An ablated head keeps
+    its weights, although its output is replaced. A notebook shows the maps as the atlas. An `ArgumentError` is raised
+    for a head or layer that does not exist.
     """
 
     layers: Sequence[LayerMaps]  # the maps of each layer, in the order of `Network.attentions`
     axes: Mapping[str, Axes]  # the token strings by kind of attention; the kind is "" where there is only one
-    ids: TokenIds  # of queries and keys, by kind; empty for maps of words
+    ids: TokenIds  # the token ids of queries and keys, by kind of attention; empty for maps of words
     tokenizer: TextTokenizer | None  # the model's tokenizer, if it has one
-    model: str = ""  # its name in titles
-    texts: Sequence[str | Sequence[str]] = ()  # that the tokens encode, as far as they are known
+    model: str = ""  # the name of the model in titles
+    texts: Sequence[str | Sequence[str]] = ()  # the texts that the tokens encode; empty if they are unknown
 
     @property
     def tokens(self) -> Sequence[str] | dict[str, Axes]:
-        """The token strings; for an encoder–decoder, those of queries and keys by kind of attention.
+        """The token strings; for an encoder–decoder, the query and key tokens by kind of attention.
 
-        A query of cross-attention is labelled with the token that is predicted there.
+        A query of cross-attention is labelled with the token that the decoder predicts at its position.
         """
         return self.axes[""].queries if "" in self.axes else dict(self.axes)
 
@@ -173,44 +173,44 @@ class TextMaps:
         """The mean map over heads that are not ablated.
 
         Args:
-            address: a layer, as in `mean(3)` or `mean("cross", 3)`, for the mean over its heads; a kind of attention,
-                `mean("cross")`, for the mean over all its heads; nothing for the mean over all heads of the model.
+            address: a layer, as in `mean(3)` or `mean("cross", 3)`, or a kind of attention, as in `mean("cross")`,
+                whose heads are averaged; by default, the mean is over all heads of the model.
         """
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
             reason = "must be (layer,), or (kind, layer) where there are several kinds"
             raise ArgumentError("layer", address, reason, {"layer": self.layers[0].address})
-        living = torch.cat([layer.active_heads() for layer in chosen])
-        if not len(living):
+        active = torch.cat([layer.active_heads() for layer in chosen])
+        if not len(active):
             raise ArgumentError("layer", address, "has no head that is not ablated")
-        return living.mean(dim=0)
+        return active.mean(dim=0)
 
     def rollout(self) -> Float[Tensor, "queries keys"]:
         """Attention rollout (Abnar & Zuidema 2020, arXiv 2005.00928): how much of each token reaches each output.
 
         A = A_L · … · A_1 with A_l = |branch| (mean of the heads of layer l) + |skip| I, whose rows are normalised to
-        sum to 1. The identity stands for the residual connection; the scales are those of the model's `Residual`, 1 in
-        the paper. Ablated heads are left out of the mean; in a layer of ablated heads alone, A_l = I. A row of the
-        result is a token of the last layer, a column a token of the input. Negative weights, as in differential
-        attention, have none. In an encoder–decoder it is that of the encoder, whose layers read only their own stack.
+        sum to 1. I represents the residual connection, and `branch` and `skip` are its scales, see `Residual`; both are
+        1 in the paper. The mean excludes ablated heads; if a layer has no others, A_l = I. Rows of the result are
+        tokens of the last layer, columns are input tokens. Rollout is not defined for negative weights, as in
+        differential attention. For an encoder–decoder, the result is the rollout of the encoder's self-attention.
         """
         stack = "encoder" if "encoder" in self.axes else ""
         layers = [layer for layer in self.layers if layer.kind == stack]
         if any(layer.is_signed for layer in layers):
-            reason = "has negative weights, which are no shares of attention; rollout is not defined"
+            reason = "has negative weights, for which attention rollout is not defined"
             raise ArgumentError("attention", "differential" if layers[0].factor else "signed", reason)
         total = identity = torch.eye(len(self.axes[stack].queries))
         for layer in layers:
-            living = layer.active_heads().float()
-            mixed = abs(layer.branch) * living.sum(dim=0) / max(len(living), 1) + abs(layer.skip) * identity
+            active = layer.active_heads().float()
+            mixed = abs(layer.branch) * active.sum(dim=0) / max(len(active), 1) + abs(layer.skip) * identity
             total = F.normalize(mixed, p=1, dim=-1) @ total
         return total
 
     def measures(self) -> Table:
-        """Every measure of every map: one row each, with the columns `layer`, `head` and one for each measure.
+        """All measures of all maps: a row for each map, with the columns `layer`, `head` and one for each measure.
 
         With several kinds of attention, the first column is `kind`. The measures are `MEASURES`, `PATTERNS` (on this
-        text; None if no token repeats) and, for cross-attention, `CROSS_MEASURES`; words have none.
+        text; None if no token repeats) and, for cross-attention, `CROSS_MEASURES`. Maps of words have no measures.
         """
         rows: list[dict[str, Any]] = []
         for index, layer in enumerate(self.layers):
@@ -221,7 +221,7 @@ class TextMaps:
 
     @cached_property
     def _measured(self) -> dict[str, list[list[float]]]:
-        """The measures by name, then by layer and map; empty for words."""
+        """The values of each measure by its name, then by layer and map; empty for maps of words."""
         measured: dict[str, list[list[float]]] = {}
         for index, layer in enumerate(self.layers if self.ids else ()):
             assert layer.logits is not None
@@ -241,7 +241,7 @@ class TextMaps:
 
         Args:
             address: the address of the head, as in `plot(1, 3)` or `plot("cross", 1, 3)`.
-            axes: matplotlib axes to draw on; by default those of a new figure.
+            axes: the matplotlib axes to draw on; by default, the axes of a new figure.
         """
         sides = self.axes[self.layer_of(address).kind]
         return chart_of_maps([self.panel_of(address)], *sides, [] if axes is None else [axes])
@@ -300,12 +300,12 @@ class MapsDifference:
         difference[1, 3]  # queries × keys, of layer 1, head 3
         difference.plot(1, 3)  # both maps, and the difference
 
-    It has the heads that both models have. In a notebook it shows the table of `distances`.
+    Only heads that both models have are included. A notebook shows the table of `distances`.
     """
 
     def __init__(self, first: TextMaps, second: TextMaps) -> None:
         if first.tokens != second.tokens:
-            reason = "must be the tokens of the maps from which these are subtracted"
+            reason = "must equal the tokens of the other maps"
             raise ArgumentError("maps.tokens", second.tokens, reason)
         self.first, self.second = first, second
         self.heads = [address for address in first.heads if address in second.heads]

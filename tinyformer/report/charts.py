@@ -60,9 +60,9 @@ def head_grid(
 ) -> Figure:
     """A grid with one cell per head, layers down and heads across, showing each value as a number and a colour.
 
-    With `diverging`, the colour scale is centred on zero, for signed changes. `layers` are their labels, in parts, such
-    as ("cross", 3), by default indices; `label` is that of the colour bar, by default the title. Ablated heads are
-    hatched and have no number.
+    With `diverging`, the colour scale is centred on zero, for signed changes. `layers` gives the address of each layer,
+    such as ("cross", 3), by default its index; `label` is the text of the colour bar, by default the title. Ablated
+    heads are hatched and have no number.
     """
     rows = [" ".join(map(str, layer)) for layer in layers or [[index] for index in range(len(values))]]
     cells, hatched = cells_of(names, values), places_of(names, ablated)
@@ -80,13 +80,13 @@ def change_grid(
 
 
 def named_grid(changes: Mapping[tuple[str, str], float], title: str, label: str) -> Figure:
-    """A `change_grid` whose rows and columns are in the order in which they first occur."""
+    """A `change_grid` whose rows and columns have the order in which they first occur in `changes`."""
     rows, columns = (list(dict.fromkeys(place[side] for place in changes)) for side in (0, 1))
     return change_grid(changes, rows, columns, title, label)
 
 
 def token_grid(changes: Mapping[tuple[str, int, str], float], title: str, label: str) -> Figure:
-    """A grid of changes by row, position and token; of many tokens, those with the strongest changes."""
+    """A `change_grid` with a column for each position and token: the `MAX_TOKENS` columns with the largest changes."""
     strongest = sorted(changes, key=lambda place: abs(changes[place]), reverse=True)
     tokens = [*dict.fromkeys((position, token) for _, position, token in strongest)][:MAX_TOKENS]
     columns = {token: "{}\n{}".format(*token) for token in sorted(tokens)}
@@ -145,8 +145,8 @@ def head_graph(
 ) -> Figure:
     """Heads in rows by layer, the first below, with an arrow for each edge.
 
-    `heads` has the layer and the number of each; what is no head has a row and None. An edge has a kind, shown as
-    colour, the heads from and to which it leads, and a weight, shown as width.
+    `heads` maps each node to the title of its row and the number of the head, which is None for nodes that are no
+    heads. An edge is a kind, shown as colour, the source node, the target node, and a weight, shown as width.
     """
     rows = list(dict.fromkeys(row for row, _ in heads.values()))
     numbers = sorted({number for _, number in heads.values() if number is not None}) or [0]
@@ -193,9 +193,9 @@ def lines(
     marked: tuple[float, float, str] | None = None,
     by_step: bool = False,
 ) -> Figure:
-    """A line chart of x and y by name, with a legend if it has several lines whose names do not begin with "_".
+    """A line chart of named series (x, y), with a legend for several lines; names that begin with "_" are not in it.
 
-    `baselines` are drawn in grey, to compare with; `marked` is a point and its label. With `by_step`, x is on a
+    `baselines` are drawn in grey, for comparison; `marked` is the x, y and label of a point. With `by_step`, x is on a
     logarithmic axis that begins at 0.
     """
     figure, axes = _canvas(6.0, 3.6, title)
@@ -221,7 +221,7 @@ def lines(
 def curves_by_step(
     panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
 ) -> Figure:
-    """Panels of curves by step of training, each with its layer, as its colour, and its values; events are dotted."""
+    """Named panels of curves: the layer of a curve is its colour, its values are by step; dotted lines mark events."""
     across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *first_told([*events])]
     down, handles = -(-len(panels) // across), {}
     figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
@@ -247,7 +247,7 @@ def curves_by_step(
 
 
 def first_told(events: Sequence[Any]) -> list[str]:
-    """The first events in words, and how many more there are."""
+    """The first `MAX_TOLD` events as strings, and the number of further events."""
     return [*map(str, events[:MAX_TOLD]), *[f"and {len(events) - MAX_TOLD} more"] * (len(events) > MAX_TOLD)]
 
 
@@ -272,7 +272,7 @@ def _set_steps(axes: Axes, last: float | None = None) -> None:
 
 def _set_log_scale(axes: Axes, values: Sequence[float]) -> None:
     """Make the vertical axis logarithmic, with several ticks, labelled "0.1", as exponents are too small to read."""
-    axes.set_yscale("log", nonpositive="mask")  # by default, a line would fall to the edge at 0
+    axes.set_yscale("log", nonpositive="mask")  # by default, a line would drop to the axis where a value is 0
     positive = [value for value in values if value > 0]
     decades = math.log10(max(positive) / min(positive)) if positive else 0.0
     fine = LogLocator(subs=(1, 2, 5) if decades < MAX_FINE_DECADES else (1,))
@@ -282,9 +282,9 @@ def _set_log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _number(value: float, largest: float) -> str:
-    """A number with the decimals that give the largest three digits; in scientific notation if they are too many.
+    """Format a number with the decimals that give `largest` three digits or, beyond `MAX_DECIMALS`, as "1.2e-08".
 
-    Integers are shown as they are.
+    Integers have no decimals.
     """
     if isinstance(value, int):
         return str(value)
@@ -320,7 +320,7 @@ def filmstrip(
     losses: Sequence[float],
     curves: Mapping[str, Sequence[float | None]],
 ) -> Figure:
-    """Maps by title, with values up to 255, above curves from 0 to 1 and the loss by step; some steps are marked."""
+    """Maps by title, with values up to 255, above curves from 0 to 1 and the loss; lines show the `marked` steps."""
     rows, (width, height) = -(-len(maps) // columns), MAP_INCHES
     size = max(6.4, width * columns), height * rows + CURVES_INCHES
     figure = Chart(figsize=size, dpi=130, layout="constrained")

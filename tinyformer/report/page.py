@@ -31,13 +31,13 @@ SCRIPTS = ["data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compa
 SCRIPTS += ["events.js", "projection.js", "search.js", "film.js", "page.js"]
 """The scripts, concatenated in this order into one module."""
 
-MOST_WEIGHTS = 100_000_000  # of a page, whose 267 MB browsers open
+MOST_WEIGHTS = 100_000_000  # in a page; browsers open its 267 MB
 LEVELS = 65535  # weights are stored as integer multiples of 1/65535, with an error of at most 0.000008
 SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}  # visible signs for the empty token and for white space
 
 
 def write_atlas(path: str | Path, *arguments: Any, **options: Any) -> Path:
-    """Write the page of `atlas_html`, which takes the other arguments, to a file; its folder is created."""
+    """Write the page of `atlas_html` to a file, whose folder is created; all other arguments go to `atlas_html`."""
     page, path = atlas_html(*arguments, **options), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
@@ -60,28 +60,28 @@ def atlas_html(
 ) -> str:
     """The atlas of a model on a text, or of an encoder–decoder on a source and its target, as one HTML page.
 
-    The page opens on a scatter of all heads by any two measures, and on their thumbnails, ordered by layer or by a
-    measure; for an encoder–decoder, of one kind of attention at a time. A head opens as a map with its tokens, as lines
-    between tokens, or as both, of at most 256 tokens at a time; a second head can stand next to it. Selecting a token
-    shows which tokens it attends to, or which attend to it. The colour, and the opacity of a line, is the square root
-    of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in a frame, too: `<iframe srcdoc="…">`
-    with the page escaped as HTML.
+    The page first shows a scatter of all heads by any two measures, and thumbnails of their maps, ordered by layer or
+    by a measure; for an encoder–decoder, one kind of attention is shown at a time. A head opens as a map with its
+    tokens, as lines between tokens, or as both, with at most 256 tokens at a time; a second head can be shown next to
+    it. Selecting a token shows which tokens it attends to, or which tokens attend to it. The colour, and the opacity of
+    a line, is the square root of the weight, from 0 to 1 in every map, as in `head_maps`. The page works in a frame,
+    too: `<iframe srcdoc="…">` with the page escaped as HTML.
 
     Args:
         maps: exact attention weights of each layer, queries down and keys across.
-        tokens: the token strings, in which white space and control characters are made visible; for an
-            encoder–decoder, those of each kind of attention.
+        tokens: the token strings, in which white space and control characters are made visible; for an encoder–decoder,
+            the query and key tokens of each kind of attention.
         measures: values by measure, then by layer and map; None or nan where a measure is not defined.
         names: names of each layer's maps, such as "0a" and "0b" for a head with two softmaxes; by default their
             indices.
         title: title of the page.
         descriptions: a sentence about each measure, with its unit; by default those of `EXPLANATIONS`.
         addresses: see `Network.layer_addresses`; by default the indices of the layers.
-        facts: what the page shows, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
+        facts: the origin of the maps, by name, such as {"checkpoint": "run/last.ckpt", "step": "2,000"}.
         labels: the label of each layer's maps, such as "previous token"; empty for none.
-        ablated: whether the head of each layer's maps is ablated; by default, none is.
-        further: further data of the page, as JSON, by name: those of its parts that `analysis=atlas` and `film` fill.
-        of_heads: further data of each map, by name.
+        ablated: for each layer's maps, True if the map's head is ablated; by default, no head is ablated.
+        further: JSON values by name for the views that only `analysis=atlas` and `analysis=film` add to the page.
+        of_heads: JSON values by name for each map, for the same views.
     """
     names = names or [[str(head) for head in range(len(layer))] for layer in maps]
     labels = labels or [[""] * len(layer) for layer in maps]
@@ -149,7 +149,7 @@ def _hash(text: str) -> str:
 
 
 def as_bytes(weights: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
-    """Weights in 8 bits, round(255 √w), which distinguishes small ones; w is at most √w / 255 away."""
+    """Weights as 8-bit integers round(255 √w), which keep small weights apart; the error is at most √w / 255."""
     return (weights.float().clamp(0, 1).sqrt() * 255).round().to(torch.uint8)
 
 
@@ -166,7 +166,7 @@ def _visible(token: str) -> str:
 
 
 def _require_fit(maps: Sequence[Tensor], kinds: Mapping[str, Axes], addresses: Sequence[Address]) -> None:
-    """Refuse more weights than a browser opens, and maps of other tokens."""
+    """Raise an error if a browser cannot open so many weights, or if the sizes of maps and tokens differ."""
     if (size := sum(layer.numel() for layer in maps)) > MOST_WEIGHTS:
         reason = f"must be at most {MOST_WEIGHTS:,}, which browsers open: show fewer tokens"
         raise ArgumentError("maps", f"{size:,} weights", reason)

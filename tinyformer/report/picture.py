@@ -27,7 +27,7 @@ CAPTION_HEIGHT = 22  # height in pixels of the line above a picture that says wh
 POINTS, DPI = 7, 100
 BAR_HEIGHT = 8  # pixels of a colour bar
 FONTS = ("DejaVu Sans", "DejaVu Sans Mono")
-"""Fonts of matplotlib; a text is written in the first that has all its characters. See `fonts_of` for others."""
+"""Fonts of matplotlib; a text uses the first font that has all its characters. See `fonts_of` for further fonts."""
 MAX_LABEL = 10
 CHARACTERS_PER_INCH = 16  # characters of a caption above a figure that fit into an inch of its width
 
@@ -60,7 +60,7 @@ class Picture:
         self.image.paste(Image.fromarray(np.where(diagonals < 2, *HATCH).astype(np.uint8)), (x, y))
 
     def captioned(self, text: str) -> "Picture":
-        """A copy with a line of text above it, such as the checkpoint that it shows."""
+        """A copy with a line of text above the picture, such as the name of the checkpoint."""
         text = readable(text, longest=1000)
         picture = Picture(max(self.image.width, text_width(text) + 20), CAPTION_HEIGHT + self.image.height)
         picture.image.paste(self.image, (0, CAPTION_HEIGHT))
@@ -68,7 +68,7 @@ class Picture:
         return picture
 
     def colour_bar(self, x: int, y: int, width: int, ticks: Mapping[float, str]) -> None:
-        """Draw all colours from left to right, with labels below, which `ticks` holds by their place from 0 to 1."""
+        """Draw all colours from left to right, with labels below; `ticks` maps positions from 0 to 1 to labels."""
         self.tile(x, y, np.linspace(0, 1, width)[None], 1, BAR_HEIGHT)
         for place, label in ticks.items():
             self.write(x + place * width, y + BAR_HEIGHT + 2, label, "mt", POINTS - 1)
@@ -112,7 +112,7 @@ def text_width(text: str, points: float = POINTS) -> int:
 
 
 def readable(text: str, longest: int = MAX_LABEL) -> str:
-    """A text that can be drawn: characters that no font has as escapes, cut to a maximum length."""
+    """Escape the characters of a text that no font has, and cut the text to a maximum length."""
     shown = "".join(c if c.isprintable() and _font_of(c) else ascii(c)[1:-1] for c in text)
     if _font_of(shown) is None:  # its characters are in different fonts
         shown = "".join(c if _font_of(c) == FONTS[0] else ascii(c)[1:-1] for c in shown)
@@ -120,7 +120,7 @@ def readable(text: str, longest: int = MAX_LABEL) -> str:
 
 
 def save_png(picture: Picture | Figure, path: str | Path, caption: str = "") -> Path:
-    """Write a picture to a file, creating its folder; the caption, in a line above it, says where it comes from."""
+    """Write a picture to a file, creating its folder; the caption is a line of text above the picture."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if caption and isinstance(picture, Picture):
@@ -134,7 +134,7 @@ def save_png(picture: Picture | Figure, path: str | Path, caption: str = "") -> 
 
 
 def set_fonts(artist: Artist) -> None:
-    """Give each text of a figure, or of axes, further fonts, and escapes for the characters that no font has."""
+    """Add fonts to each text of a figure, or of axes, and escape the characters that no font has."""
     for text in cast(list[Text], artist.findobj(Text)):
         text.set_text("".join(c if c.isspace() or _font_of(c) else ascii(c)[1:-1] for c in text.get_text()))
         text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *fonts_of(text.get_text())])))
@@ -149,14 +149,14 @@ def fonts_of(text: str) -> list[str]:
 
 @cache
 def _installed_font(sample: str) -> str | None:
-    """The first installed font that has a character; without one, say once which package has some."""
+    """The first installed font that has a character; if there is none, print once which package to install."""
     for path in sorted(font_manager.findSystemFonts(), key=lambda path: ("Regular" not in path, path)):
-        with contextlib.suppress(OSError, RuntimeError):  # of a file that cannot be read
+        with contextlib.suppress(OSError, RuntimeError):  # for a file that cannot be parsed
             if (font := font_manager.get_font(path)).get_char_index(ord(sample)):
                 entry = font_manager.FontEntry(fname=path, name=font.family_name, size="scalable")
-                font_manager.fontManager.ttflist.append(entry)  # which may be older, or give it another weight
+                font_manager.fontManager.ttflist.append(entry)  # its own entry may be older, or have another weight
                 return font.family_name
-    print(f"Pictures escape {sample}: no font has it. Debian's package fonts-noto-cjk has one.", file=sys.stderr)
+    print(f"Pictures escape {sample}: no font has it; install one, such as Debian's fonts-noto-cjk.", file=sys.stderr)
     return None
 
 
@@ -180,6 +180,6 @@ def _loaded(name: str, points: float) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=4096)
 def _font_of(text: str) -> str | None:
-    """The first font that has all characters of a text, if any."""
+    """The first font that has all characters of a text; None if no font has them."""
     fonts = ((name, font_manager.get_font(font_manager.findfont(name))) for name in fonts_of(text))
     return next((name for name, font in fonts if all(font.get_char_index(ord(c)) for c in text)), None)

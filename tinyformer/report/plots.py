@@ -18,11 +18,11 @@ MIN_MAP_PIXELS = 100
 HEADING, CAPTION, GAP = 40, 20, 12  # pixels: height of the title, height of the caption of a map, gap between maps
 TOP, AXIS = HEADING + 28, 18  # pixels: bottom of the colour bar with its labels; height of the title of an axis
 BAR_WIDTH = 240
-PAGE_WIDTH = 1200  # pixels of a table before it goes on below
+PAGE_WIDTH = 1200  # pixels; a wider table continues in a band below
 WEIGHTS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # weights that the colour bar of maps marks
 BAR_LABEL = "attention weight, in colours by its square root"
 CELL_WIDTH, CELL_HEIGHT = 38, 20  # smallest size in pixels of the cell of a head in the picture of measures
-TABLE_WIDTH, LINE, CHARACTER_WIDTH = 200, 14, 6  # pixels: the least of a measure, and of a line and a letter above it
+TABLE_WIDTH, LINE, CHARACTER_WIDTH = 200, 14, 6  # pixels: least width of a grid; height of a line and width of a letter
 LANDSCAPE = 1.6  # approximate aspect ratio of the picture of measures
 
 T = TypeVar("T")
@@ -41,9 +41,9 @@ def head_maps(
     """A picture of all attention maps: a row per layer, a column per head; queries down and keys across.
 
     The colour is the square root of the weight, on the same scale from 0 to 1 in every map, so that heads can be
-    compared and a weight of 0.05 is visible next to a weight of 1. `tokens` label rows and columns, unless the columns
-    have `keys` of another sequence; `sides` are the titles of both axes. Maps with the same name, by default their
-    index, share a column; those of ablated heads are hatched.
+    compared and a weight of 0.05 is visible next to a weight of 1. `tokens` label the rows; `keys`, by default the
+    same, label the columns; `sides` are the titles of both axes. Maps with the same name, by default their index, share
+    a column; maps of ablated heads are hatched.
     """
     down = [readable(token) for token in tokens]
     across = down if keys is None else [readable(token) for token in keys]
@@ -86,7 +86,7 @@ def head_maps(
 def maps_by_kind(
     captured: Mapping[str, CapturedMaps], axes: Mapping[str, Axes], title: str, num_tokens: int | None = None
 ) -> dict[str, Picture]:
-    """A picture of the maps of each kind of attention on a text or a pair, of at most `num_tokens` on each side."""
+    """A picture of the maps of each kind of attention on a text or a pair, with at most `num_tokens` on each side."""
     shown = slice(num_tokens)
     return {
         kind: head_maps(
@@ -112,15 +112,16 @@ def measure_maps(
     limits: tuple[float, float] | None = None,
     meanings: Mapping[str, str] | None = None,
 ) -> Picture:
-    """A picture of all measures: for each a grid with a cell per head, layers down and heads across.
+    """A picture of all measures: for each measure a grid with a cell per head, layers down and heads across.
 
-    The cells show the values, and nothing for nan; ablated heads are hatched. The limits of the colours, above each
-    grid, are fixed for a measure in `ALL_MEASURES`, and some depend on the largest number of keys, `num_keys`; so heads
-    that hardly differ have the same colour, and the pictures of all steps can be compared. For any other, they span its
-    values. `limits`, for all measures, and `meanings` replace those of `ALL_MEASURES`; `layers` label the layers.
+    The cells show the values, and stay empty for nan; ablated heads are hatched. The limits of the colours, above each
+    grid, are fixed for measures in `ALL_MEASURES`, and some depend on `num_keys`, the largest number of keys: so heads
+    that hardly differ have the same colour, and pictures of different steps can be compared. For other measures, they
+    are the smallest and largest value. `limits`, for all measures, and `meanings` replace those of `ALL_MEASURES`;
+    `layers` label the rows.
     """
     columns, hatched = columns_of(names), places_of(names, ablated)
-    title += "; those of ablated heads are hatched" * bool(hatched)
+    title += "; ablated heads are hatched" * bool(hatched)
     meanings = meanings or {name: ALL_MEASURES[name].meaning for name in measures}
     labels = layers or [f"layer {layer}" for layer in range(len(names))]
     margin = 12 + max(text_width(text) for text in [*labels, "head"])
@@ -169,10 +170,10 @@ def word_table(
     title: str,
     label: str,
 ) -> Picture:
-    """A table with a word in each cell, coloured by its value from 0 to 1, in bands of a page's width.
+    """A table with a word in each cell, coloured by the cell's value from 0 to 1; wide tables continue in a band below.
 
-    `framed` says which cells have a frame. `rows` names the rows; `ends` maps the names of an extra row above and one
-    below to their words; `label` explains the colours.
+    `framed` is True for cells with a frame. `rows` names the rows; `ends` maps the names of two further rows, above and
+    below, to their words; `label` explains the colours.
     """
     above, below = ends
     names = [above, *rows, below]
@@ -202,7 +203,7 @@ def word_table(
 
 
 def _headed(width: int, height: int, title: str, label: str, ticks: Mapping[float, str]) -> Picture:
-    """A picture of at least a width, with a title and a colour bar above an area of a height, which begins at `TOP`."""
+    """A picture with a title and a colour bar above an empty area of a height, which begins at `TOP`."""
     bar = 10 + text_width(label) + GAP
     picture = Picture(max(width, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP), TOP + height)
     picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
@@ -212,7 +213,7 @@ def _headed(width: int, height: int, title: str, label: str, ticks: Mapping[floa
 
 
 def _draw_grid(picture: Picture, left: int, top: int, grid: Grid, shares: Grid, cell: int, is_whole: bool) -> None:
-    """Draw the grid of one measure with its values, in cells of a width and the colours of their shares of a range."""
+    """Draw the values of one measure in cells of width `cell`, coloured by `shares`, the values scaled to 0 … 1."""
     picture.tile(left, top, shares, cell, CELL_HEIGHT)
     for (layer, head), value in np.ndenumerate(grid):
         if np.isfinite(value):
@@ -231,7 +232,7 @@ def _short(value: float, is_whole: bool) -> str:
 
 
 def columns_of(names: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The column of each head's name; a head pruned from a layer leaves a gap there."""
+    """The column of each head's name; a head that is pruned from a layer leaves a gap in its row."""
     distinct = {name for layer in names for name in layer}
     return {name: column for column, name in enumerate(sorted(distinct, key=lambda name: (len(name), name)))}
 

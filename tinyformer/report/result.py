@@ -16,22 +16,22 @@ Table: TypeAlias = tuple[list[str], list[list[Any]]]  # columns and rows
 class AnalysisResult:
     """The results of an analysis."""
 
-    scalars: dict[str, float | int | None] = field(default_factory=dict)  # for `results.json`
-    lines: dict[str, str] = field(default_factory=dict)  # of the summary, by heading
-    tables: dict[str, Table] = field(default_factory=dict)  # each NAME.csv
-    figures: dict[str, Figure | Picture] = field(default_factory=dict)  # each NAME.png
-    files: list[Path] = field(default_factory=list)  # that the analysis itself has written
-    facts: Mapping[str, str] | None = None  # of the figures, if they do not show the subject's sample
-    own_facts: dict[str, Mapping[str, str]] = field(default_factory=dict)  # of single figures, by name
+    scalars: dict[str, float | int | None] = field(default_factory=dict)  # the values in `results.json`, by key
+    lines: dict[str, str] = field(default_factory=dict)  # the lines of the printed summary, by heading
+    tables: dict[str, Table] = field(default_factory=dict)  # the table of each NAME.csv
+    figures: dict[str, Figure | Picture] = field(default_factory=dict)  # the figure of each NAME.png
+    files: list[Path] = field(default_factory=list)  # the files that the analysis itself has written
+    facts: Mapping[str, str] | None = None  # for the figures' captions; None for the facts of the context
+    own_facts: dict[str, Mapping[str, str]] = field(default_factory=dict)  # for single figures' captions, by figure
 
 
 def caption(facts: Mapping[str, str]) -> str:
-    """The line above a picture that says where it comes from: "checkpoint run/last.ckpt · step 2,000"."""
+    """The line above a picture that names its origin: "checkpoint run/last.ckpt · step 2,000"."""
     return " · ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def naming_ablated(columns: list[str], rows: list[list[Any]], ablated: Sequence[bool]) -> Table:
-    """A table with a row for each head, and with the column `ablated` if any of them is."""
+    """A table with a row for each head; the column `ablated` is added if any head is ablated."""
     if not any(ablated):
         return columns, rows
     return [*columns, "ablated"], [[*row, flag] for row, flag in zip(rows, ablated, strict=True)]

@@ -89,7 +89,7 @@ def test_points_and_matrices_of_an_encoder_decoder_have_addresses():
         ({"points": "*attention.weights"}, "points='.*weights': names nothing here; there are .* and others"),
         ({"weights": ["*.OX"]}, "weights='\\*.OX': names nothing here; there are .* and others"),
         ({"measures": ["cca"]}, "measures='cca': must be one of cka, rank, norm"),
-        ({}, "compares snapshots, of which this run has 1; one that is trained with callbacks.snapshots.every_n_steps"),
+        ({}, "compares snapshots, and this run has 1; train with callbacks.snapshots.every_n_steps"),
     ],
 )
 def test_what_is_not_there_is_refused(options, message):

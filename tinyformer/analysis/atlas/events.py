@@ -1,4 +1,4 @@
-"""One pass over a split: its events, each query with its strongest key, of which some are kept."""
+"""One pass over a split, which records some of its events: each query with its strongest key is an event."""
 
 import math
 from collections import defaultdict
@@ -43,8 +43,8 @@ VECTORS = ("queries", "keys", "outputs")
 class SplitEvents:
     """One pass over a split: the `LayerEvents` of each layer, and for each kind of attention a sample of queries.
 
-    All heads share the queries of the sample, kept with the vectors of `LayerEvents.end`. A forward pass stops
-    after the last layer's heads.
+    The sampled queries are the same for all heads, and are kept with the vectors of `LayerEvents.end`. A forward pass
+    stops after the last layer's heads.
     """
 
     def __init__(self, context: AnalysisContext, seed: int) -> None:
@@ -72,7 +72,7 @@ class SplitEvents:
                 self.num_rows += len(batch["inputs"])
 
     def _choose(self, seed: int) -> dict[str, tuple[Tensor, Tensor, Entries]]:
-        """By kind, the rows and positions of the queries of a batch that may be kept, and what is shown of them."""
+        """By kind of attention, the rows and positions of queries that may enter the sample, and their entries."""
         chosen = dict[str, tuple[Tensor, Tensor, Entries]]()
         for kind, kept in self.points.items():
             of = self._places[kind]
@@ -86,7 +86,7 @@ class SplitEvents:
 
     def _begin(self, number: int, module: Any, inputs: Any, call: AttentionInputs) -> AttentionInputs:
         kind = self._kinds[number]
-        with torch.autocast(call.qkv.q.device.type, enabled=False):  # which would round what is measured
+        with torch.autocast(call.qkv.q.device.type, enabled=False):  # autocast would round the measured values
             return self.layers[number].begin(call, self._places[kind], self._shared[kind])
 
     def _end(self, number: int, module: Any, inputs: tuple[Tensor]) -> None:
@@ -99,7 +99,7 @@ class SplitEvents:
 
 
 def _resized(batches: Iterable[Batch], num_maps: int) -> Iterator[Batch]:
-    """The rows of some batches in others whose maps, of one layer at a time, have about `NUM_WEIGHTS` weights."""
+    """Regroup the rows of batches, so that the maps of one layer have about `NUM_WEIGHTS` weights in each batch."""
     waiting = dict[str, Tensor]()
     for batch in batches:
         rows = {name: of for name, of in tensors(batch).items() if name != "document_starts"}
@@ -119,10 +119,10 @@ def _resized(batches: Iterable[Batch], num_maps: int) -> Iterator[Batch]:
 class LayerEvents:
     """The record of one layer's maps over a split: events, the number in each bin of strengths, and a `Tally`.
 
-    An event is a query with its strongest key: the one with the largest α ‖f W_O v‖, where α is the weight, v the key's
-    value, and W_O the head's part of the output projection (Kobayashi et al. 2020, arXiv 2004.10102). f is what else
-    the output of the head is multiplied by, such as a gate. In differential attention, each of both softmaxes has
-    events; f is λ for the second, times the scale of the head's norm.
+    An event is a query with its strongest key. The strength of a key is α ‖f W_O v‖, where α is the weight, v the key's
+    value, and W_O the head's part of the output projection (Kobayashi et al. 2020, arXiv 2004.10102). f is any other
+    factor of the head's output, such as a gate. In differential attention, each softmax has events, and f is the scale
+    of the head's norm, for the second softmax times λ.
     """
 
     def __init__(self, layer: BaseAttention, limits: Float[Tensor, "measures 2"], max_seq_len: int, seed: int) -> None:
@@ -142,7 +142,7 @@ class LayerEvents:
         self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
     def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> AttentionInputs:
-        """The call with the weights of a batch, of which the tally is kept; layers have `shared` in common."""
+        """Add the weights of a batch to the tally, and return the call with them; `shared` is a cache of all layers."""
         (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
         norms = (values @ self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
@@ -152,7 +152,7 @@ class LayerEvents:
         num_visible, by_offset = shared[key]
         shape = len(q), self.num_maps, q.shape[2], k.shape[2]
         if shape not in shared:
-            shared[shape] = norms.new_zeros(shape)  # keys that no block has stay 0
+            shared[shape] = norms.new_zeros(shape)  # weights outside all blocks stay 0
         maps = shared[shape]
         measures, strengths = norms.new_empty(len(self.tally.histograms), *shape[:3]), norms.new_empty(shape[:3])
         total, received, on_same = norms.new_zeros(shape[1:]), torch.zeros_like(norms), norms.new_zeros(self.num_maps)
@@ -177,10 +177,10 @@ class LayerEvents:
     def end(
         self, joined: Float[Tensor, "batch seq joined"], places: Places, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep events, given the outputs of the heads, as the output projection reads them.
+        """Keep events, given the heads' joined outputs, the input of the output projection.
 
-        Returns the vectors of queries at some rows and positions, of their keys and of their outputs. The key is that
-        of the query's token; in cross-attention, the strongest.
+        Return the query, key and output vectors at some rows and positions. The key is that of the same position; in
+        cross-attention, it is the strongest key.
         """
         outputs = joined.unflatten(-1, (self.layer.num_heads, -1)).transpose(1, 2).float()
         maps, norms, strengths, n = self._maps, self._norms, self._strengths, self.layer.num_softmaxes
@@ -203,7 +203,7 @@ class LayerEvents:
         return self._qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
     def _weights(self, call: AttentionInputs, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
-        """The attention weights of some queries, the last of which is at the last of the keys, or of all queries."""
+        """The attention weights of all queries, or of queries that end at the position of the last key."""
         (q, k, v), mask = call.qkv, call.mask
         if (allowed := mask.allowed) is not None:
             parts = zip((queries, keys), allowed.shape[2:], strict=True)
@@ -226,12 +226,12 @@ class LayerEvents:
         return {name: of_maps.masked_fill(ablated, math.nan).tolist() for name, of_maps in found.items()}
 
     def _factors(self, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
-        """The factor of each head's output in addition to its weighted values; an error if there is none."""
+        """The factor between each head's output and its weighted values; an error if the output is no multiple."""
         self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), self._maps
         mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values
         factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(maps.dtype).tiny)
-        is_living = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
-        error = ((factors.unsqueeze(-1) * mixed - outputs) * is_living).abs().max()
+        is_active = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
+        error = ((factors.unsqueeze(-1) * mixed - outputs) * is_active).abs().max()
         if error > TOLERANCES.get(self._qkv.v.dtype, 0.03) * outputs.abs().max():
             reason = "adds more to the output of a head than its weighted values, so that no key has a strength"
             raise NoMapsError(self.layer, reason)
@@ -246,7 +246,7 @@ class LayerEvents:
         outputs: HeadOutputs,
         places: Places,
     ) -> None:
-        """Offer the events that may be kept."""
+        """Offer the events that may be among the strongest or in the sample."""
         batch, num_maps, q_seq = strengths.shape
         numbers, positions = (torch.arange(size, device=maps.device) for size in (num_maps, q_seq))
         random = priorities(self.seed, places.rows.view(-1, 1, 1), positions, numbers.view(-1, 1)).double()

@@ -18,25 +18,25 @@ from tinyformer.report.charts import scatter
 from tinyformer.report.result import AnalysisResult, Table
 
 DESCRIPTIONS = {
-    "strength": "Mean over the queries of the strongest key's weight times the norm of what its value writes.",
-    **{f"strength_{percent}": f"The strength that {percent} % of the queries stay below." for percent in (10, 50, 90)},
+    "strength": "Mean over queries of the strongest key's weight times the norm of its value after W_O.",
+    **{f"strength_{percent}": f"The strength below which {percent} % of the queries are." for percent in (10, 50, 90)},
     **{f"share_{name}": f"Share of attention on keys of the class {name}." for name in CLASSES},
-    **{f"expected_{name}": f"The share of the class {name} that fixed offsets would give." for name in CLASSES},
+    **{f"expected_{name}": f"Share on the class {name} if attention depended on offsets alone." for name in CLASSES},
 }
 
 
 @dataclass(eq=False)
 class HeadAtlas(HeadMaps):
-    """Every head over all the data: which tokens it connects most strongly, and what else it does.
+    """An atlas of every head over all the data: the tokens that it connects most strongly, its measures and vectors.
 
     In one pass over the evaluated split, each query with its strongest key is an event, see `LayerEvents`. For each
-    head, the page (`atlas.html`) shows its strongest events, and some of each decile of strengths, drawn at random; the
-    distribution of measures over all queries; attention by class of token next to that of fixed offsets, see `Tally`;
-    which tokens its output promotes; and its vectors on a sample of queries, projected to a plane. It also holds what
-    `HeadMaps` shows, whose arguments it takes.
+    head, the page (`atlas.html`) shows its strongest events, and random events from each decile of strengths; the
+    distribution of measures over all queries; attention by class of token, compared with that of fixed offsets, see
+    `Tally`; the tokens that its output promotes; and its vectors on a sample of queries, projected to a plane. The page
+    also shows the maps of `HeadMaps`, whose arguments are the same.
 
     Args:
-        seed: of the samples.
+        seed: the seed of the samples.
     """
 
     seed: int = 0

@@ -20,11 +20,11 @@ from tinyformer.report.page import packed
 NUM_PROMOTED = 3  # tokens
 COLUMNS = ["decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text"]
 COLUMNS += [f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1)]
-"""The columns of the table of events; one without a decile is among the strongest."""
+"""The columns of the table of events; the decile of the strongest events is empty."""
 
 
 def events_of(events: LayerEvents) -> list[Entries]:
-    """The events of each map: the strongest, in the group 0, and some of each decile of strengths, in 1 to 10.
+    """The events of each map: group 0 has the strongest, groups 1 to 10 random events from each decile of strengths.
 
     All events in one bin of strengths are in the decile of its middle event.
     """
@@ -44,10 +44,10 @@ def events_of(events: LayerEvents) -> list[Entries]:
 def promoted_tokens(
     network: Network, layer: BaseAttention, head: int, outputs: Float[Tensor, "events v_head_dim"]
 ) -> Int[Tensor, "events tokens"] | None:
-    """The tokens whose logits the outputs of a head raise most by what W_O makes of them, through norms and readout.
+    """The tokens whose logits a head's outputs raise most directly: through W_O, the following norms and the readout.
 
-    A norm is linear but for its scale, a positive number that changes no order, see `LogitAttribution`. None where
-    nothing is added to the logits of tokens that way, as in the encoder of an encoder–decoder, or in a classifier.
+    A norm is linear except for its scale, a positive number that changes no order, see `LogitAttribution`. The result
+    is None if there is no such path to token logits, as in the encoder of an encoder–decoder, or in a classifier.
     """
     stack, names = network.stacks()[-1], ("attention", "cross_attention", "feed_forward")
     sublayers = [(block, name) for block in stack.layers for name in names if getattr(block, name, None) is not None]
@@ -71,7 +71,7 @@ def promoted_tokens(
 class Snippets:
     """The events, distributions and vectors of all heads, as JSON for the page and as rows of tables.
 
-    Texts of the page are lists of indices into `tokens`.
+    In the JSON, texts are lists of indices into `tokens`.
     """
 
     def __init__(self, context: AnalysisContext, split: SplitEvents) -> None:
@@ -98,7 +98,7 @@ class Snippets:
                 self.of_heads.append({"events": shown | {"snippets": self._events(address, entries, promoted)}})
 
     def _events(self, address: list[Any], entries: Entries, promoted: Tensor | None) -> list[dict[str, Any]]:
-        """The events of a map, of which rows are kept, too."""
+        """The events of a map as JSON; their table rows are added to `events`."""
         tokens = [None] * len(entries["group"]) if promoted is None else promoted.tolist()
         pairs = [(of, self._event(of, ids)) for of, ids in zip(_each(entries), tokens, strict=True)]
         self.events += [[*address, *self._row(of, event)] for of, event in pairs]
@@ -109,7 +109,7 @@ class Snippets:
         return [self._index.setdefault(token, len(self._index)) for token in ids]
 
     def _point(self, of: Entries) -> dict[str, Any]:
-        """A query in its stretch of text."""
+        """A query and the text around it, as JSON."""
         (row, document, at, *_), (begin, end, *_) = of["place"].tolist(), of["stretches"].tolist()
         name = f"{self._context.row} {row}" + f", document {document}" * (document >= 0)
         snippet = self._indices(of["queries"][: end - begin].tolist())
@@ -155,7 +155,7 @@ def _each(entries: Entries) -> Iterator[Entries]:
 def projected(vectors: Float[Tensor, "points dims"]) -> tuple[str, list[float]]:
     """The first two principal components of some vectors, and the share of the variance that each explains.
 
-    The coordinates x, y, x, y, … are whole numbers of 16 bits in base64, of which the largest is 32767.
+    The coordinates x, y, x, y, … are 16-bit integers in base64, scaled to a largest size of 32767.
     """
     left, sizes, _ = torch.linalg.svd((vectors - vectors.mean(dim=0)).double(), full_matrices=False)
     components, tiny = F.pad(left * sizes, (0, 2))[:, :2], torch.finfo(torch.float64).tiny

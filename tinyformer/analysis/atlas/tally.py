@@ -1,4 +1,4 @@
-"""Records of a split in bounded memory: samples, distributions of measures, attention by class and place of tokens."""
+"""Records of a split in bounded memory: samples, distributions of measures, attention by class and offset of keys."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from tinyformer.measures.capture import queries_by_kind
 from tinyformer.nn import AttentionMask
 
 Entries: TypeAlias = dict[str, Tensor]
-"""Fields of entries by name, each with a row for each entry: `group`, `score` and what else is to be kept."""
+"""The fields of entries by name, each with a row for each entry: `group`, `score` and further data."""
 
 STRETCH = 33  # tokens of a snippet, at most
 
-MIN_PENDING = 1024  # entries that wait at least until they are merged with those that are kept
+MIN_PENDING = 1024  # the least number of new entries that are merged with the kept entries
 
 NUM_BINS = 32  # of the histogram of a measure
 
@@ -46,7 +46,7 @@ class Vocabulary(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The tokens of the queries or of the keys, and where the document of each begins and ends within its row."""
+    """The tokens of the queries or of the keys, and the positions at which each token's document begins and ends."""
 
     tokens: Int[Tensor, "batch seq"]
     begins: Int[Tensor, "batch seq"]
@@ -54,19 +54,19 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tensor, lengths: Int[Tensor, " batch"], documents: Tensor | None = None) -> "Side":
-        """By default, a row is one document, and its padding another."""
+        """Make a side; without `documents`, the tokens of a row are one document, and its padding another."""
         if documents is None:
             documents = (torch.arange(tokens.shape[1], device=tokens.device) >= lengths.unsqueeze(1)).long()
         return cls(tokens, *(torch.searchsorted(documents, documents, right=right) for right in (False, True)))
 
     def stretch(self, rows: Tensor, positions: Tensor, centre: Tensor) -> Int[Tensor, "events 2"]:
-        """The first position and the end of the tokens around a centre that are shown, in the document of a token."""
+        """The first position and the end of at most `STRETCH` tokens around a centre, in a position's document."""
         begins, ends = self.begins[rows, positions], self.ends[rows, positions]
         first = (centre - STRETCH // 2).minimum(ends - STRETCH).maximum(begins)
         return torch.stack([first, (first + STRETCH).minimum(ends)], dim=1)
 
     def positions(self, stretch: Int[Tensor, "events 2"]) -> Int[Tensor, "events stretch"]:
-        """The positions of a stretch, and others after its end."""
+        """The positions of a stretch, and further positions up to a length of `STRETCH`."""
         steps = torch.arange(STRETCH, device=stretch.device)
         return (stretch[:, :1] + steps).clamp(max=self.tokens.shape[1] - 1)
 
@@ -77,9 +77,9 @@ class Places:
 
     queries: Side
     keys: Side
-    is_query: Bool[Tensor, "batch q_seq"]  # and not padding
+    is_query: Bool[Tensor, "batch q_seq"]  # False at padding
     rows: Int[Tensor, " batch"]  # the number of each row in the split
-    documents: Int[Tensor, "batch q_seq"] | None  # the document of each token, where attention stays within them
+    documents: Int[Tensor, "batch q_seq"] | None  # each token's document; None if attention crosses them
     is_cross: bool
     vocabulary: Vocabulary
 
@@ -98,9 +98,9 @@ class Places:
         return same if self.is_cross else same - torch.eye(same.shape[1], device=same.device)
 
     def entries(self, rows: Tensor, queries: Tensor, keys: Tensor) -> Entries:
-        """The text around some queries and a key of each: at most `STRETCH` tokens of the document.
+        """The text around some queries and a key of each, at most `STRETCH` tokens of the document.
 
-        Within one sequence it is the text around both, or around the query where the key is too far.
+        If both are in one sequence, it is the text around both, or around the query if the key is too far away.
         """
         centre = ((queries + keys) // 2).where((queries - keys).abs() < STRETCH, queries)
         of_queries = of_keys = self.queries.stretch(rows, queries, queries if self.is_cross else centre)
@@ -130,9 +130,9 @@ def places_by_kind(batch: Batch, first_row: int, vocabulary: Vocabulary) -> dict
 
 
 def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:
-    """A random number from 0 to 2³² - 1 for each tuple of indices, the same in whatever batch it comes.
+    """A random number from 0 to 2³² - 1 for each tuple of indices, which does not depend on the batch.
 
-    The indices are mixed in one after the other by a hash of 32 bits (Wellons 2018, "Prospecting for hash functions").
+    The indices are mixed in one after another by a hash of 32 bits (Wellons 2018, "Prospecting for hash functions").
     """
     mixed = torch.as_tensor(seed)
     for index in indices:
@@ -144,7 +144,7 @@ def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:
 
 
 class Smallest:
-    """The entries with the smallest scores of each group; of equal scores, the first ones.
+    """The entries with the smallest scores in each group; of entries with equal scores, the first.
 
     With random scores, they are a uniform sample of each group without replacement (Cohen & Kaplan 2007, "Summarizing
     data using bottom-k sketches"). An entry whose score is not below the `limits` of its group need not be offered.
@@ -161,7 +161,7 @@ class Smallest:
             self.kept()
 
     def kept(self) -> Entries:
-        """The kept items, in the order of groups and scores."""
+        """The kept entries, sorted by group and score."""
         entries = {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
         order = entries["score"].argsort(stable=True)
         order = order[entries["group"][order].argsort(stable=True)]
@@ -176,7 +176,7 @@ class Smallest:
 
 
 def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
-    """The measures of queries with their limits; in cross-attention, there are only the first two."""
+    """The measures of queries, with the limits of their values; cross-attention has only the first two measures."""
     lengths = {"entropy": torch.tensor(max(num_keys, 2)).log().item(), "distance": max(num_keys - 1.0, 1.0)}
     names = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near")
     return {name: (0.0, lengths.get(name, 1.0)) for name in names}
@@ -185,7 +185,7 @@ def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
 def of_queries(
     weights: Float[Tensor, "batch maps rows k_seq"], num_visible: Tensor, is_cross: bool
 ) -> Float[Tensor, "measures batch maps rows"]:
-    """The measures of each query, of the last positions; nan where one is not defined."""
+    """The measures of each query, where the last rows are the last positions; nan if a measure is not defined."""
     entropies = formulas.entropy.of_queries(weights)
     values = [entropies, formulas.entropy_share.of_queries(weights, num_visible, entropies)]
     others = (formulas.distance, formulas.first_token, formulas.previous_token, formulas.self_attention, formulas.near)
@@ -195,7 +195,7 @@ def of_queries(
 def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*maps offsets"]:
     """Sums over pairs of a query and a key by the key's offset, from 1 - q_seq to k_seq - 1."""
     q_seq, k_seq = values.shape[-2:]
-    # Each row gets q_seq zeros at its end; read as rows that are shorter by one, it is shifted against the row before.
+    # Each row gets q_seq zeros at its end; viewed as rows of one entry less, it is shifted against the row before.
     flat = F.pad(values.flip(-1), (0, q_seq)).flatten(-2)[..., :-q_seq]
     return flat.unflatten(-1, (q_seq, q_seq + k_seq - 1)).sum(dim=-2).flip(-1)
 
@@ -203,9 +203,9 @@ def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*map
 def visible_keys(
     mask: AttentionMask, places: Places
 ) -> tuple[Float[Tensor, "batch #maps q_seq"], Float[Tensor, "5 #maps offsets"]]:
-    """The number of keys that each query sees; and by offset, the number of these pairs, of all and in each class.
+    """The number of keys that each query sees; and the number of such pairs by offset, in total and by class of key.
 
-    The last class has none. Padding sees no key.
+    The last class is left out. Padding sees no key.
     """
     queries, k_seq = places.is_query[:, None, :, None], places.keys.tokens.shape[1]
     allowed = mask.dense(queries.shape[2], k_seq, queries.device)
@@ -220,8 +220,8 @@ class Tally:
 
     The share of a class is Σ_qk w_qk [k in class] / number of queries. It is compared with the share that fixed offsets
     would give, Σ_o a(o) P(class | o), where a(o) = Σ_q w_q,q+o / number of queries is the mean attention by offset, and
-    P(class | o) the share of the visible keys at that offset that are in the class. A head that looks for such keys has
-    a larger share; one that looks at positions alone has the same.
+    P(class | o) the share of the visible keys at that offset that are in the class. A head that attends to the class
+    has a larger share than expected; a head that attends by position alone has the expected share.
     """
 
     def __init__(self, num_maps: int, limits: Float[Tensor, "measures 2"], max_seq_len: int) -> None:
@@ -233,7 +233,7 @@ class Tally:
         self._visible = exact.new_zeros(5, num_maps, 2 * self.max_seq_len - 1)
 
     def add(self, places: Places, measures: Tensor, total: Float[Tensor, "maps q_seq k_seq"], visible: Tensor) -> None:
-        """Count a batch: its measures, see `of_queries`, its weights, summed, and the visible keys by offset."""
+        """Add a batch: its measures, see `of_queries`, the sum of its maps, and its visible keys by offset."""
         self.num_queries += int(places.is_query.sum())
         is_counted = places.is_query.unsqueeze(1) & ~measures.isnan()
         bins = ((measures.nan_to_num() - self._lows) / self._widths).long().clamp(0, NUM_BINS - 1)
@@ -246,7 +246,7 @@ class Tally:
         self._visible[..., offsets] += visible
 
     def shares(self) -> Float[Tensor, "classes maps 2"]:
-        """The share of each class, and that of fixed offsets; nan for the previous token in cross-attention."""
+        """The share of each class, and the share of fixed offsets; nan for the previous token in cross-attention."""
         expected = (self._by_offset * self._visible[1:] / self._visible[:1].clamp(min=1)).sum(dim=-1)
         previous = self._by_offset[None, :, [self.max_seq_len - 2] * 2] * (1 if len(self.histograms) > 2 else torch.nan)
         return torch.cat([torch.stack([self.on_class, expected], dim=-1), previous]) / self.num_queries

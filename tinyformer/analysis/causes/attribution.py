@@ -31,18 +31,18 @@ NEEDED = re.compile(
     r"embedding|token_embedding|position_embedding|final_norm|layers\.\d+\.(residual_\w+|feed_forward\.output|"
     r"(cross_)?attention\.(added_by_head|output|output_by_head|weights|values))"
 )
-"""The points that a logit is decomposed with."""
+"""The points whose activations are needed to decompose a logit."""
 
 
 Part: TypeAlias = Head | int | str
-"""What adds to the residual stream: a head, the feed-forward network of a layer, or by name embeddings and biases."""
+"""A summand of the residual stream: a head, the index of a feed-forward layer, or the name of embeddings or biases."""
 
 
 class _Direction:
-    """The direction u in the residual stream of each token with score = u · stream + constant, walked back by layers.
+    """The direction u at each token with score = u · residual stream + constant, carried back from layer to layer.
 
-    Norms are linear while their scale is that of the forward pass: the effect is the direct one, which does not count
-    that a part changes the scale, or what later layers read.
+    Norms are linear if their scale is fixed to that of the forward pass. Effects are direct: they exclude the changes
+    that a part makes to the scale, or through later layers.
     """
 
     def __init__(self, u: Stream) -> None:
@@ -53,11 +53,11 @@ class _Direction:
         return scale * (self.u * update).sum(dim=(-1, -2))
 
     def before_norm(self, norm: nn.Module, x: Stream) -> None:
-        """Walk back through a norm, given its input."""
+        """Carry the direction back through a norm whose input is x."""
         if isinstance(norm, nn.Identity):
             return
         if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
-            reason = "must be LayerNorm or RMSNorm, which are linear but for their scale"
+            reason = "must be LayerNorm or RMSNorm, which are linear except for their scale"
             raise ArgumentError("norm", type(norm).__name__, reason)
         centred = isinstance(norm, nn.LayerNorm)
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
@@ -68,16 +68,16 @@ class _Direction:
 
 
 class Effects(NamedTuple):
-    """The part of each row's score, in logits, that each component adds; the score is their sum."""
+    """The contribution of each part to each row's score, in logits; the score is their sum."""
 
     scores: Float[Tensor, " rows"]
     parts: dict[Part, Float[Tensor, " rows"]]
-    sources: dict[Head, Float[Tensor, "rows k_seq"]]  # of what a head adds, by key
+    sources: dict[Head, Float[Tensor, "rows k_seq"]]  # each head's contribution by key
 
 
 @torch.no_grad()
 def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tensor], Tensor]) -> Effects:
-    """The direct effect of each part on the score of each row, which is linear in the logits.
+    """The direct effect of each part on the score of each row; `score` must be linear in the logits.
 
     Raises:
         ArgumentError: the readout is not linear, or a block or a norm is of a user-defined class.
@@ -87,11 +87,11 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
     names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
     readout, pooling = network.readout, getattr(network.readout, "pooling", None)
     if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
-        reason = "is not linear, so that no logit is a sum of what parts add; TokenReadout is"
+        reason = "is not linear, so a logit is no sum of contributions; TokenReadout is linear"
         raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
     _, captured = exact_pass(context, batch, capture=names)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
-    with torch.enable_grad():  # of what is linear: the gradient is the direction
+    with torch.enable_grad():  # the score is linear, so its gradient is the direction
         read = at["final_norm"].requires_grad_()
         scores = score(readout(read, context.task.mask(batch)))
         (direction,) = torch.autograd.grad(scores.sum(), read)
@@ -138,7 +138,7 @@ def _by_key(
 ) -> Float[Tensor, "rows heads k_seq"]:
     """The contribution of each key through each head, summed over the queries: its weight times u · W_O v.
 
-    There are no heads where their output is not one softmax times the values.
+    The result has no heads if their output is not one softmax times the values.
     """
     if layer.num_softmaxes > 1 or layer.position.mixed_dim is not None:
         return u.new_zeros(len(u), 0, weights.shape[-1])
@@ -150,7 +150,7 @@ def _by_key(
 
 
 def target_score(row: Batch, logits: Float[Tensor, "rows *seq scores"]) -> Float[Tensor, " rows"]:
-    """The mean logit of the targets, or of the label, relative to the mean of all logits, which no softmax sees."""
+    """The mean logit of the targets, or of the label, minus the mean of all logits, which a softmax ignores."""
     logits = logits - logits.mean(dim=-1, keepdim=True)
     if "labels" in row:
         return logits.gather(1, row["labels"].unsqueeze(1)).squeeze(1)
@@ -161,19 +161,19 @@ def target_score(row: Batch, logits: Float[Tensor, "rows *seq scores"]) -> Float
 
 @dataclass(eq=False)
 class LogitAttribution:
-    """Direct logit attribution: the parts of a logit that heads, feed-forward networks and the embeddings add.
+    """Direct logit attribution: the contributions of heads, feed-forward networks and embeddings to a logit.
 
-    The output matrix reads the residual stream, to which all of them add; so the logit of a token is a sum with a
-    term for each (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv 2211.00593).
-    The final norm, and in a post-norm block every norm, is folded in with its scale in this forward pass. It is the
-    direct effect alone: what a head adds for later layers to read does not count.
+    The output matrix is applied to the residual stream, which is the sum of all these parts; so a logit is a sum with a
+    term for each part (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv
+    2211.00593). The final norm, and in a post-norm block every norm, is folded in with its scale in this forward pass.
+    Only direct effects are included: a head's effects through later layers are not.
 
     Args:
         text: the prompt, see `read_prompt`; a pair of texts for a classifier of pairs; the source of an
-            encoder–decoder, in whose decoder the logit is attributed. By default, the logits of all targets of the
-            evaluated split are, relative to the mean of all logits, with 95 % intervals over its windows.
-        target: the beginning of the target of that source.
-        answer: the token (or label) whose logit it is; by default what the model predicts.
+            encoder–decoder, in whose decoder the logit is attributed. By default, the mean logit of the evaluated
+            split's targets is attributed, minus the mean of all logits, with 95 % intervals over the windows.
+        target: the beginning of the target in an encoder–decoder.
+        answer: the token (or label) whose logit is attributed; by default, the model's prediction.
         against: a token (or label) whose logit is subtracted.
     """
 
@@ -206,7 +206,7 @@ class LogitAttribution:
 
 
 def _of_parts(context: AnalysisContext, passes: Sequence[Effects], what: str, bounds: Sequence[str]) -> AnalysisResult:
-    """The mean effect of each part, with the bounds of its interval over the rows."""
+    """The result with the mean effect of each part over the rows; `bounds` names the columns of its interval."""
     scores = torch.cat([effects.scores for effects in passes]).double().cpu()
     parts = {part: torch.cat([of.parts[part] for of in passes]).double().cpu() for part in passes[0].parts}
     error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())
@@ -226,7 +226,7 @@ def _of_parts(context: AnalysisContext, passes: Sequence[Effects], what: str, bo
 def _add_sources(
     context: AnalysisContext, found: AnalysisResult, sources: Mapping[Head, Tensor], keys: Mapping[str, list[str]]
 ) -> None:
-    """The effects of heads by key, for a prompt."""
+    """Add the effect of each key through each head on a prompt's score."""
     of_heads = {
         head: [*zip(itertools.count(), keys[context.kinds[head[0]]], of_keys[0].tolist())]
         for head, of_keys in sources.items()
@@ -243,7 +243,7 @@ def _add_sources(
 
 
 def _name(context: AnalysisContext, part: Any) -> tuple[str, str]:
-    """The layer of a part in words, if it has one, and what it is there."""
+    """The title of a part's layer, which is "" for embeddings and biases, and the name of the part."""
     if isinstance(part, str):
         return "", part
     if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Edge attribution: what the parts of a network read from each other, and the fewest edges that keep a behaviour."""
+"""Edge attribution: the effect of each edge between parts of a network, and the fewest edges that keep a behaviour."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -35,37 +35,37 @@ Case: TypeAlias = tuple[Prompts, Stream, Mapping[str, Tensor]]
 
 
 class Receiver(NamedTuple):
-    """A reader of the residual stream: queries, keys or values of heads, or a part that has one input."""
+    """A function of the residual stream: queries, keys or values of heads, a feed-forward network, or the logits."""
 
     name: str
     input: str
-    num_before: int  # nodes that write before it reads
-    ends: Sequence[int]  # the nodes that are computed from what it reads
+    num_before: int  # number of nodes that add to its input
+    ends: Sequence[int]  # the nodes that are computed from it
 
 
 class EdgeGraph:
-    """The nodes of a pre-norm network, and an edge from each to all that reads the residual stream later.
+    """The nodes of a pre-norm network, and an edge from each node to every later receiver of the residual stream.
 
     Nodes are the embeddings, each head, each feed-forward network and the logits. Queries, keys and values of a head
-    are read apart; keys and values that heads share are read once, for all of them. With z_u what u adds to the stream,
-    the receiver v reads, before its norm,
+    are separate receivers; heads that share keys and values have one receiver for them. If the node u adds z_u to the
+    stream, the input of the receiver v, before its norm, is
 
     stream of the corrupted run + Σ_{u → v is kept} (z_u - z_u of the corrupted run)
 
-    which is the stream if all edges are kept; an edge that is removed carries what it does in the corrupted run. A
-    network with parts that read or write something else is refused.
+    which is the stream if all edges are kept; a removed edge carries the z_u of the corrupted run. An error is raised
+    for a network with other connections.
     """
 
     def __init__(self, context: AnalysisContext) -> None:
         self.context = context
         self.nodes: dict[str, tuple[str, int | None]] = {"embeddings": ("embeddings", None)}  # row in a picture, head
         self.receivers: list[Receiver] = []
-        # By point, its receivers, the point of the stream that they read, and how it follows from what each reads.
+        # By point: its receivers, the point of the stream that is their input, and the function of this input.
         self.readings: dict[str, tuple[slice, str, Compute]] = {}
-        self.factors: dict[str, float] = {}  # of what is added, by point
+        self.factors: dict[str, float] = {}  # the scale with which a point is added to the stream
         stack, *others = context.network.stacks()
         if others:
-            raise ArgumentError("network", type(context.network).__name__, "has two stacks; edges are those within one")
+            raise ArgumentError("network", type(context.network).__name__, "has two stacks; edges are within one stack")
         blocks: Any = stack.layers
         stream = "embedding"
         for index, (block, layer) in enumerate(zip(blocks, context.layers, strict=True)):
@@ -86,7 +86,7 @@ class EdgeGraph:
         self.nodes["logits"] = "logits", None
         numbers = torch.arange(len(self.nodes))
         self.all: Kept = numbers.unsqueeze(1) < torch.tensor([receiver.num_before for receiver in self.receivers])
-        number = int(self.all.sum())  # of edges; those of circuits are evenly spaced on a logarithmic scale
+        number = int(self.all.sum())  # of edges; the sizes of circuits are evenly spaced on a logarithmic scale
         self.sizes = sorted({round(number ** (step / (NUM_SIZES - 1))) for step in range(NUM_SIZES)})
         self.ends = torch.stack([torch.isin(numbers, torch.tensor(receiver.ends)) for receiver in self.receivers])
 
@@ -96,16 +96,16 @@ class EdgeGraph:
         self.readings[point] = slice(first, len(self.receivers)), stream, compute
 
     def case(self, pairs: Pairs) -> Case:
-        """The data of pairs that `run` needs."""
+        """The `Case` of some pairs, on which `run` depends."""
         streams = {stream for _, stream, _ in self.readings.values()}
         _, clean = pairs.clean.run(self.context, capture=["embedding"])
         _, corrupted = pairs.corrupted.run(self.context, capture=[*streams, *self.factors])
         return pairs.clean, clean["embedding"], corrupted
 
     def run(self, case: Case, kept: Kept, alpha: float = 1.0) -> tuple[Float[Tensor, " batch"], list[Vectors], Vectors]:
-        """The scores with some edges kept, what receivers read, and what nodes add beyond the corrupted run.
+        """The scores with some edges kept, the inputs of receivers, and the nodes' summands minus the corrupted ones.
 
-        The embeddings are those of the corrupted prompts, moved towards those of the clean ones by a share alpha.
+        The embeddings are interpolated between both prompts: corrupted + alpha (clean - corrupted).
         """
         clean, embedding, corrupted = case
         embedding = torch.lerp(corrupted["embedding"], embedding, alpha).requires_grad_(torch.is_grad_enabled())
@@ -143,38 +143,38 @@ class EdgeGraph:
 
     @torch.no_grad()
     def left(self, parts: Sequence[Pairs], sets: Sequence[Kept]) -> list[Losses]:
-        """The share of the difference of scores, clean and corrupted, that each set of edges keeps; the difference."""
+        """For each set of kept edges, the losses whose mean is (score - corrupted) / (clean - corrupted)."""
         distinct, places = torch.stack([self.all & False, *sets, self.all]).unique(dim=0, return_inverse=True)
         runs = [torch.stack([self.run(case, kept)[0] for kept in distinct]) for case in map(self.case, parts)]
         corrupted, *scores, clean = torch.cat(runs, dim=1).double().cpu()[places]
         return [Losses(score - corrupted, clean - corrupted) for score in scores]
 
     def circuit(self, edges: Edges) -> Kept:
-        """Those of some edges that are on a path from the embeddings to the logits: the others have no effect."""
+        """The edges that are on a path from the embeddings to the logits: all other edges have no effect."""
         kept = torch.zeros_like(self.all)
         kept[tuple(edges.T)] = True
         reached, used = (torch.arange(len(self.nodes)) == node for node in (0, len(self.nodes) - 1))
-        for _ in self.readings:  # as many as a path has edges, or more
+        for _ in self.readings:  # at least as many steps as a path has edges
             reached = reached | (self.ends & (kept & reached.unsqueeze(1)).any(dim=0).unsqueeze(1)).any(dim=0)
             used = used | (kept & (self.ends & used).any(dim=1)).any(dim=1)
         return kept & reached.unsqueeze(1) & (self.ends & used).any(dim=1)
 
 
 def _require_readable(block: Any) -> None:
-    """Refuse a block that does not add up what its parts write, or that has parts which read something else."""
+    """Raise an error for a block with parts whose input is not the plain sum of all earlier outputs."""
     if type(block) is not PreNormBlock:
-        reason = "must be a PreNormBlock: in others, what a part reads is no sum of what the earlier ones add"
+        reason = "must be a PreNormBlock: in others, the input of a part is not the sum of earlier outputs"
         raise ArgumentError("block", type(block).__name__, reason)
     for name in ("attention_residual", "feed_forward_residual"):
         if type(residual := getattr(block, name)) is not Residual or residual.skip != 1:
             raise ArgumentError(name, residual, "must be a Residual with skip=1, which changes no earlier summand")
     if block.attention.output_gate is not None:
-        reason = "must be False: a gate reads the stream next to queries, keys and values"
+        reason = "must be False: the stream is the input of a gate, too, for which there are no edges"
         raise ArgumentError("gate", True, reason, {"gate": False})
 
 
 def _project(block: Any, part: str, vectors: Vectors) -> Float[Tensor, "batch heads seq dim"]:
-    """Queries, keys or values, q, k or v: those of each head from the stream that it reads."""
+    """The queries ("q"), keys ("k") or values ("v") of each head, computed from its own input."""
     qkv = block.attention.project(block.attention_norm(vectors.flatten(0, 1)))
     of_all = getattr(qkv, part).unflatten(0, vectors.shape[:2]).unflatten(2, (len(vectors), -1))
     return of_all.diagonal(dim1=0, dim2=2).movedim(-1, 1).flatten(1, 2)
@@ -185,17 +185,17 @@ class EdgeAttribution(PairAnalysis):
     """Edge attribution patching with integrated gradients, and the smallest circuit that keeps a behaviour.
 
     The behaviour is the difference in the score L, the logit of `answer` minus that of `against`, between clean and
-    corrupted prompts. The attribution of an edge u → v estimates what L changes by if that edge is removed:
+    corrupted prompts. The attribution of an edge u → v estimates the change of L if that edge is removed:
 
-    (z_u corrupted - z_u clean) · mean_{α = 1/steps, …, 1} ∂L/∂(what v reads)
+    (z_u corrupted - z_u clean) · mean_{α = 1/steps, …, 1} ∂L/∂(input of v)
 
-    where the embeddings are corrupted + α (clean - corrupted) (Hanna et al. 2024, arXiv 2403.17806); one step is that
-    of Syed et al. 2023 (arXiv 2310.10348). A circuit has the edges of the largest attributions, of either sign. Its
-    faithfulness is the share of the behaviour that is left when all others are really removed, see `EdgeGraph`.
+    where the embeddings are corrupted + α (clean - corrupted) (Hanna et al. 2024, arXiv 2403.17806); with one step, the
+    method is that of Syed et al. 2023 (arXiv 2310.10348). A circuit has the edges with the largest |attribution|. Its
+    faithfulness is the share of the behaviour that is left when all other edges are really removed, see `EdgeGraph`.
 
     Args:
-        batch_size: pairs, see `PairAnalysis`, in a forward pass, which holds a copy of the stream for each receiver.
-        steps: gradients in the mean.
+        batch_size: the number of pairs in a forward pass, which holds a copy of the stream for each receiver.
+        steps: the number of gradients in the mean.
         share: the faithfulness that the circuit must have on half of the pairs; it is measured on the other half.
     """
 
@@ -221,7 +221,7 @@ class EdgeAttribution(PairAnalysis):
         result.lines |= {
             "edges": words,
             "attribution": f"{meaning}: negative, it supports the answer; positive, it opposes it",
-            "circuit": "none: the difference is not clearly above what untrained weights give",
+            "circuit": "none: the difference is not clearly above that of untrained weights",
         }
         circuit = graph.all & False
         if is_clear:
@@ -235,7 +235,7 @@ class EdgeAttribution(PairAnalysis):
         return result
 
     def _halves(self, groups: Sequence[Pairs]) -> list[list[Pairs]]:
-        """The pairs that edges are chosen on, and those that they are measured on, in batches; a single one is both."""
+        """The batches of pairs on which edges are chosen, and on which they are measured; a single pair is in both."""
         sizes = [len(pairs.clean.answers) for pairs in groups]
         numbers = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(self.seed)).split(sizes)
         halves: tuple[list[Pairs], list[Pairs]] = [], []
@@ -246,7 +246,7 @@ class EdgeAttribution(PairAnalysis):
         return [half or halves[0] for half in halves]
 
     def _smallest(self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges) -> int:
-        """The number of edges from which the share is left, by bisection within the first step of the curve."""
+        """The smallest number of edges that keeps the share, by bisection below the first of `sizes` that keeps it."""
         enough, below = len(ranked), 0
         while enough - below > 1:
             size = next((size for size in graph.sizes if below < size < enough), (below + enough) // 2)
@@ -257,7 +257,7 @@ class EdgeAttribution(PairAnalysis):
     def _measure(
         self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges, chosen: int, found: AnalysisResult
     ) -> None:
-        """The faithfulness of the first edges, and of as many random ones."""
+        """Add the faithfulness of the first edges, and of as many random edges."""
         sizes, generator = sorted({*graph.sizes, chosen}), torch.Generator().manual_seed(self.seed)
         orders = [ranked, *(ranked[torch.randperm(len(ranked), generator=generator)] for _ in range(NUM_DRAWS))]
         sets = {(draw, size): graph.circuit(order[:size]) for draw, order in enumerate(orders) for size in sizes}
@@ -282,7 +282,7 @@ class EdgeAttribution(PairAnalysis):
 
 
 def _describe(graph: EdgeGraph, values: Attributions, edges: Sequence[list[int]], found: AnalysisResult) -> None:
-    """The heads of a circuit and its first edges in words, and its picture."""
+    """Add lines with the heads and the first edges of a circuit, and its figure."""
     names, arrows = [*graph.nodes], list[tuple[str, str, str, float]]()
     used = {names[u] for u, _ in edges} | {"logits"}
     nodes = {name: node for name, node in graph.nodes.items() if name in used}
@@ -295,4 +295,4 @@ def _describe(graph: EdgeGraph, values: Attributions, edges: Sequence[list[int]]
         kind = input or "feed-forward or logits"
         arrows += [(kind, names[u], names[end], abs(value)) for end in ends if names[end] in used]
     title = f"Circuit of {len(edges)} edges{f', of which {NUM_DRAWN} are drawn' * (len(edges) > NUM_DRAWN)}"
-    found.figures["circuit"] = head_graph(nodes, arrows, f"{title}, as wide as their attribution")
+    found.figures["circuit"] = head_graph(nodes, arrows, f"{title}, with the attribution as width")

@@ -16,16 +16,16 @@ from tinyformer.analysis.removal.ablation import gates_on, head_importance, loss
 from tinyformer.measures.intervals import CHANGE_COLUMNS, bootstrap
 from tinyformer.report.result import AnalysisResult
 
-LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # of Adam, for logits, and what it falls to, as a factor
-LARGEST_LOGIT = 6.0  # gates lie between 0.0025 and 0.9975, from where their gradient can still bring them back
-LEAST_KEPT, LEAST_NEEDED = 0.5, 0.1  # the values of g⁺ and g⁻ from which a head counts as kept
+LEARNING_RATE, LAST_FACTOR = 0.5, 0.02  # Adam's, for logits; its last value is this factor times the first
+LARGEST_LOGIT = 6.0  # gates lie between 0.0025 and 0.9975, where their gradient is still large enough to learn
+LEAST_KEPT, LEAST_NEEDED = 0.5, 0.1  # the smallest g⁺, and the smallest g⁻, with which a head is kept
 
 ROLES = ("facilitating", "interfering", "irrelevant")
 SCORES = ("facilitation", "interference", "irrelevance")
 """The score of each role, see `HeadGating`."""
 
 Gates: TypeAlias = Float[Tensor, "fits 2 heads"]
-"""g⁺ and g⁻ of some heads in each fit."""
+"""The gates g⁺ and g⁻ of each head in each fit, see `HeadGating`."""
 
 Effects: TypeAlias = Sequence[Sequence[float]]
 """For each head the `CHANGE_COLUMNS` of its ablation, and its importance."""
@@ -38,9 +38,9 @@ def learned_gates(
     counts: Float[Tensor, " windows"],
     num_steps: int,
 ) -> Float[Tensor, " heads"]:
-    """The logits z, from `logits` on, that minimise L(σ(z)) - pressure · Σ z by Adam.
+    """The logits z that minimise L(σ(z)) - pressure · Σ z, by Adam with `logits` as initial values.
 
-    L is the loss with gates σ(z), in nats per target, in which each window counts as often as `counts` says.
+    L is the loss with gates σ(z), in nats per target; `counts` are the weights of the windows in it.
     """
     logits = logits.clone().requires_grad_()
     optimizer = torch.optim.Adam([logits], LEARNING_RATE)
@@ -64,23 +64,23 @@ def learned_gates(
 
 @dataclass(eq=False)
 class HeadGating:
-    """Causal head gating: heads that facilitate the model's output, that interfere, and that are irrelevant.
+    """Causal head gating: the roles of heads, which facilitate the task, interfere with it, or are irrelevant.
 
     With frozen weights, gates g in (0, 1) on all heads at once minimise L(g) ∓ λ Σ_h σ⁻¹(g_h) (Nam et al. 2025, arXiv
-    2505.13737). g⁺, with -λ, keeps every head that does no harm; g⁻, with +λ, keeps only what the model needs.
+    2505.13737). g⁺, with -λ, keeps every head that does no harm; g⁻, with +λ, keeps only heads that the model needs.
 
     - A head's scores are facilitation g⁻, interference 1 - g⁺ and irrelevance g⁺ (1 - g⁻). It is interfering if g⁺ is
-      below 1/2; otherwise facilitating if g⁻ is at least 0.1, else irrelevant. A head that the model needs does not
-      keep g⁻ = 1: the gate falls to where the loss grows by λ per unit of log-odds, below 1/2 where half of the
-      head's output is enough. The gate of one that it does not need falls to its lower bound.
-    - Each fit starts from random gates, learns them with λ = 0 first, and has a bootstrap resample of its own of the
-      first, third, … window. A head whose role is not the same in all fits is `varying`: it depends on which others are
-      kept, or is close to the margin.
-    - The other windows give the loss with only the heads that g⁺ keeps (`harmless`), or g⁻ (`needed`), by these
-      thresholds, and the ablation and importance of each head. The control is the untrained network.
+      below 1/2; otherwise facilitating if g⁻ is at least 0.1, else irrelevant. If the model needs a head, g⁻ still
+      falls below 1, until the loss grows by λ per unit of log-odds; it falls below 1/2 if half of the head's output is
+      enough. If the model does not need a head, g⁻ falls to its lower bound.
+    - Each fit starts from random gates, first learns them with λ = 0, and uses its own bootstrap resample of the first,
+      third, … window. A head whose role differs between fits is `varying`: its role depends on the other heads that are
+      kept, or its effect is close to the margin.
+    - On the other windows, the loss is measured with only the heads that g⁺ keeps (`harmless`), or g⁻ (`needed`), by
+      these thresholds, and so are the ablation and importance of each head. The control is the untrained network.
 
     Args:
-        margin: 4 λ, in nats per target. Where L is linear in a gate, a head with a smaller effect is irrelevant, since
+        margin: 4 λ, in nats per target. If L is linear in a gate, a head with a smaller effect is irrelevant, since
             ∂g/∂σ⁻¹(g) = g (1 - g) is at most 1/4.
         num_steps: steps of Adam in each of the three stages of a fit, with λ = 0, -λ and +λ.
     """
@@ -90,7 +90,7 @@ class HeadGating:
     num_fits: int = 5
     num_steps: int = 60
     num_resamples: int = 1000  # bootstrap resamples of the windows, for the changes of the loss
-    seed: int = 0  # of the first gates and the windows of the fits
+    seed: int = 0  # for the initial gates and the windows of the fits
     needs_gradient = True
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
@@ -118,7 +118,7 @@ class HeadGating:
     def _add_roles(
         self, found: AnalysisResult, context: AnalysisContext, gates: Gates, effects: Effects, of_control: list[str]
     ) -> None:
-        """The scores and the verdict on each head, next to its effects, and the verdicts on untrained heads."""
+        """Add the scores, verdict and effects of each head, and the verdict on each head of the untrained network."""
         scores, verdicts = judged(gates)
         heads, means = context.active_heads, scores.mean(dim=1)
         spans = torch.stack([means, scores.amin(dim=1), scores.amax(dim=1)], dim=1).flatten(0, 1).T.tolist()
@@ -161,7 +161,7 @@ def judged(gates: Gates) -> tuple[Float[Tensor, "3 fits heads"], list[str]]:
 
 
 def _add_correlations(found: AnalysisResult, scores: Float[Tensor, "3 heads"], effects: Effects) -> None:
-    """The rank correlation of each of `SCORES` with ablation and importance."""
+    """Add the rank correlation of each of `SCORES` with ablation and importance."""
     others = {"ablation": CHANGE_COLUMNS.index("change"), "importance": -1}
     for other, column in others.items() if len(effects) > 1 else ():
         values = [effect[column] for effect in effects]

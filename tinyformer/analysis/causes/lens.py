@@ -1,4 +1,4 @@
-"""The logit lens and the tuned lens: predictions of the residual stream if it goes to the readout after each layer."""
+"""The logit lens and the tuned lens: predictions if the residual stream goes to the readout after each layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -25,20 +25,20 @@ from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks import Classification, MaskedLM, Seq2Seq, SpanExtraction
 
 NUM_DRAWN = 48  # tokens in the picture of a text
-NUM_STEPS, TOLERANCE = 150, 1e-6  # of the tuned lens: at most so many steps, while one gains as many nats
+NUM_STEPS, TOLERANCE = 150, 1e-6  # of the tuned lens: most steps, and the gain in nats at which they end
 MAX_SCORES = 2**24  # log-probabilities that the fit holds at once: 64 MB in fp32
 SMALLEST = 1e-4  # the smallest variance that the fit scales to 1, as a share of the largest
 
 MEASURES = {
-    "nats": ("Loss of what the residual stream predicts, by depth", "nats per {}", "linear"),
-    "kl": ("How far the model's output is from what the residual stream predicts", "KL(output ‖ lens), nats", "log"),
-    "agreement": ("How often the residual stream predicts what the output does", "share of targets", "linear"),
+    "nats": ("Loss of the residual stream's predictions, by depth", "nats per {}", "linear"),
+    "kl": ("Divergence of the model's output from the residual stream's predictions", "KL(output ‖ lens), nats", "log"),
+    "agreement": ("How often the residual stream predicts the same as the output", "share of targets", "linear"),
 }
 """The measures at each depth, by their names in the table: title, y label and y scale of their charts."""
 
 Stream: TypeAlias = Float[Tensor, "tokens d_model"]
 Lens: TypeAlias = Sequence[Callable[[Stream], Stream]]
-"""The map of the residual stream at each depth before the final norm and the readout."""
+"""For each depth, the map of the residual stream that comes before the final norm and the readout."""
 Scores: TypeAlias = Sequence[Mapping[str, Change]]
 """The `MEASURES` at each depth."""
 
@@ -51,8 +51,8 @@ class Cell(NamedTuple):
     token: str
     predicted: str
     probability: float
-    target: str  # where none is given, the prediction of the output
-    given: bool
+    target: str  # the prediction of the output if no target is given
+    given: bool  # True if a target is given
     target_probability: float
     rank: int  # of the target
 
@@ -61,17 +61,17 @@ class Cell(NamedTuple):
 class LogitLens:
     """The logit lens: predictions of the residual stream at each depth, through the final norm and the readout.
 
-    It is that of nostalgebraist 2020, "interpreting GPT: the logit lens"; of an encoder–decoder, of the decoder. The
-    last depth is the model's output. A stream is not made to be read so early: what cannot be read from it may be there
-    in other directions, and what can be read need not be used. The control is the untrained network, whose stream
-    hardly changes by depth, so that its lens agrees with its output as well.
+    The method is that of nostalgebraist 2020, "interpreting GPT: the logit lens", applied to the decoder of an
+    encoder–decoder. The last depth is the model's output. The readout was not trained for earlier depths: information
+    that the lens does not show may be in other directions, and information that it shows need not be used. The control
+    is the untrained network, whose stream hardly changes by depth, so that its lens agrees with its output, too.
 
     Args:
         text: the text; a pair of texts for a classifier of pairs; the source of an encoder–decoder. By default, the
-            targets of the evaluated split are measured, and the first of its windows is shown.
+            targets of the evaluated split are measured, and its first window is shown.
         target: the target of that source; by default what the model decodes.
-        tuned: fit the tuned lens, too, see `fit_translator`: on every other window of the sample, while the rest
-            measures both lenses.
+        tuned: if True, the tuned lens is fitted, too, see `fit_translator`, on every other window of the sample; both
+            lenses are then measured on the remaining windows.
     """
 
     text: Text | None = None
@@ -79,12 +79,12 @@ class LogitLens:
     tuned: bool = False
     num_windows: int = 32
     num_resamples: int = 1000  # bootstrap resamples of the windows
-    needs_gradient = False  # of the tuned lens, only the readout does
+    needs_gradient = False  # the tuned lens needs gradients of the readout only
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
         if isinstance(context.task, SpanExtraction):
-            reason = "reads tokens or classes from the residual stream; a model for questions predicts neither"
+            reason = "predicts tokens or classes from the residual stream; span extraction has neither"
             raise ArgumentError("analysis", "lens", reason, {"analysis": "residual"})
         rows = rows_of(context.batches)
         lenses: dict[str, Lens] = {"logit lens": [nn.Identity()] * (1 + len(context.network.stacks()[-1].layers))}
@@ -97,7 +97,7 @@ class LogitLens:
             found, row, what = _by_depth(context, len(rows), scores), rows[0], f"the first {context.row}"
         else:
             found, what = AnalysisResult(facts=context.facts_of_text(self.text)), "the text"
-            is_scored = not isinstance(context.task, Classification | Seq2Seq)  # has no label; reads a target anyway
+            is_scored = not isinstance(context.task, Classification | Seq2Seq)  # no label; targets are in the batch
             row = read_text(context, self.text, self.target, is_scored=is_scored)
         for name, lens in lenses.items():
             cells, key = cells_of(context, row, lens), name.replace(" ", "_")
@@ -108,7 +108,7 @@ class LogitLens:
 
 
 def streams_of(context: AnalysisContext, row: Batch) -> list[Stream]:
-    """The residual stream of one row in the layers that predict: the embeddings, then the output of each layer."""
+    """The residual stream of one row in the last stack: the embeddings, then the output of each layer."""
     stacks = context.network.stacks()
     names = ["embedding", *(f"layers.{index}.residual_post" for index in range(len(stacks[-1].layers)))]
     _, captured = exact_pass(context, row, capture=["decoder." * (len(stacks) > 1) + name for name in names])
@@ -116,7 +116,7 @@ def streams_of(context: AnalysisContext, row: Batch) -> list[Stream]:
 
 
 def log_probs(network: Network, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "places scores"]:
-    """The predictions of a row's residual stream through the final norm and the readout: for each token, or one."""
+    """The log-probabilities of a row's residual stream after the final norm and the readout, by token or for all."""
     x = network.stacks()[-1].final_norm(x.unsqueeze(0).to(next(network.parameters()).dtype))
     return network.readout(x, mask).flatten(0, -2).float().log_softmax(dim=-1)
 
@@ -180,7 +180,7 @@ def cells_of(context: AnalysisContext, row: Batch, lens: Lens) -> list[list[Cell
 
 
 def fit_lens(context: AnalysisContext, rows: Sequence[Batch]) -> Lens:
-    """The tuned lens of the targets of some rows, see `fit_translator`; the output stays as it is."""
+    """The tuned lens, fitted on the targets of some rows, see `fit_translator`; the output is mapped to itself."""
     of_rows = [[x[targets_of(row) != IGNORED] for x in streams_of(context, row)] for row in rows]
     *streams, output = (torch.cat(of_depth) for of_depth in zip(*of_rows, strict=True))
     return [*(fit_translator(x, output, partial(log_probs, context.network)) for x in streams), nn.Identity()]
@@ -191,13 +191,13 @@ def fit_translator(
 ) -> nn.Linear:
     """The map x + A x + b with the smallest mean KL(p ‖ q), the tuned lens (Belrose et al. 2023, arXiv 2303.08112).
 
-    It is found by L-BFGS (Liu and Nocedal 1989) on all tokens, from the identity. Its variables are those of the
-    whitened stream: where its directions differ in scale by orders of magnitude, that takes a quarter of the steps.
+    L-BFGS (Liu and Nocedal 1989) finds it on all tokens, from the identity. A is learned for the whitened stream, which
+    takes a quarter of the steps if the scales of the stream's directions differ by orders of magnitude.
 
     Args:
         x: the residual stream at some depth.
         output: the residual stream after the last layer, of the same tokens.
-        log_probs: log p of the output, and log q of the mapped stream.
+        log_probs: the function from a stream to log-probabilities: log p of the output, log q of the mapped stream.
     """
     mean = x.mean(dim=0)
     variances, directions = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
@@ -232,7 +232,7 @@ def fit_translator(
 
 
 def _by_depth(context: AnalysisContext, num_rows: int, scores: Mapping[str, Scores]) -> AnalysisResult:
-    """The scores of each lens on the targets of some rows, with those of the untrained network's logit lens."""
+    """The result with the scores of each lens, and of the untrained network's logit lens, on the targets of rows."""
     each = [(name, depth, at) for name, depths in scores.items() for depth, at in enumerate(depths)]
     halves = f", while the tuned lens is fitted on {context.num_windows - num_rows} others" * ("tuned lens" in scores)
     found = AnalysisResult({"analysis/loss": scores["logit lens"][-1]["nats"].mean})
@@ -258,7 +258,7 @@ def _by_depth(context: AnalysisContext, num_rows: int, scores: Mapping[str, Scor
 
 
 def _picture(cells: Sequence[Sequence[Cell]], name: str, what: str) -> Picture:
-    """The predictions with the output on top, framed where they are right."""
+    """The table of predictions, with the output in the top row; correct predictions are framed."""
     total, drawn = len(cells[0]), [at[:NUM_DRAWN] for at in reversed(cells)]
     extent = f"the first {NUM_DRAWN} of {total:,} tokens of {what}" if total > NUM_DRAWN else what
     targets = [cell.target if cell.given else f"({cell.target})" for cell in drawn[0]]
@@ -269,12 +269,12 @@ def _picture(cells: Sequence[Sequence[Cell]], name: str, what: str) -> Picture:
         [_title(depth, len(cells)) for depth in reversed(range(len(cells)))],
         {"target": targets, "token": [cell.token for cell in drawn[0]]},
         f"{name}: what the residual stream predicts, on {extent}",
-        "probability of the prediction; framed where it is the target (in brackets: the output's, for want of one)",
+        "probability of the prediction; framed if it is the target (in brackets: no target, the output's prediction)",
     )
 
 
 def _at_place(context: AnalysisContext, row: Batch, cells: Sequence[Sequence[Cell]], name: str) -> dict[str, str]:
-    """The predictions at the masked token, else at the last one, by depth, as lines of the summary."""
+    """The predictions at the masked token, or else at the last token, by depth, as lines of the summary."""
     ids, mask_id = row["inputs"][0].tolist(), context.tokenizer.mask_id
     at = ids.index(mask_id) if isinstance(context.task, MaskedLM) and mask_id in ids else -1
     last = cells[-1][at]
@@ -286,5 +286,5 @@ def _at_place(context: AnalysisContext, row: Batch, cells: Sequence[Sequence[Cel
 
 
 def _title(depth: int, number: int) -> str:
-    """A depth, of a number of depths, in words."""
+    """The title of a depth, given the number of depths: "embedding", "2 layers", …, "output"."""
     return {1: "1 layer", number - 1: "output", 0: "embedding"}.get(depth, f"{depth} layers")

@@ -1,4 +1,4 @@
-"""Activation patching: which activations, moved from one prompt into another, take the answer with them."""
+"""Activation patching: the activations that carry an answer from one prompt into another."""
 
 import math
 import re
@@ -19,37 +19,37 @@ from tinyformer.measures.points import points_of
 from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
 
-NUM_PRINTED = 4  # sublayers in words
-MAX_TOKENS = 2048  # in a forward pass, each of whose rows is a prompt with one place patched
+NUM_PRINTED = 4  # sublayers that are printed
+MAX_TOKENS = 2048  # tokens in a forward pass, in which each row is a prompt with one patched place
 
 BY_TOKEN = re.compile(r"(\w+coder\.)?(embedding|layers\.\d+\.(residual_post|\w+\.output))")
 """The points that are patched at each token."""
 
 BY_HEAD, PARTS = "output_by_head", {"pattern": "weights", "values": "values"}
-"""The point of what is patched of each head, and those of its parts."""
+"""The point at which heads are patched, and the points of their attention patterns and values."""
 
 COLUMNS = [f"{way}{end}" for way in ("denoising", "noising") for end in ("", "_low", "_high", "_by_gradient")]
 
 
 class Place(NamedTuple):
-    """A place that is patched alone."""
+    """The activation of one head, or of one token, which is patched alone."""
 
     point: str
-    what: str  # of a head: "output", or what of it is due to its "pattern" or "values"; "" for the vector of a token
-    number: int  # of the head, or of the token from the end: -1 is the last
+    what: str  # for a head: "output", or its change by the "pattern" or "values" alone; for a token: ""
+    number: int  # index of the head, or of the token from the end: -1 is the last
 
     @property
     def stack(self) -> str:
-        """Its stack; "" where there is only one."""
+        """The name of the point's stack; "" if there is only one stack."""
         return "".join(re.findall(r"^\w+coder", self.point))
 
 
 Effects: TypeAlias = dict[Place, Float[Tensor, "*directions 2 pairs"]]
-"""What patching a place does to the score of each prompt, exactly and as gradients estimate it."""
+"""The change of each prompt's score when a place is patched: its exact value, then its estimate by gradients."""
 
 
 def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequence[str]) -> tuple[Tensor, Effects]:
-    """The scores of the `own` prompts, and how they change where an activation is replaced by that of the `other` ones.
+    """The scores of the `own` prompts, and their changes when activations of the `other` prompts replace their own.
 
     Each change is also estimated by (other - own) · ∂ score / ∂ own, all in one backward pass (Nanda 2023, attribution
     patching; Kramár et al. 2024, arXiv 2403.00745).
@@ -62,7 +62,7 @@ def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequen
     scores, effects, num_rows = scores.detach(), Effects(), max(1, MAX_TOKENS // own.batch["inputs"].shape[1])
 
     def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
-        """The effect of each place alone on the scores; only those that differ need a pass."""
+        """The effect of each place alone on the scores; only places that differ need a forward pass."""
         patched = scores.unsqueeze(1).repeat(1, new.shape[1])
         differing = (at_own != new).flatten(2).any(dim=2).nonzero()
         for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
@@ -89,9 +89,9 @@ def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequen
 def patch_pairs(
     context: AnalysisContext, groups: Sequence[Pairs], points: Sequence[str]
 ) -> tuple[Float[Tensor, " pairs"], Effects]:
-    """Clean minus corrupted scores, and how much of it each place restores by denoising and destroys by noising.
+    """Clean minus corrupted scores, and how much of this difference each place restores and destroys.
 
-    Tokens are counted from the end, as far as the pairs of all groups reach.
+    Denoising restores, and noising destroys. Tokens are counted from the end, up to the length of the shortest group.
     """
     differences, effects = [], []
     for group in groups:
@@ -104,7 +104,7 @@ def patch_pairs(
 
 
 class Share(NamedTuple):
-    """The effects of a place, with intervals unless there is one pair, and their estimates by gradients."""
+    """The mean effects of a place, with intervals (nan for a single pair), and their estimates by gradients."""
 
     restores: Change
     destroys: Change
@@ -127,7 +127,7 @@ Shares: TypeAlias = Mapping[Place, Share]
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> Shares:
-    """The mean effects as shares of a mean over the same pairs; the intervals hold for all of them at once."""
+    """The mean effects divided by the mean of `of` over the same pairs; all intervals hold simultaneously."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
     exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
     changes = simultaneous(exact, [none] * len(exact), num_resamples)
@@ -140,26 +140,26 @@ def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int)
 
 @dataclass(eq=False)
 class ActivationPatching(PairAnalysis):
-    """Activation patching: places that restore or destroy an answer when moved between a clean and a corrupted prompt.
+    """Activation patching: activations that restore or destroy an answer when moved between two prompts.
 
-    Denoising runs the corrupted prompt with one activation of the clean one; noising, the other way round. The score of
-    a prompt is the logit of the clean answer minus that of the corrupted one, and
+    Denoising runs the corrupted prompt with one activation of the clean prompt; noising, the opposite. The score of a
+    prompt is the logit of the clean answer minus the logit of the corrupted answer, and
 
         restored = (patched - corrupted) / (clean - corrupted)    by denoising: whether an activation is enough
         destroyed = (clean - patched) / (clean - corrupted)       by noising: whether it is needed
 
-    (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv
-    2404.15255), each a ratio of means over pairs. Patched are, at each token, the residual stream and what each
-    sublayer adds to it; and, at all tokens, the output of each head, or what its pattern alone or its values alone, the
-    rest being its own, make of it. Values that several heads share are patched for one of them at a time.
+    (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv 2404.15255),
+    each a ratio of means over pairs. At each token, the residual stream and each sublayer's output are patched. For
+    each head, its output is patched at all tokens together, or recomputed with only its pattern, or only its values, of
+    the other prompt. Values that several heads share are patched for one head at a time.
 
-    A head is named if the whole interval of its output is above `margin`. The control is the untrained network, whose
-    effects have the same unit. Where prompts do not differ by more than there, shares are not defined: effects are in
-    logits, and no head is named.
+    The printed lines name a head if the whole interval of its output is above `margin`. The control is the untrained
+    network, whose effects have the same unit. If clean and corrupted scores do not differ more than in the untrained
+    network, shares are not defined: effects are in logits, and no head is named.
 
     Args:
-        num_resamples: bootstrap resamples of the pairs, for which see `PairAnalysis`.
-        margin: the smallest share that counts.
+        num_resamples: the number of bootstrap resamples of the pairs; for the pairs see `PairAnalysis`.
+        margin: the smallest share with which a head is named.
     """
 
     num_resamples: int = 1000
@@ -185,7 +185,7 @@ class ActivationPatching(PairAnalysis):
             shares_of({at: control[at] for at in heads}, of, self.num_resamples),
             "share of clean minus corrupted" if is_share else "logits",
         )
-        kind = "as shares of it" if is_share else "in logits, as it is not clearly above what untrained weights give"
+        kind = "as shares of it" if is_share else "in logits, as it is not clearly above that of untrained weights"
         found.lines["patching"] = f"{words}; effects {kind}:"
         patched.add_tokens(found)
         patched.add_heads(found, self.margin if is_share else math.inf)
@@ -195,7 +195,7 @@ class ActivationPatching(PairAnalysis):
 
 @dataclass(frozen=True)
 class Patched:
-    """The measured effects of places, which its methods add to a result in words, tables and pictures."""
+    """The measured effects of places; the methods add lines, tables and figures to a result."""
 
     context: AnalysisContext
     groups: Sequence[Pairs]
@@ -206,7 +206,7 @@ class Patched:
     unit: str
 
     def add_tokens(self, found: AnalysisResult) -> None:
-        """The effects by token: of the sublayers in words, and of all in a table and a picture for each stack."""
+        """Add the effects by token: lines for the largest of sublayers, and a table and a figure for each stack."""
         shares, labels = self.of_tokens, _labels(self.context, self.groups)
         sublayers = {place: share.most for place, share in shares.items() if place.point.endswith("output")}
         for place in largest(sublayers, NUM_PRINTED):
@@ -217,13 +217,13 @@ class Patched:
             places = {place: labels[stack, place.number] for place in shares if place.stack == stack}
             rows = [[place.point, *label, *shares[place].row()] for place, label in places.items()]
             found.tables[name] = ["point", "position", "token", *COLUMNS], rows
-            # The stream first, as papers print it, then what each kind of sublayer adds to it.
+            # The stream first, as papers print it, then the output of each kind of sublayer.
             ordered = sorted(places, key=lambda place: place.point.split(".")[-2] if "output" in place.point else "")
             cells = {(_title(place.point), *places[place]): shares[place].restores.mean for place in ordered}
             found.figures[name] = token_grid(cells, "What each token restores in the corrupted prompt", self.unit)
 
     def add_heads(self, found: AnalysisResult, margin: float) -> None:
-        """The effects by head: those above a margin in words, all in a table for each network, and in a picture."""
+        """Add the effects by head: lines for heads above a margin, a table for each network, and a figure."""
         outputs = largest({at: self.of_heads[at].most for at in self.heads if at.what == "output"})
         named, by_chance = (
             [at for at in outputs if max(of[at].restores.low, of[at].destroys.low) > margin]
@@ -231,7 +231,7 @@ class Patched:
         )
         found.scalars |= {"analysis/named_heads": len(named), "analysis/untrained_named_heads": len(by_chance)}
         found.lines["heads"] = (
-            f"{len(named)} of {len(outputs)} named: the whole interval, of which one pair has none, is above the margin"
+            f"{len(named)} of {len(outputs)} named: the whole interval is above the margin (one pair has no interval)"
         )
         for at in named or outputs[:1]:
             parts = {what: self.of_heads[at._replace(what=what)] for what in PARTS}
@@ -251,7 +251,7 @@ class Patched:
         found.figures["heads"] = named_grid(cells, title, self.unit)
 
     def add_estimates(self, found: AnalysisResult) -> None:
-        """The correlation of the exact effects with their estimates by gradients."""
+        """Add the correlation of the exact effects with their estimates by gradients."""
         for name, shares in {"heads": self.of_heads, "tokens": self.of_tokens}.items():
             exact = [change.mean for share in shares.values() for change in share[:2]]
             estimates = [estimate for share in shares.values() for estimate in share.estimates]
@@ -268,7 +268,7 @@ def _title(point: str) -> str:
 
 
 def _labels(context: AnalysisContext, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
-    """The position, from the end if there are several groups, and the token or role of each index in each stack."""
+    """For each stack and index: the position, from the end if there are several groups, and the token or its role."""
     keys = [side.keys(context, row) for of in groups for side in of[:2] for row in range(len(side.answers))]
     labels = {}
     for stack in keys[0]:

@@ -1,4 +1,4 @@
-"""Prompts, after each of which a model predicts a token, and pairs of them that call for different ones."""
+"""Prompts, after which a model predicts a token, and pairs of prompts that call for different tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ LENGTH = 24  # tokens of a prompt of `induction_pairs`
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of one length, and the token (or class) after each whose logit is its score."""
+    """Prompts of equal length, and for each the token (or class) whose logit is its score."""
 
     batch: Batch  # without padding
-    places: Int[Tensor, " prompts"] | None  # whose logits are read; None for a classifier, which has them for a text
+    places: Int[Tensor, " prompts"] | None  # the position whose logits are used; None for a classifier
     answers: Int[Tensor, " prompts"]  # the index of the answer among the logits
-    against: Int[Tensor, " prompts"] | None = None  # the index of the one whose logit is subtracted
+    against: Int[Tensor, " prompts"] | None = None  # the index of the logit that is subtracted
 
     def score(self, logits: Float[Tensor, "prompts *seq scores"]) -> Float[Tensor, " prompts"]:
         """The logit of each answer, minus that of `against`."""
@@ -55,11 +55,11 @@ class Prompts:
         return {"encoder": source, "decoder": tokens, "cross": source}
 
     def sizes(self) -> tuple[torch.Size, ...]:
-        """The sizes of what is read, the same for prompts of the same number of tokens."""
+        """The shapes of the inputs, which are the same for prompts with the same number of tokens."""
         return tuple(part.shape for part in tensors(self.batch).values())
 
     def rows(self, rows: Int[Tensor, " rows"]) -> "Prompts":
-        """Some of the prompts."""
+        """The prompts in the given rows."""
         return _joined(lambda parts: parts[0][rows], self)
 
     def run(self, context: AnalysisContext, **options: Any) -> tuple[Float[Tensor, " prompts"], dict[str, Tensor]]:
@@ -71,8 +71,8 @@ class Prompts:
 def exact_pass(context: AnalysisContext, batch: Batch, **options: Any) -> ForwardPass:
     """A forward pass of the context's network, with the options of `forward_pass`.
 
-    Attention is computed by its definition, and in the dtype of the weights instead of that of `context.precision`, so
-    that what adds up in the network adds up in its activations.
+    Attention uses the eager backend, and the dtype of the weights instead of that of `context.precision`, so that sums
+    in the network are also sums of its captured activations.
     """
     network = context.network
     with changed(network.attentions(), resolved=BACKENDS["eager"]):
@@ -80,21 +80,21 @@ def exact_pass(context: AnalysisContext, batch: Batch, **options: Any) -> Forwar
 
 
 class Pairs(NamedTuple):
-    """Clean prompts, and corrupted ones of the same length, which are scored by the same tokens."""
+    """Clean and corrupted prompts of the same length, which are scored by the logits of the same tokens."""
 
     clean: Prompts
     corrupted: Prompts
-    roles: Sequence[str] = ()  # of the tokens, where each pair has others; "" for none
+    roles: Sequence[str] = ()  # the role of each position, if tokens differ between pairs; "" for none
 
 
 def read_text(
     context: AnalysisContext, text: Text, target: str | None = None, argument: str = "text", is_scored: bool = False
 ) -> Batch:
-    """A text, or a pair of texts, as the task reads it, with its targets if it is scored."""
+    """The batch of a text, or of a pair of texts, with its targets if `is_scored`."""
     task, reader, others = context.task, TextReader(context.network, context.tokenizer), list[Any]()
     if isinstance(task, Seq2Seq):
         others = [] if target is None else [[target]]
-    context.tokens_of(text, argument=argument)  # refuses what is no text, or no pair of texts
+    context.tokens_of(text, argument=argument)  # raises an error unless it is a text, or a pair of texts
     row: Any = text if isinstance(text, str) else tuple(text)
     sizes = {"len(texts[0])": f"len({argument})", "len(targets[0])": "len(target)"}
     with argument_path(passed={"texts": argument, "targets": "target"} | sizes):
@@ -109,9 +109,9 @@ def read_prompt(
     against: str | None = None,
     argument: str = "text",
 ) -> Prompts:
-    """The prompt of a text: by default, its answer is what the model predicts.
+    """The prompt of a text; by default, its answer is the model's prediction.
 
-    That is the token after a text, the one at its mask token, the label of a text, or the next token of an
+    A prediction is the token after a text, the token at its mask token, the label of a text, or the next token of an
     encoder–decoder's target, which begins with `target`.
     """
     beginning = (target or "") if isinstance(context.task, Seq2Seq) else target
@@ -131,17 +131,17 @@ def read_prompt(
 
 @dataclass(eq=False)
 class PairAnalysis:
-    """An analysis of clean prompts, and of corrupted ones that call for another answer.
+    """An analysis of pairs of prompts: the clean and the corrupted prompt call for different answers.
 
     Args:
         clean: a prompt, see `read_prompt`; by default, pairs of random tokens that repeat, see `induction_pairs`.
-        corrupted: one with as many tokens that calls for another answer.
-        target: the beginning of the target of both, in an encoder–decoder.
+        corrupted: a prompt with as many tokens that calls for another answer.
+        target: the beginning of the target of both prompts, in an encoder–decoder.
         answer: the token (or label) that the clean prompt calls for; by default what the model predicts.
-        against: the one that the corrupted prompt calls for; by default what the model predicts.
+        against: the token (or label) that the corrupted prompt calls for; by default what the model predicts.
         file: a .csv or .jsonl file of pairs, with the columns `clean, corrupted, answer, against`.
-        num_pairs: pairs of random tokens.
-        seed: of the random tokens, and of all else that is drawn.
+        num_pairs: the number of pairs of random tokens.
+        seed: the seed for the random tokens, and for all other random draws.
     """
 
     clean: Text | None = None
@@ -152,11 +152,11 @@ class PairAnalysis:
     file: str | None = None
     num_pairs: int = 64
     seed: int = 0
-    num_windows = 1  # of the sample, which is not read
-    needs_gradient = False  # of the kernels: `exact_pass` uses its own
+    num_windows = 1  # the sample is not used
+    needs_gradient = False  # of the run's backend: `exact_pass` uses the eager backend
 
     def pairs(self, context: AnalysisContext) -> list[Pairs]:
-        """The pair of two texts, those of a file, or else `induction_pairs`; those of each length apart."""
+        """The pair of two texts, the pairs of a file, or else `induction_pairs`, in groups of equal length."""
         names = ("clean", "corrupted", "target", "answer", "against")
         if self.file is None and all(getattr(self, name) is None for name in names):
             return [induction_pairs(context, self.num_pairs, self.seed)]
@@ -169,7 +169,7 @@ class PairAnalysis:
     def result(
         self, context: AnalysisContext, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
     ) -> tuple[AnalysisResult, str, bool]:
-        """A result on clean minus corrupted scores, these in words, and True if clearly above untrained weights."""
+        """The result with clean minus corrupted scores, a sentence on them, and True if above untrained scores."""
         number, (own, control) = len(trained), map(compare, (trained, untrained))
         title = groups[0].clean.title(context) if number == 1 else f"{number} pairs"
         facts = {name: fact for name, fact in context.facts.items() if name != "data"}
@@ -192,7 +192,7 @@ class PairAnalysis:
             raise ArgumentError("corrupted", self.corrupted, reason)
         answers, others = first.answers, second.answers if first.against is None else first.against
         if torch.equal(answers, others):
-            reason = f'must be another answer than "{_string(context, int(others))}", that of the clean prompt'
+            reason = f'must be another answer than "{_string(context, int(others))}", the answer of the clean prompt'
             raise ArgumentError("against", self.against, reason)
         first, second = (replace(side, answers=answers, against=others) for side in (first, second))
         return Pairs(first, second)
@@ -209,7 +209,7 @@ class PairAnalysis:
 def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pairs:
     """Random tokens that begin to repeat: "… A B … C D … A" calls for B, the corrupted "… C B … A D … A" for D.
 
-    Both prompts have both answers, at the same positions: what precedes them is all that tells which is right.
+    Both prompts contain both answers, at the same positions: only the tokens before them tell which answer is right.
     """
     if not isinstance(context.task, CausalLM):
         reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"
@@ -236,7 +236,7 @@ def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pai
 
 
 def _string(context: AnalysisContext, index: int) -> str:
-    """A token, or a class, of the logits."""
+    """The token, or the class, with an index among the logits."""
     if isinstance(context.task, Classification):
         return context.task.labels[index]
     return context.tokenizer.token_strings([index])[0]
@@ -254,7 +254,7 @@ def _index(context: AnalysisContext, argument: str, word: str) -> int:
 
 
 def _joined(join: Callable[[list[Tensor]], Tensor], *prompts: Prompts) -> Prompts:
-    """Prompts whose tensors are made of those of several prompts."""
+    """Make prompts by applying `join` to the list of each tensor of several prompts."""
     batch = {name: join([tensors(some.batch)[name] for some in prompts]) for name in tensors(prompts[0].batch)}
     others = {name: [getattr(some, name) for some in prompts] for name in ("places", "answers", "against")}
     given: dict[str, Any] = {name: None if parts[0] is None else join(parts) for name, parts in others.items()}

@@ -1,4 +1,4 @@
-"""Heads by their weights alone: the tokens that they match and promote, and the earlier heads that they read from."""
+"""Heads by their weights alone: the tokens that they match and promote, and their composition with earlier heads."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ from tinyformer.report.charts import head_graph
 from tinyformer.report.result import AnalysisResult
 
 NUM_PRINTED, MAX_EDGES = 3, 16  # heads, writers and tokens that are printed, and edges in the picture
-ENTRIES = 2**24  # of a matrix of vocabulary × vocabulary, the most that are held at once
+ENTRIES = 2**24  # the most entries of a vocabulary × vocabulary matrix that are held at once
 SIDES = {"K": "keys", "Q": "queries", "V": "values"}  # what a later head computes, by the name of the composition
 
 Projection: TypeAlias = Float[Tensor, "heads width d_model"]
@@ -35,35 +35,35 @@ Scores: TypeAlias = Mapping[str, Mapping[Any, float]]  # by circuit or compositi
 
 @dataclass(eq=False)
 class HeadWeights:
-    """The circuits of each head, and which heads read from which, from the weights without any input.
+    """The circuits of each head, and the composition of each two heads, from the weights without any input.
 
     After Elhage et al. 2021 (transformer-circuits.pub/2021/framework), with embeddings E and unembeddings U:
 
-    - OV = E W_V W_O U says which tokens a head promotes for a token that it attends to; QK = E W_Q W_Kᵀ Eᵀ which tokens
-      a token attends to, with rotary positions QK_Δ = E W_Q R_Δ W_Kᵀ Eᵀ those Δ tokens back. Σλ / Σ|λ| over the
-      eigenvalues λ is 1 where each token promotes itself ("copying") or attends to its equals ("matching"), and -1 for
-      the contrary. `tokens.csv` has the largest and the smallest entries.
-    - A later head reads from an earlier one by ‖W_OV W‖ / (‖W_OV‖ ‖W‖), with W_OV of the earlier head, Frobenius norms,
-      and W of the later: W_QK for Q-composition, its transpose for K, W_OV for V; without rotation.
+    - OV = E W_V W_O U gives the tokens that a head promotes for each token that it attends to. QK = E W_Q W_Kᵀ Eᵀ gives
+      the tokens that each token attends to; with rotary positions, QK_Δ = E W_Q R_Δ W_Kᵀ Eᵀ gives those Δ tokens back.
+      Σλ / Σ|λ| over the eigenvalues λ is 1 if each token promotes itself ("copying") or attends to equal tokens
+      ("matching"), and -1 in the opposite case. `tokens.csv` has the largest and the smallest entries.
+    - The composition of an earlier head with a later one is ‖W_OV W‖ / (‖W_OV‖ ‖W‖) in Frobenius norms, with W_OV of
+      the earlier head and W of the later: W_QK for Q-composition, its transpose for K, W_OV for V; without rotation.
 
-    As in TransformerLens, norms are folded in as far as they are linear, and U has mean 0 over the vocabulary, which no
-    softmax sees. Left out are factors that depend on the token (the division by its norm, an output gate), biases,
-    positions that are added, and feed-forward networks between heads.
+    As in TransformerLens, the linear part of norms is folded into the weights, and U has mean 0 over the vocabulary,
+    which does not change the softmax. Circuits leave out factors that depend on the token (the division by its norm, an
+    output gate), biases, added position embeddings, and feed-forward networks between heads.
 
-    A score is beyond chance above a limit that no head, or pair, of 95 % of untrained networks exceeds: by a Gumbel
-    distribution, that of maxima, with the mean and the variance of the largest score of each untrained network. Of an
-    encoder–decoder, the self-attention of each stack is analysed; OV needs logits of tokens that are linear.
+    A score is beyond chance if it exceeds the limit that no head, or pair, exceeds in 95 % of untrained networks. The
+    limit is that of a Gumbel distribution, which describes maxima, with the mean and the variance of the largest score
+    of each untrained network. In an encoder–decoder, each stack's self-attention is analysed; OV needs linear logits.
 
     Args:
-        distances: of query and key in tokens, for rotary positions; others do not enter into the circuits.
-        num_tokens: the largest and the smallest entries of each circuit in the table.
-        num_untrained: untrained networks, with the seeds that follow the model's own.
+        distances: distances of query and key in tokens, for rotary positions; others do not enter the circuits.
+        num_tokens: the number of largest, and of smallest, entries of each circuit in the table.
+        num_untrained: the number of untrained networks, with the seeds that follow the model's own.
     """
 
     distances: Sequence[int] = (0, 1, 2, 4, 8)
     num_tokens: int = 10
     num_untrained: int = 20
-    num_windows = 1  # of the sample, which is not read
+    num_windows = 1  # the sample is not used
     needs_gradient = False
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class HeadWeights:
         untrained = [scores_of(context.untrained(seed), self.distances, heads) for seed in seeds]
         chances = {name: Chance.of([scores[name] for scores in untrained]) for name in trained}
         limits = f"95 % of untrained networks stay below each limit, estimated from {self.num_untrained}"
-        found = AnalysisResult(lines={"weights": f"no input is read; {limits}"})
+        found = AnalysisResult(lines={"weights": f"no input is used; {limits}"})
         if trained.keys() & SIDES:
             _add_compositions(found, context, trained, chances)
         self._add_circuits(found, context, trained, chances)
@@ -100,7 +100,7 @@ class HeadWeights:
                 told[circuit.name, head] = "; ".join(sentences)
         found.tables["tokens"] = [*context.address_columns, "head", "circuit", "end", "from", "to", "entry"], rows
         names = sorted(trained.keys() - SIDES, key=lambda name: (name[:2], len(name), name))
-        meaning = "OV is 1 if each token promotes itself where it is attended to, QK if each attends to its equals"
+        meaning = "OV is 1 if each token promotes itself where it is attended to, QK if each attends to equal tokens"
         found.lines["scores"] = f"from -1 to 1: {meaning}"
         for name in names:
             found.lines[name] = chances[name].sentence(trained[name], "heads")
@@ -108,7 +108,7 @@ class HeadWeights:
                 title = f"  {name} of {context.head_title(*head)}"
                 found.lines[title] = f"{trained[name][head]:+.3f}; {told[name, head]}"
         columns = [f"{name}{kind}" for name in names for kind in ("", "_untrained", "_limit")]
-        heads = trained[names[-1]]  # those of an encoder have no OV
+        heads = trained[names[-1]]  # the heads of an encoder have no OV
         values = {head: [x for name in names for x in (trained[name].get(head), *chances[name])] for head in heads}
         found.tables["circuits"] = context.head_table(columns, values)
         title = f"{names[0]} ({'copying' if names[0] == 'OV' else 'matching'}): {found.lines[names[0]]}"
@@ -118,7 +118,7 @@ class HeadWeights:
 def _add_compositions(
     found: AnalysisResult, context: AnalysisContext, trained: Scores, chances: Mapping[str, "Chance"]
 ) -> None:
-    """Add which heads read from which."""
+    """Add the composition scores of each later head with each earlier head."""
     rows, beyond = list[list[Any]](), dict[tuple[str, Any, Any], float]()
     for name, side in SIDES.items():
         scores, chance, writers = trained[name], chances[name], defaultdict[Head, list[str]](list)
@@ -137,7 +137,7 @@ def _add_compositions(
     heads = dict.fromkeys(itertools.chain(*trained["Q"]))
     names = {head: (layer_title(context.addresses[head[0]]), context.head_address(*head)[-1]) for head in heads}
     drawn = [(*edge, beyond[edge]) for edge in largest(beyond, MAX_EDGES)]
-    title = f"Which heads read from which: {len(drawn)} of the {len(beyond)} compositions beyond chance, of {len(rows)}"
+    title = f"Composition of heads: {len(drawn)} of the {len(beyond)} compositions beyond chance, of {len(rows)}"
     found.figures["composition"] = head_graph(names, drawn, title)
 
 
@@ -199,12 +199,12 @@ class Circuit(NamedTuple):
     between: Float[Tensor, "d_model d_model"]  # Tᵀ S, the same for all layers
 
     def eigenvalue_scores(self) -> Float[Tensor, " heads"]:
-        """Σλ / Σ|λ|, by the eigenvalues of the small B Tᵀ S Aᵀ, which are those of S Aᵀ B Tᵀ without zeros."""
+        """Σλ / Σ|λ| over the eigenvalues of the small matrix B Tᵀ S Aᵀ, the nonzero eigenvalues of S Aᵀ B Tᵀ."""
         eigenvalues = torch.linalg.eigvals(self.b @ self.between @ self.a.mT)
-        return (eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)).nan_to_num()  # 0 of a head of zeros
+        return (eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)).nan_to_num()  # 0 for a head of zeros
 
     def extremes(self, head: int, count: int) -> dict[str, list[tuple[float, int, int]]]:
-        """The largest ("most") and smallest ("least") entries of a head, with row and column, by blocks of rows."""
+        """The largest ("most") and smallest ("least") entries of a head, each with its value, row and column."""
         left, right = (self.source @ self.a[head].mT).float(), (self.b[head] @ self.target.mT).float()
         width, found = right.shape[1], dict[str, list[Any]](most=[], least=[])
         for first in range(0, len(left), step := max(1, ENTRIES // width)):
@@ -217,7 +217,7 @@ class Circuit(NamedTuple):
 
 
 def scores_of(network: Network, distances: Sequence[int], heads: Sequence[Head]) -> Scores:
-    """The scores of some heads, and of all pairs of them."""
+    """The circuit scores of some heads, and the composition scores of all pairs of them."""
     found, stacks = defaultdict[str, dict[Any, float]](dict), [*folded_stacks(network)]
     for circuit in circuits(stacks, distances):
         of_layer = circuit.eigenvalue_scores()
@@ -242,7 +242,7 @@ def folded_stacks(network: Network) -> Iterator[Stack]:
 
 
 def require_linear(block: Any) -> None:
-    """Refuse a block whose heads are no products of weights between a residual stream and itself."""
+    """Raise an error for a block whose heads are not products of weight matrices on one residual stream."""
     layer, norm, residual = block.attention, block.attention_norm, block.attention_residual
     is_cut = not (residual.skip and block.feed_forward_residual.skip)
     for is_refused, part, reason in (
@@ -293,7 +293,7 @@ def rotated(layer: BaseAttention, projection: Projection, position: int) -> Proj
 
 
 def folded(norm: nn.Module, weights: Tensor) -> Tensor:
-    """The weights behind a norm, with what is linear in it."""
+    """The weights that follow a norm, multiplied by the linear part of the norm."""
     return centred(norm, weights * getattr(norm, "weight", 1.0))
 
 

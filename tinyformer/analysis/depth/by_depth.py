@@ -1,4 +1,4 @@
-"""The residual stream by depth, trained and untrained, with and without skips; and accuracy by distance."""
+"""The residual stream by depth, trained and untrained, with and without residual connections; accuracy by distance."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ RESIDUALS = ("attention_residual", "cross_attention_residual", "feed_forward_res
 """The attributes of a layer that hold its residual connections."""
 
 ByDepth: TypeAlias = Mapping[tuple[str, ...], Sequence[tuple[float, ...]]]
-"""Values at each depth, embeddings first, by ("trained, with skips",), after the kind where there are two stacks."""
+"""Values at each depth from 0, by model: ("trained, with skips",) or, with two stacks, ("encoder", "trained, …")."""
 
 
 def stacks_of(network: Network) -> dict[tuple[str, ...], Encoder]:
@@ -58,7 +58,7 @@ def stream_points(network: Network) -> list[list[str]]:
 
 
 def inputs_without_padding(context: AnalysisContext) -> list[tuple[Any, ...]]:
-    """Arguments of the network without padding: one pair each, or all windows of one length."""
+    """The arguments of forward passes without padding, each on a single pair, or on all windows of equal length."""
     if isinstance(context.network, EncoderDecoder):
         return [(pair.source, pair.target) for batch in context.batches for pair in pairs_of(batch)]
     return [(batch["inputs"], context.task.mask(batch)) for batch in without_padding(context.batches)]
@@ -87,7 +87,7 @@ def by_depth(context: AnalysisContext, measure: Callable[[Network], Sequence[Seq
 
 
 def depth_table(context: AnalysisContext, measured: ByDepth, *columns: str) -> Table:
-    """A row for each stack, model and depth."""
+    """A table with a row for each stack, model and depth."""
     return [*context.address_columns[:-1], "model", "depth", *columns], [
         [*model, depth, *of_depth] for model, values in measured.items() for depth, of_depth in enumerate(values)
     ]
@@ -123,11 +123,11 @@ def depth_charts(
 
 @dataclass(eq=False)
 class AccuracyByDistance:
-    """The accuracy of the next token by the distance to the last earlier occurrence of the token that is read.
+    """The accuracy of the next token by the distance from the input token to its last earlier occurrence.
 
-    On `data=recall` the token read is a key, and the distance is that from the query to its pair (Arora et al. 2023,
-    arXiv 2312.04927). To compare with, `copied` is the accuracy of the token after that occurrence: 1 on recall; on a
-    text, what an induction head alone would reach. Targets whose input has not occurred before are left out.
+    On `data=recall`, the input token is a key, and the distance is that to its earlier key–value pair (Arora et al.
+    2023, arXiv 2312.04927). The control `copied` is the accuracy if the token after that occurrence is predicted: 1 on
+    recall; on a text, that of an induction head. Targets whose input is new are left out.
     """
 
     width: int = 4  # tokens of distance that share a row of the table
@@ -157,10 +157,10 @@ class AccuracyByDistance:
         first, accuracy, copies = ([row[at] for row in rows] for at in (0, 3, 4))
         chart = lines(
             {"model": (first, accuracy)},
-            "Accuracy of the next token by the distance to an earlier occurrence of the token read",
+            "Accuracy of the next token by the distance to an earlier occurrence of the input token",
             "distance, tokens",
             "accuracy",
-            baselines={"copying what followed it": (first, copies)},
+            baselines={"copying the token after it": (first, copies)},
         )
         return AnalysisResult(
             lines={"accuracy": ", ".join(told), "  copying": f"{near[4]:.1%} and {far[4]:.1%}"},
@@ -172,7 +172,7 @@ class AccuracyByDistance:
 def by_target(
     inputs: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], predicted: Int[Tensor, "batch seq"]
 ) -> tuple[Int[Tensor, " targets"], Bool[Tensor, " targets"], Bool[Tensor, " targets"]]:
-    """For each target whose input has occurred before: the distance, and whether prediction and copy are right."""
+    """For each target whose input has occurred before: the distance, and whether prediction and copy are correct."""
     place = torch.arange(inputs.shape[1], device=inputs.device)
     is_same = (inputs.unsqueeze(2) == inputs.unsqueeze(1)) & (place < place.unsqueeze(1))
     last = torch.where(is_same, place, -1).amax(dim=2)

@@ -30,7 +30,7 @@ from tinyformer.measures.probe import ablated_maps
 from tinyformer.nn import AttentionMaps, Network
 from tinyformer.report.result import AnalysisResult
 
-NORM_TITLE = "Gradient of the loss by depth, as a multiple of that at the last layer (depth 0: the embeddings)"
+NORM_TITLE = "Norm of the loss's gradient by depth, divided by the norm at the last layer (depth 0: the embeddings)"
 KEPT = 100  # a gradient that changes by a smaller factor over all layers neither vanishes nor explodes
 
 
@@ -41,17 +41,17 @@ class GradientFlow:
     The gradient is that of the mean loss of a window, in nats per target, with respect to the embeddings and to the
     output of each layer; its norm is taken over all tokens and dimensions, and averaged over windows. Without residual
     connections (`skip=0`), gradients vanish or explode with depth (He et al. 2016, arXiv 1603.05027, section 2), unless
-    a norm makes up for the size: sublayers then have to turn inputs of variance 1 into outputs of more than its `eps`.
+    norm layers restore the size: outputs of sublayers must then have a variance above `eps` for inputs of variance 1.
 
     A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of a weight with
     respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
     saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4); so
-    the share is also given with a scale of 1. Rows with a single visible key do not count. For the same rows, the table
+    the share is also given with a scale of 1. Rows with a single visible key are left out. For the same rows, the table
     `logits` has, for each head, the variance of the logits and the trace of the softmax's Jacobian.
 
     The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
-    respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and that of the gradient
-    of a single target's loss, averaged over windows. The first is smaller where gradients of different targets cancel.
+    respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and the norm for a
+    single target's loss, averaged over windows. The first is smaller if the gradients of different targets cancel.
     """
 
     num_windows: int = 32
@@ -112,8 +112,8 @@ def report_rows(
 def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list[float]]:
     """Means over the softmax rows of each map, by the name of a column, over inputs without padding.
 
-    These are the shares of rows that are `saturated`, also with a scale of 1 for the queries and keys of the unchanged
-    model, and the variance and the trace of `sums_over_rows`. If no row counts, the mean is nan, as it is for an
+    They are the share of `saturated` rows, this share with a scale of 1 (queries and keys stay those of the unchanged
+    model), and the variance and the trace of `sums_over_rows`. The mean is nan without rows to average, and for an
     ablated head.
     """
     names = ("saturated", "saturated_without_scale", "logit_variance", "softmax_jacobian")
@@ -136,9 +136,9 @@ def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list
 def sums_over_rows(maps: AttentionMaps, saturated: float) -> Float[Tensor, "4 maps"]:
     """Three sums over the rows of each map that see more than one key, and the number of these rows.
 
-    The first is the number of rows whose largest weight is at least `saturated`. The second is that of the variance of
-    a row's logits, which grows with the dimension of a head unless the logits are scaled (Vaswani et al. 2017, arXiv
-    1706.03762, footnote 4). The third is that of the trace Σ w (1 - w) of the softmax's Jacobian diag(w) - wwᵀ, which
+    The first is the number of rows whose largest weight is at least `saturated`. The second sums the variance of a
+    row's logits, which grows with the dimension of a head unless the logits are scaled (Vaswani et al. 2017, arXiv
+    1706.03762, footnote 4). The third sums the trace Σ w (1 - w) of the softmax's Jacobian diag(w) - wwᵀ, which
     vanishes with saturation; with a sink, the w of a row sum to less than 1.
     """
     is_visible, weights = maps.logits > -torch.inf, maps.weights.double()
@@ -186,7 +186,7 @@ def sublayer_gradients(
 
 
 def with_last_target(batch: Batch) -> Batch:
-    """A batch in which each row is scored at its last target alone; unchanged if its rows have a single target."""
+    """The batch with only the last target of each row; it is unchanged if its rows have a single target."""
     if "targets" not in batch:
         return batch
     is_target = batch["targets"] != IGNORED
@@ -220,8 +220,8 @@ def gradient_norms(context: AnalysisContext, network: Network) -> list[list[tupl
 
 
 def _ratio_in_words(ratio: float, num_layers: int) -> str:
-    """The ratio of gradient norms, embeddings to last layer, and whether the gradient vanishes or explodes."""
+    """A sentence on the ratio of gradient norms, embeddings to last layer: it vanishes, explodes, or is kept."""
     if not ratio > 0:
-        return "no ratio: it is 0 somewhere"
+        return "no ratio: a gradient norm is 0"
     word = "vanishes" if ratio < 1 / KEPT else "explodes" if ratio > KEPT else "is kept"
     return f"ratio {ratio:.3g} over {num_layers} layers, {ratio ** (1 / num_layers):.3g} for each: it {word}"

@@ -1,4 +1,4 @@
-"""Residual surgery: the loss without each residual connection or sublayer, and what is lost by depth without them."""
+"""Residual surgery: the loss without each residual connection or sublayer, and the information lost by depth."""
 
 import itertools
 import math
@@ -31,8 +31,8 @@ from tinyformer.nn.heads import layer_title
 from tinyformer.report.charts import named_grid
 from tinyformer.report.result import AnalysisResult
 
-MIN_SHOWN = 0.05  # what the embeddings show beyond chance, as a share of tokens, from which a loss of it is judged
-RESOLUTION = 2**-7  # of bfloat16, as a share of the root mean square of what a probe reads
+MIN_SHOWN = 0.05  # the accuracy of a probe on the embeddings, above chance, that a verdict needs
+RESOLUTION = 2**-7  # of bfloat16, relative to the root mean square of a probe's inputs
 PARTS = ("skip", "branch")  # of a residual connection
 
 RANK_CHARTS = {
@@ -50,8 +50,8 @@ READING_CHARTS = {
 def distance_to_rank_one(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, ""]:
     """‖X - 1 x̄ᵀ‖ / ‖X‖, averaged over the batch: 0 if all tokens of a sequence have the same vector.
 
-    The residual of Dong et al. 2021 (arXiv 2103.03404) relative to X, in the Frobenius norm, for which x̄ is the mean
-    over the tokens; for the paper's norm, √(‖·‖₁ ‖·‖_∞), no closed form exists.
+    This is the residual of Dong et al. 2021 (arXiv 2103.03404) relative to X. The Frobenius norm is used, since the
+    best x̄ is then the mean over the tokens; for the paper's norm, √(‖·‖₁ ‖·‖_∞), x̄ has no closed form.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     rest = x - x.mean(dim=1, keepdim=True)
@@ -81,12 +81,12 @@ def rank_by_depth(context: AnalysisContext, network: Network) -> list[list[tuple
 def linear_probe(
     x: Float[Tensor, "samples d_model"], labels: Int[Tensor, " samples"], is_fit: Bool[Tensor, " samples"]
 ) -> float:
-    """The share of right labels among the samples that do not fit the probe, of labels that occur in those that do.
+    """The accuracy of a linear probe on the samples that it is not fitted on, if their label occurs in the fit.
 
-    By linear discriminant analysis (Fisher 1936), the label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹ μ / 2 + ln π, where μ
-    are the means of the labels, π their shares, and Σ the covariance within them: unlike logistic regression, as in
-    Alain & Bengio 2016 (arXiv 1610.01644), it has a closed form. Σ includes noise of the size `RESOLUTION`, so that
-    smaller differences count as lost. Of equal vectors, the most frequent label is predicted. nan without a test.
+    The probe is linear discriminant analysis (Fisher 1936), which predicts the label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹
+    μ / 2 + ln π, where μ are the means of the labels, π their shares, and Σ the covariance within them: unlike logistic
+    regression, as in Alain & Bengio 2016 (arXiv 1610.01644), it has a closed form. Σ includes noise of the size
+    `RESOLUTION`, which hides smaller differences. Equal vectors get the most frequent label. nan without test samples.
     """
     x = x.double()
     is_test = ~is_fit & torch.isin(labels, labels[is_fit])
@@ -108,10 +108,10 @@ def linear_probe(
 def readings(
     context: AnalysisContext, network: Network, seen: Callable[[Tensor], Tensor] = lambda x: x
 ) -> list[list[tuple[float, ...]]]:
-    """For each stack, the shares of tokens, and of positions, that a `linear_probe` reads by depth: embeddings first.
+    """For each stack and depth, embeddings first, the accuracy of a `linear_probe` for tokens, and for positions.
 
-    Every other row of the sample, without its padding, fits the probes; the others test them. `seen` is what the probes
-    see of a residual stream: zeros give the share of the most frequent label, which is chance.
+    Every other row of the sample, without padding, is used to fit the probes, the others to test them. `seen` maps a
+    residual stream to the probes' input: zeros give the share of the most frequent label, which is chance.
     """
     samples: list[list[tuple[Tensor, ...]]] = [[] for _ in network.stacks()]  # stream, token, position, row of tokens
     num_rows = 0
@@ -135,9 +135,9 @@ class ResidualSurgery:
 
     Both stacks of an encoder–decoder are analysed; the decoder also has residual connections around cross-attention.
 
-    What is lost with them is read back: `readings` of the residual stream, of which the embeddings and chance are the
-    controls. Without residual connections and feed-forward networks, the output of attention converges to rank 1, the
-    same vector for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
+    Linear probes measure the lost information, see `readings`; the embeddings and chance are their controls. Without
+    residual connections and feed-forward networks, the output of attention converges to rank 1, the same vector for all
+    tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
     """
 
     num_windows: int = 32
@@ -169,7 +169,7 @@ class ResidualSurgery:
                     f"  {' '.join(at)}": "distance to rank 1 {:.3f}, token cosine {:.3f}".format(*values[-1])
                     for at, values in ranks.items()
                 },
-                "reading": "what a linear probe reads from the last layer, on rows that do not fit it; "
+                "reading": "accuracy of a linear probe on the last layer, for rows that it was not fitted on; "
                 "the embeddings and chance are its controls:",
                 **{
                     f"  read, {' '.join(at)}": _reading_in_words(values, chances[*at[:-1], "chance"][0])
@@ -189,7 +189,7 @@ class ResidualSurgery:
         )
 
     def _losses(self, context: AnalysisContext) -> tuple[Losses, dict[tuple[Any, ...], Change]]:
-        """The losses, and their change by kind of the stack, layer, residual connection, and removed part of it."""
+        """The losses, and their change by stack, layer, residual connection, and the one of `PARTS` that is removed."""
         base, changes = context.losses(), {}
         for kind, stack in stacks_of(context.network).items():
             for depth, layer in enumerate(stack.layers):
@@ -200,7 +200,7 @@ class ResidualSurgery:
 
 
 def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float]) -> str:
-    """The verdict on each reading: kept with 90 % or more of the embeddings' accuracy above chance, lost with 10 %."""
+    """The verdict on each accuracy: kept if at least 90 % of the embeddings' accuracy above chance is, lost at 10 %."""
     parts = []
     for label, first, last, chance in zip(("tokens", "positions"), values[0], values[-1], chances, strict=True):
         shown = first - chance

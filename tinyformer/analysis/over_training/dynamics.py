@@ -30,7 +30,7 @@ from tinyformer.report.result import AnalysisResult
 
 Activations: TypeAlias = Float[Tensor, "tokens features"]
 Matrices: TypeAlias = Float[Tensor, "heads rows columns"]
-PRECISION = torch.finfo(torch.float32).eps  # of activations, relative to the largest
+PRECISION = torch.finfo(torch.float32).eps  # the relative precision of activations
 
 SETTLED = 0.9  # the linear CKA with the last snapshot from which an activation has settled
 
@@ -43,15 +43,15 @@ DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "se
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 Series: TypeAlias = dict[tuple[str, str], dict[int, float]]
-"""The values of a measure by step, for each point or matrix: its name, and the number of the head, or ""."""
+"""The values of a measure by step, for each name of a point or matrix and number of a head; "" for no head."""
 
 
 def linear_cka(x: Activations, y: Activations) -> float:
     """H(x, y) / √(H(x, x) H(y, y)): 1 if y is x up to rotation, scale and offset, about 0 for independent activations.
 
     Centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) with the unbiased estimate H of HSIC (Song et al.
-    2012, JMLR 13), by products of features: the biased one, ‖xᵀ y‖² of centred x and y, is above 0 for independent ones
-    (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations and for fewer than four tokens.
+    2012, JMLR 13), from products of features. The biased estimate, ‖xᵀ y‖² of centred x and y, is above 0 for
+    independent ones (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations or fewer than four tokens.
     """
     n, (x, y) = len(x), map(centred, (x, y))
     if n < 4:
@@ -72,7 +72,7 @@ def centred(x: Activations) -> Activations:
 
 
 def reduced(left: Matrices, right: Matrices | None = None) -> Matrices:
-    """Small matrices with the singular values of `left @ right` but those that must be 0, by QR; or `left` alone."""
+    """Small matrices with the nonzero singular values of `left @ right`, by QR; `left` itself without `right`."""
     return left if right is None else torch.linalg.qr(left).R @ torch.linalg.qr(right.mT).R.mT
 
 
@@ -91,24 +91,24 @@ MEASURES: dict[str, tuple[str, Callable[..., Any]]] = {
 
 Gradients: TypeAlias = Mapping[Any, Tensor] | None
 Factors: TypeAlias = Callable[[Gradients], tuple[Tensor, ...]]
-"""A matrix for each head, as one factor or two; or its gradient, given those of all weights."""
+"""A function that returns a matrix for each head as one or two factors, or its gradient, given all gradients."""
 
 
 @dataclass(eq=False)
 class TrainingDynamics:
-    """Training dynamics: measures of the parts of a network over the snapshots of its training.
+    """Training dynamics: measures of activations, weights and gradients over the snapshots of a training run.
 
-    Activations of the sample's tokens are compared with those of the last snapshot, and of the one before. A part has
-    settled once linear CKA with the last stays at 0.9 or more; early layers tend to settle first (Raghu et al. 2017,
-    arXiv 1706.05806). Weights, and gradients of the sample's mean loss, have an effective rank and a norm. The circuits
-    of a head are OV = W_O W_V and QK = W_Qᵀ W_K (Elhage et al. 2021), without rotation, biases and norms; their
-    gradient is the change in a small step of gradient descent, per unit of the learning rate.
+    Activations of the sample's tokens are compared with those of the last snapshot, and of the previous one. They have
+    settled once linear CKA with the last snapshot stays at 0.9 or more; early layers tend to settle first (Raghu et al.
+    2017, arXiv 1706.05806). The effective rank and the norm are measured for weights, and for gradients of the sample's
+    mean loss. The circuits of a head are OV = W_O W_V and QK = W_Qᵀ W_K (Elhage et al. 2021), without rotation, biases
+    and norms; their gradient is the change in a small step of gradient descent, per unit of the learning rate.
 
     Args:
-        points: names of `Model.points`, with `*` for any characters; by default `POINTS`, heads before `o_proj`.
+        points: names of `Model.points`, with `*` for any characters; by default `POINTS`, with heads before `o_proj`.
         weights: names of modules, and `layers.0.attention.OV` or `QK` for the circuits of heads; by default `WEIGHTS`.
-        measures: of activations "cka"; of matrices "rank" and "norm".
-        gradients: whether to measure gradients, too.
+        measures: "cka" for activations; "rank" and "norm" for matrices.
+        gradients: if True, gradients are measured, too.
     """
 
     points: str | Sequence[str] | None = None
@@ -199,27 +199,27 @@ class TrainingDynamics:
 
 
 def chosen(known: Mapping[str, Any], patterns: Any, default: Sequence[str], argument: str) -> list[str]:
-    """The names that match the patterns of an argument; without patterns, those that match the default ones, if any."""
+    """The names that match the patterns of an argument or, if they are None, the default patterns."""
     if patterns is not None:
         return list(matching(known, [patterns] if isinstance(patterns, str) else patterns, argument))
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in default)]
 
 
 def modules_by_name(network: Network) -> dict[str, nn.Module]:
-    """The modules by their names in `points_of`, which leave out the stack if there is one."""
+    """The modules by their names in `points_of`, which leave out the stack if there is only one."""
     stack = "encoder." if len(network.stacks()) == 1 else ""
     return {name.removeprefix(stack): module for name, module in network.named_modules()}
 
 
 def matrices_of(network: Network) -> dict[str, tuple[list[str], Factors]]:
-    """By name, the heads and the factors of the circuits of attention layers, and of the weights of all modules."""
+    """The heads and the factors of each attention circuit, and of each matrix of weights, by its name."""
 
     def circuit(layer: BaseAttention, names: Sequence[str], gradients: Gradients) -> tuple[Tensor, ...]:
         a, b = (weights_by_head(layer)[name].double() for name in names)
         if gradients is None:
             return a.mT, b
         grad_a, grad_b = (weights_by_head(layer, gradients.__getitem__)[name].double() for name in names)
-        return torch.cat([grad_a.mT, a.mT], dim=-1), torch.cat([b, grad_b], dim=-2)  # of dA B + A dB
+        return torch.cat([grad_a.mT, a.mT], dim=-1), torch.cat([b, grad_b], dim=-2)  # the factors of dA B + A dB
 
     def alone(weight: Tensor, gradients: Gradients) -> tuple[Tensor, ...]:
         return ((weight.detach() if gradients is None else gradients[weight]).double().cpu().unsqueeze(0),)
@@ -249,19 +249,19 @@ def gradients_of(context: AnalysisContext, network: Network) -> dict[Any, Tensor
 
 
 def address_of(name: str) -> Address:
-    """The kind of attention, or the stack, or ""; and the layer, or ""."""
+    """The kind of attention or the stack that a name contains, and the layer; "" for what it does not contain."""
     layer, stack = LAYER.search(name), name.partition(".")[0]
     kind = "cross" if ".cross_attention." in name else stack if stack in KINDS else ""
     return kind, int(layer[1]) if layer else ""
 
 
 def title_of(name: str) -> str:
-    """The address in words, such as "decoder layer 0"; the name of what belongs to no layer."""
+    """The layer that a name contains, such as "decoder layer 0"; a name without a layer is returned unchanged."""
     return layer_title(address_of(name)).strip() if LAYER.search(name) else name
 
 
 def _tell_settled(found: AnalysisResult, similarities: Series) -> None:
-    """Add which activations settled first and last, given their similarity to those of the last snapshot."""
+    """Add the activations that settled first and last, by their similarity to those of the last snapshot."""
     settled = defaultdict[str, dict[int, str]](dict)
     for (name, head), values in similarities.items():
         unsettled = max((step for step, value in values.items() if not value >= SETTLED), default=-1)

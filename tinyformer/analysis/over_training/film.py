@@ -23,7 +23,7 @@ from tinyformer.report.page import as_bytes, packed
 from tinyformer.report.result import AnalysisResult, Table
 
 LARGEST_PAGE = 15e6  # bytes
-BYTES_OF_VALUES = 450  # about those of a head's measures at a step
+BYTES_OF_VALUES = 450  # approximate size of a head's measures at a step
 NUM_HEADS, NUM_STEPS, NUM_CURVES = 3, 6, 6  # in the picture
 CIRCUIT = ("previous_token", "induction")  # the measures of an induction circuit, whose events come before others
 ACQUIRED = {trait.begins for trait in TRAITS.values() if trait.ends}  # not uniformity, which all heads begin with
@@ -33,10 +33,10 @@ ACQUIRED = {trait.begins for trait in TRAITS.values() if trait.ends}  # not unif
 class TrainingFilm:
     """The film of a run: the maps of a text at every snapshot (`film.html`, `film.png`, `film.csv`).
 
-    The page is that of `HeadMaps` for the last snapshot, with a slider to the others, whose maps are `quantised`. If it
-    would pass 15 MB, it has fewer snapshots, evenly chosen. Measures and losses are those of the sample, whatever text
-    is shown, and events those of `events_of_snapshots`; it opens at the first role that a head acquires. For `text`,
-    `target` and `num_tokens` see `HeadMaps`.
+    The page shows the maps of the last snapshot, as `HeadMaps` does, and a slider selects other snapshots, whose maps
+    are `quantised`. If the page would exceed 15 MB, it has fewer snapshots, evenly chosen. Measures and losses are
+    those of the sample, even if another text is shown, and events come from `events_of_snapshots`. The page opens at
+    the first role that a head acquires. For `text`, `target` and `num_tokens` see `HeadMaps`.
     """
 
     text: str | Sequence[str] | None = None
@@ -86,11 +86,11 @@ class TrainingFilm:
 
 @dataclass(eq=False)
 class Film:
-    """The snapshots of a film, and all events."""
+    """The snapshots that a film shows, and all events of the run."""
 
     steps: Sequence[int]
     losses: Sequence[float]  # in nats per target
-    maps: Sequence[Sequence[Map]]  # of every head at each step
+    maps: Sequence[Sequence[Map]]  # the map of every head at each step
     tables: Sequence[Table]  # the measures at each step, see `HeadMeasures.table`
     events: Sequence[Event]
 
@@ -129,7 +129,7 @@ class Film:
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
     def strip(self) -> Figure:
-        """A few heads that formed, or the first ones, at some steps: the first, the last, and around their events."""
+        """A figure of some heads that acquired a role, or else of the first heads, at steps around their events."""
         heads, last = (self.formed or [*range(len(self.titles))])[:NUM_HEADS], len(self.steps) - 1
         after = [bisect_left(self.steps, event.step) for head, event in self.acquired if head in heads]
         places = dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])
@@ -139,12 +139,12 @@ class Film:
 
 
 def evenly_chosen(number: int, layers: Sequence[Float[Tensor, "_maps _queries _keys"]]) -> list[int]:
-    """The indices of the snapshots that a page has room for, the first and the last among them."""
+    """The indices of as many evenly spaced snapshots as fit into a page, including the first and the last."""
     weights, values = sum(layer.numel() for layer in layers) * 4 / 3, sum(map(len, layers)) * BYTES_OF_VALUES
     most = max(2, int((LARGEST_PAGE - 2 * weights) / (weights + values)))  # the last is stored in 16 bits, too
     return np.linspace(0, number - 1, min(number, most)).round().astype(int).tolist()
 
 
 def quantised(layers: Sequence[Float[Tensor, "_maps _queries _keys"]]) -> list[Map]:
-    """The maps of all layers, see `as_bytes`."""
+    """The maps of all layers as 8-bit integers, see `as_bytes`."""
     return [of_head for layer in layers for of_head in as_bytes(layer).cpu().numpy()]

@@ -1,4 +1,4 @@
-"""Any analysis over the snapshots of a run: its tables and numbers by step, a curve for each head, and events."""
+"""Any analysis over the snapshots of a run: its tables and scalars by step, a curve for each head, and events."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult, Table
 
 MOST_NAMED = 8
-"""Number of heads whose curves are in colour and named: those that change most."""
+"""The number of heads whose curves are coloured and named; they are the heads that change most."""
 
 
 class SnapshotMeasures(NamedTuple):
@@ -32,10 +32,10 @@ class SnapshotMeasures(NamedTuple):
 
 
 def require_snapshots(context: AnalysisContext, analysis: str) -> None:
-    """Refuse an analysis, given its name, of a run with fewer than two snapshots."""
+    """Raise an error if the run has fewer than two snapshots; `analysis` is the name of the analysis."""
     if len(context.snapshots) < 2:
-        reason = f"compares snapshots, of which this run has {len(context.snapshots)}; one that is trained with "
-        reason += "callbacks.snapshots.every_n_steps=100 has them"
+        reason = f"compares snapshots, and this run has {len(context.snapshots)}; train with "
+        reason += "callbacks.snapshots.every_n_steps=100 to save snapshots"
         raise ArgumentError("analysis", analysis, reason, {"analysis": "maps"})
 
 
@@ -56,11 +56,11 @@ def events_of_snapshots(context: AnalysisContext, rows: int = 256) -> SnapshotMe
 
 @dataclass(eq=False)
 class OverSteps:
-    """An analysis of each snapshot of a run, in turn and on the same data; only one of their networks is in memory.
+    """An analysis of each snapshot of a run, one after another, on the same data; only one network is in memory.
 
-    Each table has a first column `step`, and the numbers of the analysis are the table `scalars`. Figures show them by
-    step: `NAME_by_step` for a table NAME with a row for each head, and for each number. Other figures, lines and files
-    are those of the last snapshot.
+    Each table gets a first column `step`, and the table `scalars` has the scalars of the analysis. Figures show values
+    by step: `NAME_by_step` for each table NAME with a row for each head, and for each scalar. Other figures, lines and
+    files are those of the last snapshot.
     """
 
     analysis: Analysis
@@ -82,7 +82,7 @@ class OverSteps:
         result.tables = {name: joined(of_steps) for name, of_steps in tables.items()}
         steps = [snapshot.step for snapshot in context.snapshots]
         span = f"{steps[0]:,} to {steps[-1]:,}"
-        result.lines = {"snapshots": f"{len(steps)}, of steps {span}; what follows is of the last"} | result.lines
+        result.lines = {"snapshots": f"{len(steps)}, of steps {span}; the lines below are for the last"} | result.lines
         for name, figure in charts(result.tables).items():
             result.figures[f"{name}_by_step"] = figure
             result.own_facts[f"{name}_by_step"] = {**(result.facts or context.facts), "step": span}
@@ -99,9 +99,9 @@ def joined(tables: Mapping[int, Table]) -> Table:
 
 
 def charts(tables: Mapping[str, Table]) -> dict[str, Figure]:
-    """A chart of each scalar by step, and of the change or else the first measure in a table with a row for each head.
+    """A chart by step of each scalar, and of one column of each table with a row for each head.
 
-    Heads beyond the `MOST_NAMED` that change most are in grey.
+    The column is `change`, or else the first measure. The `MOST_NAMED` heads that change most are in colour.
     """
     drawn = {}
     for name, (columns, rows) in tables.items():

@@ -20,26 +20,26 @@ from tinyformer.measures.intervals import CHANGE_COLUMNS, Change, Losses
 from tinyformer.nn import BaseAttention, Network
 from tinyformer.report.result import AnalysisResult
 
-MAX_POINTS = 17  # of a curve of the loss by the number of removed heads, besides a chosen number
+MAX_POINTS = 17  # points of the curve of the loss by number of removed heads, in addition to the chosen number
 NUM_PRINTED = 5  # heads
 
 Heads: TypeAlias = tuple[Head, ...]
 
 Replacement: TypeAlias = Callable[[Any, int, Tensor], Tensor]
-"""Given a batch, a layer's index and the outputs of its heads, `batch heads seq v_head_dim`, what replaces these.
+"""A function of a batch, a layer's index and its heads' outputs, `batch heads seq v_head_dim`, to their replacement.
 
-The batch is None where the replacement does not depend on it. The replacement may broadcast.
+The batch is None if the replacement does not depend on it. The replacement may broadcast.
 """
 
 
 def ablated(
     layer: BaseAttention, heads: Sequence[int], replacement: Callable[[Tensor], Tensor] = torch.zeros_like
 ) -> AbstractContextManager[None]:
-    """Ablate heads of a layer inside the block, given their indices and the replacement of their outputs."""
+    """Ablate the given heads of a layer inside a `with` statement; `replacement` maps outputs to new outputs."""
     gate, chosen = layer.head_gate, torch.zeros(layer.num_heads, dtype=torch.bool, device=layer.o_proj.weight.device)
     chosen[list(heads)] = True
     factors = torch.ones(chosen.shape, device=chosen.device) if gate.factors is None else gate.factors
-    earlier = gate.replacement or torch.zeros_like  # of heads that are ablated already
+    earlier = gate.replacement or torch.zeros_like  # the replacement of heads that are already ablated
 
     def replaced(outputs: Tensor) -> Tensor:
         return torch.where(chosen.view(-1, 1, 1), replacement(outputs), earlier(outputs))
@@ -55,7 +55,7 @@ def _zero(batch: Batch | None, layer: int, outputs: Tensor) -> Tensor:
 def gated(
     network: Network, heads: Sequence[Head], batch: Batch | None = None, replacement: Replacement = _zero
 ) -> Iterator[None]:
-    """Ablate heads inside the block, where the network reads a batch."""
+    """Ablate heads inside a `with` statement, in which the network processes the batch."""
     with ExitStack() as stack:
         for index, layer in enumerate(network.attentions()):
             if of_layer := [head for at, head in heads if at == index]:
@@ -65,7 +65,7 @@ def gated(
 
 @contextmanager
 def gates_on(layers: Sequence[BaseAttention], gates: Sequence[Float[Tensor, "*batch heads"]]) -> Iterator[None]:
-    """Multiply the outputs of each layer's heads by gates inside the block; an ablated head stays ablated."""
+    """Multiply the outputs of each layer's heads by gates inside a `with` statement; ablated heads stay ablated."""
     with ExitStack() as stack:
         for layer, own in zip(layers, gates, strict=True):
             factors = layer.head_gate.factors
@@ -76,7 +76,7 @@ def gates_on(layers: Sequence[BaseAttention], gates: Sequence[Float[Tensor, "*ba
 def outputs_by_head(
     context: AnalysisContext, batch: Batch
 ) -> list[tuple[Float[Tensor, "batch heads seq v_head_dim"], Bool[Tensor, "batch seq"]]]:
-    """The outputs of each layer's heads for a batch, as if none were ablated, and a mask that is True at tokens."""
+    """The outputs of each layer's heads for a batch, before their ablation, and a mask that is False at padding."""
     is_token, layers, outputs = queries_by_kind(batch), context.network.attentions(), dict[int, Tensor]()
 
     def record(index: int, gate: Any, args: tuple[Tensor, ...]) -> None:
@@ -99,10 +99,10 @@ def mean_outputs(context: AnalysisContext) -> list[Tensor]:
 
 
 def resampled_positions(lengths: Int[Tensor, " batch"], num_positions: int) -> Int[Tensor, "batch positions"]:
-    """For each position of a row, the position in another row whose output replaces its own.
+    """For each position of a row, the position in another row whose output is the replacement.
 
-    It is the same position or, beyond the end of the other row, whose number of tokens is in `lengths`, that of one of
-    its tokens, drawn at random.
+    The other rows have `lengths` tokens. Up to the end of the other row, both positions are equal; beyond it, a
+    position of one of its tokens is drawn at random.
     """
     ends, place = lengths.clamp(min=1).unsqueeze(1), torch.arange(num_positions, device=lengths.device)
     generator = torch.Generator().manual_seed(0)
@@ -118,7 +118,7 @@ def _mean(context: AnalysisContext) -> Replacement:
 def _resample(context: AnalysisContext) -> Replacement:
     if min(len(batch["inputs"]) for batch in context.batches) < 2:
         row = context.row
-        reason = f"needs at least two {row}s in every batch, since the output of another {row} replaces the head's"
+        reason = f"needs at least two {row}s in every batch, to replace a head's output by that for another {row}"
         raise ArgumentError("mode", "resample", reason, {"mode": "mean"})
 
     def resampled(batch: Batch, layer: int, outputs: Tensor) -> Tensor:
@@ -134,13 +134,13 @@ MODES: dict[str, Callable[[AnalysisContext], Replacement]] = {
     "mean": _mean,
     "resample": _resample,
 }
-"""By name, what replaces the output of an ablated head."""
+"""The functions that make the replacement of ablated heads' outputs, by the name of the mode."""
 
 
 def ablations(
     context: AnalysisContext, mode: str, head_sets: Sequence[Sequence[Head]]
 ) -> list[Callable[[Batch], AbstractContextManager[None]]]:
-    """For each set of heads, the context in which they are ablated, by batch, with a mode of `MODES`."""
+    """For each set of heads, a function of a batch whose context manager ablates the heads, with a mode of `MODES`."""
     replacement = MODES[mode](context)
     return [partial(gated, context.network, heads, replacement=replacement) for heads in head_sets]
 
@@ -151,7 +151,7 @@ def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]]
 
 
 def losses_along(context: AnalysisContext, order: Sequence[Head], chosen: int, mode: str = "zero") -> dict[int, Losses]:
-    """The losses after ablating the first heads of an order: from none to all of them, and a chosen number."""
+    """The losses after ablating the first n heads of an order, by n: `MAX_POINTS` values from 0 on, and `chosen`."""
     counts = sorted({round(i * len(order) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {chosen})
     return dict(zip(counts, losses_without(context, [order[:count] for count in counts], mode), strict=True))
 
@@ -186,11 +186,11 @@ class HeadAblation:
     The increase of the loss measures what no other head can supply (Michel et al. 2019, arXiv 1905.10650).
 
     Args:
-        mode: what replaces the head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv 2211.00593),
-            which removes what differs between tokens and keeps the constant part; or `resample`, its output at the
-            same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's distribution.
-            Where that window is shorter, the output is that of a random token of it; the draw is the same for every
-            head. The modes of `tinyformer.Model.ablated` are the same.
+        mode: the replacement of a head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv
+            2211.00593), which removes differences between tokens and keeps the constant part; or `resample`, its output
+            at the same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's
+            distribution. If that window is shorter, the output at a random token of it is used, at the same token for
+            every head. `tinyformer.Model.ablated` has the same modes.
     """
 
     mode: str = "zero"
@@ -207,7 +207,7 @@ class HeadAblation:
         sets = [*((head,) for head in context.active_heads), *groups]
         losses = dict(zip(sets, losses_without(context, sets, self.mode), strict=True))
         changes = {heads: after.change_from(base, self.num_resamples) for heads, after in losses.items()}
-        rows, none = {}, Change(0.0, 0.0, 0.0)  # without a head that is ablated already
+        rows, none = {}, Change(0.0, 0.0, 0.0)  # for a head that is already ablated
         for layer, head in context.heads:
             kv_head = context.layers[layer].head_map.kv_heads[head]
             rows[layer, head] = [kv_head, *changes.get(((layer, head),), none).row(base)]
@@ -244,7 +244,7 @@ def sharing_heads(context: AnalysisContext) -> list[Heads]:
 
 @dataclass(eq=False)
 class HeadImportance:
-    """The importance of each head by gradient, and optionally its rank correlation with ablation."""
+    """The importance of each head by gradient, and its rank correlation with the effect of ablation."""
 
     num_windows: int = 32
     compare: bool = True  # also ablate each head, and report Spearman's ρ of importance and change of the loss
@@ -268,14 +268,14 @@ class HeadImportance:
         )
         if self.compare and len(heads) > 1:
             rho = rank_correlation(*([values[head] for head in heads] for values in columns.values()))
-            found.lines["rank correlation"] = f"{rho:.3f} with the loss change of ablating the head"
+            found.lines["rank correlation"] = f"{rho:.3f} with the change of the loss without the head"
             found.scalars["analysis/rank_correlation"] = rho
         return found
 
 
 def rank_correlation(x: list[float], y: list[float]) -> float:
     """Spearman's ρ of two or more values: 1 for the same order, -1 for the opposite order."""
-    # Takes a second to import, which the other analyses need not pay.
+    # The import takes a second, which only this analysis needs.
     from torchmetrics.functional.regression import spearman_corrcoef  # noqa: PLC0415
 
     return float(spearman_corrcoef(torch.tensor(x), torch.tensor(y)))

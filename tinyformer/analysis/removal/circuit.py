@@ -21,32 +21,32 @@ from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks.task import TokenTask
 
 THRESHOLDS = {"induction": 0.4, "previous_token": 0.5}
-"""By measure, the threshold from which telemetry labels a head by default."""
+"""By measure, the smallest value with which telemetry labels a head by default."""
 
 Measured: TypeAlias = Mapping[Head, Mapping[str, float]]
-"""The measures of active heads, by their names."""
+"""For each active head, the values of its measures by name."""
 
 
 @dataclass(eq=False)
 class HeadCircuit:
-    """Tests whether the heads with a known attention pattern suffice for a task, and whether the task needs them.
+    """A test of whether the heads with a known attention pattern suffice for a task, and whether it needs them.
 
     Heads are found on random sequences that are repeated once (`repeated_tokens`), not on the evaluated split: a head
     belongs to the circuit if one of its measures reaches its threshold. The loss and the accuracy on the evaluated
     split are then computed for the whole model, for the circuit alone (every other head is ablated) and for the model
-    without the circuit; and, to compare with, for as many random heads of each layer, kept alone and ablated. Few heads
-    do most of the work in a trained model (Voita et al. 2019, arXiv 1905.09418). An induction circuit has a head that
-    attends to the previous token and, in a later layer, one that attends to the token that followed an earlier
-    occurrence of the query's token (Elhage et al. 2021, transformer-circuits.pub/2021/framework).
+    without the circuit. The control is as many random heads of each layer, kept alone and ablated. Few heads do most of
+    the work in a trained model (Voita et al. 2019, arXiv 1905.09418). An induction circuit has a head that attends to
+    the previous token and, in a later layer, one that attends to the token that followed an earlier occurrence of the
+    query's token (Elhage et al. 2021, transformer-circuits.pub/2021/framework).
     """
 
-    measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)  # by name, the least of a head that is found
+    measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)  # thresholds by measure
     mode: str = "zero"  # what replaces the output of an ablated head, see `HeadAblation`
     num_windows: int = 32
     num_sequences: int = 16
     period: int = 32  # random tokens before they repeat; less than half of the context
     num_draws: int = 8  # draws of random heads
-    seed: int = 0  # of the random sequences and heads
+    seed: int = 0  # for the random sequences and heads
     needs_gradient = False
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class HeadCircuit:
         }
 
     def _found(self, measured: Measured) -> list[Head]:
-        """The heads of the circuit, of which a measure reaches its threshold."""
+        """The heads of the circuit: for each, at least one measure reaches its threshold."""
         relative = self._relative(measured)
         if found := [head for head, value in relative.items() if value >= 1]:
             return found
@@ -99,20 +99,20 @@ class HeadCircuit:
         raise ArgumentError("measures", dict(self.measures), reason)
 
     def _relative(self, measured: Measured) -> dict[Head, float]:
-        """The largest measure of each head, relative to its threshold."""
+        """The largest ratio of a measure to its threshold, for each head."""
         thresholds = self.measures.items()
         return {head: max(of[name] / least for name, least in thresholds) for head, of in measured.items()}
 
     def _result(
         self, context: AnalysisContext, measured: Measured, found: Sequence[Head], rows: list[list[Any]]
     ) -> AnalysisResult:
-        """The measures, and the loss and the accuracy with some of the heads; in words, the means over draws."""
+        """The result: measures of heads, and loss and accuracy with each set of heads; lines are means over draws."""
         means = {}
         for name in dict.fromkeys(row[0] for row in rows):
             scores = torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64)
             means[name] = scores.mean(dim=0).tolist()
         of_heads = {head: [*values.values(), head in found] for head, values in measured.items()}
-        title = "Largest measure relative to its threshold; heads from 1 on are the circuit"
+        title = "Largest ratio of a measure to its threshold; heads with at least 1 are the circuit"
         label = f"largest of {', '.join(f'{name} / {least:g}' for name, least in self.measures.items())}"
         titles = ", ".join(context.head_title(*head) for head in found)
         return AnalysisResult(
@@ -138,7 +138,7 @@ class HeadCircuit:
 
 
 def _as_many(heads: Sequence[Head], found: Sequence[Head], generator: torch.Generator) -> list[Head]:
-    """Random heads, as many in each layer as were found there."""
+    """Draw random heads, in each layer as many as `found` has in it."""
     drawn = []
     for layer in sorted({layer for layer, _ in heads}):
         of_layer = [head for head in heads if head[0] == layer]

@@ -36,22 +36,22 @@ ORDERS: dict[str, Callable[[AnalysisContext, int], dict[Head, float]]] = {
 
 @dataclass(eq=False)
 class HeadPruning:
-    """Prunes heads one after the other, the least important first, and saves the smaller model.
+    """Pruning of heads one after another, the least important first, and the checkpoint of the smaller model.
 
-    As in Michel et al. 2019 (arXiv 1905.10650, §4). Each layer keeps its last head; to remove the attention of a whole
-    layer, use `Residual(branch=0)` instead. Ablated heads do not count, and stay as they are.
+    The method is that of Michel et al. 2019 (arXiv 1905.10650, §4). Each layer keeps its last head; to remove the
+    attention of a whole layer, use `Residual(branch=0)` instead. Ablated heads are neither counted nor pruned.
 
     Args:
-        order: which heads are pruned first: by `importance` (see `head_importance`); `oracle`, by the change of the
-            loss after ablating each alone; or `random`, the baseline.
-        random_orders: number of random orders to compare with in the picture and the table, with the seeds that follow
+        order: the score of a head, the lowest pruned first: `importance` (see `head_importance`); `oracle`, the change
+            of the loss after ablating the head alone; or `random`, the baseline.
+        random_orders: the number of random orders for comparison in the picture and the table; their seeds follow
             `seed`. Each costs at most 18 evaluations of the windows.
     """
 
-    fraction: float = 0.4  # of all heads, to prune
+    fraction: float = 0.4  # the share of all heads to prune
     order: str = "importance"
     num_windows: int = 32
-    seed: int = 0  # of the random order
+    seed: int = 0  # for the random order
     random_orders: int = 3
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class HeadPruning:
 
 
 def pruning_order(context: AnalysisContext, score_of: Mapping[Head, float]) -> list[Head]:
-    """The living heads, those with the lowest scores first, without the one of each layer that has the highest."""
+    """The active heads by increasing score, without the head of each layer that has the highest score."""
     left = Counter(layer for layer, _ in context.active_heads)
     order = []
     for layer, head in sorted(context.active_heads, key=score_of.__getitem__):
@@ -147,7 +147,7 @@ def pruning_order(context: AnalysisContext, score_of: Mapping[Head, float]) -> l
 def _difference(context: AnalysisContext, heads: Sequence[Head], pruned: Network) -> float:
     """max|a - b| / max|b| over the outputs a of the pruned and b of the gated model for one window.
 
-    An `ArgumentError` if they differ, as where the parameters of a user-defined class do not allow pruning.
+    An `ArgumentError` is raised if they differ, for example if a user-defined class does not support pruning.
     """
     window = cast(Batch, {name: rows[:1] for name, rows in tensors(context.batches[0]).items()})
     mask = context.task.mask(window)
@@ -156,7 +156,7 @@ def _difference(context: AnalysisContext, heads: Sequence[Head], pruned: Network
     found = context.task.forward(_exact(pruned, mask), window)
     error = float((found - expected).abs().max() / expected.abs().max())
     if not error < 1e-5:
-        reason = "computes something else without some of the heads, so that they cannot be pruned"
+        reason = "computes other outputs with pruned heads than with ablated heads, so it cannot be pruned"
         raise ArgumentError("attention", type(context.layers[0]).__name__, reason)
     return error
 

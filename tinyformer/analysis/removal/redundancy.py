@@ -1,4 +1,4 @@
-"""Redundancy of heads: the loss without pairs and growing sets of them, and the overlap of what they read and write."""
+"""Redundancy of heads: the loss without pairs and growing sets of heads, and the overlap of weights and outputs."""
 
 import itertools
 import statistics
@@ -28,26 +28,26 @@ from tinyformer.nn.heads import layer_title
 from tinyformer.report.charts import change_grid, lines, named_grid
 from tinyformer.report.result import AnalysisResult
 
-NUM_PRINTED, NUM_DRAWN = 3, 24  # pairs of a kind that are printed, heads in the picture of pairs
+NUM_PRINTED, NUM_DRAWN = 3, 24  # pairs of each sign that are printed, heads in the picture of pairs
 
 Without: TypeAlias = Mapping[Heads, Losses]
-"""The losses without some heads; without `()`, those of the whole model."""
+"""The losses by the set of heads that are ablated; `()` is the key of the whole model's losses."""
 
 Curve: TypeAlias = Mapping[int, tuple[Change, float]]
-"""By the number of removed heads, the change of the loss, and the sum of the changes without each of them alone."""
+"""By number of removed heads: the change of the loss, and the sum of its changes if each head is removed alone."""
 
 PROJECTIONS = {"W_Q": "q_proj", "W_K": "k_proj", "W_V": "v_proj", "W_O": "o_proj"}
-"""The projections of which each head has its own rows, or columns, by their names in papers."""
+"""The projections in which each head has its own rows or columns, by their names in papers."""
 
 ORDERS: dict[str, Callable[[AnalysisContext, Without], dict[Head, float]]] = {
     "oracle": lambda context, trained: {head: _half(trained[head,], 0).mean for head in context.active_heads},
     "importance": lambda context, trained: head_importance(every_second(context, 0)),
 }
-"""By name, the importance of each head on the first, third, … window; sets of heads grow from the lowest."""
+"""The functions that compute each head's importance on the first, third, … window, by the name of the order."""
 
 
 class Overlap(NamedTuple):
-    """The overlap of a projection of two heads of a layer, or of their outputs."""
+    """The overlap of two heads of a layer in one projection (`part`), or in their outputs."""
 
     layer: int
     heads: tuple[int, int]
@@ -61,21 +61,21 @@ class Overlap(NamedTuple):
 class HeadRedundancy:
     """The redundancy of heads: the loss without pairs and growing sets of heads, and the overlap of heads.
 
-    - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. Above
-      0, each supplies what is lost without the other, as backup heads do (Wang et al. 2022, arXiv 2211.00593). Below 0,
-      what is lost without one is lost already without the other. A pair counts if its whole `simultaneous` interval
-      lies beyond `margin`. The control is the untrained network.
-    - Sets grow by the importance of heads on one half of the windows, and at random; they are measured on the other
-      half, next to the sum of Δ of each head alone.
-    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`, with
-      those of the untrained network and of chance. Heads that share a K/V head are not compared by it.
+    - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. If it
+      is positive, each head makes up for the loss of the other, as backup heads do (Wang et al. 2022, arXiv
+      2211.00593). If it is negative, both heads serve one effect, which is lost already without one of them. A pair
+      counts if its `simultaneous` interval is above `margin` or below `-margin`. The control is the untrained network.
+    - Sets of heads grow by importance on one half of the windows, and at random. The loss without them is measured on
+      the other half, and compared with the sum of Δ over the single heads.
+    - The overlap of two heads of a layer is the `subspace_overlap` of each projection, and the `output_overlap`. The
+      controls are the untrained network and chance. Projections that the heads share are not compared.
 
     Args:
-        mode: what replaces the outputs of ablated heads, see `HeadAblation`.
-        num_pairs: at most so many pairs, drawn at random if there are more; each costs two evaluations of the windows.
-        margin: the smallest interaction that counts, in nats per target.
-        order: the importance by which sets grow: `oracle`, Δ(a), or `importance`, its estimate by gradients, see
-            `head_importance`; as in `HeadPruning`.
+        mode: the replacement of ablated heads' outputs, see `HeadAblation`.
+        num_pairs: the maximum number of pairs, drawn at random from all; each costs two evaluations of the windows.
+        margin: the smallest size of an interaction that counts, in nats per target.
+        order: the importance by which sets grow, as in `HeadPruning`: `oracle`, Δ(a), or `importance`, its estimate by
+            gradients, see `head_importance`.
     """
 
     mode: str = "zero"
@@ -85,7 +85,7 @@ class HeadRedundancy:
     margin: float = 0.01
     order: str = "oracle"
     random_orders: int = 3
-    seed: int = 0  # of the random pairs and orders
+    seed: int = 0  # for the random pairs and orders
 
     def __post_init__(self) -> None:
         require_choice("mode", self.mode, MODES)
@@ -96,7 +96,7 @@ class HeadRedundancy:
         context = model.sample(self.num_windows)
         heads, generator = context.active_heads, torch.Generator().manual_seed(self.seed)
         if min(len(heads), context.num_windows) < 2:
-            reason = f"needs two heads and two {context.row}s at least; it has {len(heads)} and {context.num_windows}"
+            reason = f"needs at least two heads and two {context.row}s, and has {len(heads)} and {context.num_windows}"
             raise ArgumentError("analysis", "redundancy", reason, {"analysis": "maps"})
         pairs = list(itertools.combinations(heads, 2))
         drawn = torch.randperm(len(pairs), generator=generator)[: self.num_pairs].sort().values.tolist()
@@ -118,7 +118,7 @@ class HeadRedundancy:
         return found
 
     def _curves(self, context: AnalysisContext, trained: Without, generator: torch.Generator) -> dict[str, Curve]:
-        """The loss without growing sets of heads, on the second, fourth, … window, by the order in which they grow."""
+        """The `Curve` of each order in which sets of heads grow, measured on the second, fourth, … window."""
         least = sorted(context.active_heads, key=ORDERS[self.order](context, trained).__getitem__)
         orders = {"least important first": least, "most important first": least[::-1]}
         for number in range(1, self.random_orders + 1):
@@ -133,7 +133,7 @@ class HeadRedundancy:
         return curves
 
     def _add_pairs(self, found: AnalysisResult, context: AnalysisContext, trained: Without, untrained: Without) -> None:
-        """The interactions of the pairs, and those of the untrained network."""
+        """Add the interactions of the pairs, in the trained and in the untrained network."""
         measured, control = (interactions(losses, self.num_resamples) for losses in (trained, untrained))
         names = {head: context.head_title(*head) for head in context.active_heads}
         backing, opposing = self._beyond_margin(measured)
@@ -167,11 +167,11 @@ class HeadRedundancy:
         address_columns = [f"{name}_{side}" for side in "ab" for name in (*context.address_columns, "head")]
         columns = ["change_a", "change_b", "change_both", "interaction", "low", "high", "untrained"]
         found.tables["pairs"] = [*address_columns, *columns], rows
-        title = f"Interaction: what is lost without two heads, beyond the sum of each alone ({self.mode} ablation)"
+        title = f"Interaction: loss change without both heads, minus the changes without each ({self.mode} ablation)"
         found.figures["pairs"] = _grid(measured, names, title, f"interaction, nats per {context.task.unit}")
 
     def _beyond_margin(self, changes: Mapping[Heads, Change]) -> tuple[list[Heads], list[Heads]]:
-        """The pairs whose whole interval is above the margin, and those below -margin; the largest first."""
+        """The pairs whose whole interval is above the margin, and the pairs whose interval is below -margin."""
         ranked = sorted(changes, key=lambda pair: -abs(changes[pair].mean))
         above = [pair for pair in ranked if changes[pair].low > self.margin]
         return above, [pair for pair in ranked if changes[pair].high < -self.margin]
@@ -179,7 +179,7 @@ class HeadRedundancy:
     def _add_curves(
         self, found: AnalysisResult, context: AnalysisContext, base: Losses, curves: Mapping[str, Curve]
     ) -> None:
-        """The change of the loss without growing sets of heads."""
+        """Add the change of the loss without growing sets of heads, see `Curve`."""
         rows: list[list[Any]] = [
             [name, count, *change.row(base), summed]
             for name, curve in curves.items()
@@ -207,7 +207,7 @@ class HeadRedundancy:
 
 
 def _half(losses: Losses, first: int) -> Losses:
-    """Every second window."""
+    """The losses of every second window, beginning with the window `first`."""
     return Losses(losses.nats[first::2], losses.targets[first::2])
 
 
@@ -220,7 +220,7 @@ def interactions(without: Without, num_resamples: int) -> dict[tuple[Head, ...],
 
 
 def _grid(changes: Mapping[Heads, Change], names: Mapping[Head, str], title: str, label: str) -> Figure:
-    """A picture of pairs, of the heads with the strongest interactions."""
+    """A grid of the interactions of pairs, for the `NUM_DRAWN` heads with the strongest interactions."""
     ranked = sorted(changes, key=lambda pair: -abs(changes[pair].mean))
     drawn = sorted(list(dict.fromkeys(head for pair in ranked for head in pair))[:NUM_DRAWN])
     across = {head: names[head].replace(" head", "\nhead") for head in drawn}
@@ -239,7 +239,7 @@ def subspace_overlap(weights: Float[Tensor, "heads head_dim features"]) -> Float
 
 
 def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, Float[Tensor, "heads dim features"]]:
-    """The weights with which each head reads and, transposed, writes, or what `of` returns in place of the weights."""
+    """Each head's rows of W_Q, W_K, W_V and the transposed W_O, or of the tensor that `of` returns for a weight."""
     found = {}
     for name, projection in PROJECTIONS.items():
         weight = of(getattr(layer, projection).weight).cpu()
@@ -251,9 +251,9 @@ def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, 
 
 
 def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads heads"]]:
-    """For each layer the linear CKA of the outputs of heads over all tokens, and by chance, with shuffled tokens.
+    """For each layer the linear CKA of its heads' outputs over all tokens, then its value by chance, for shuffled ones.
 
-    ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
+    CKA is ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
     (Kornblith et al. 2019, arXiv 1905.00414).
     """
     of_batches = [
@@ -272,14 +272,14 @@ def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads head
 
 
 def _moments(outputs: Float[Tensor, "batch heads seq dim"], is_token: Bool[Tensor, "batch seq"]) -> tuple[Tensor, ...]:
-    """The sums over tokens of outputs and their products, with those of the same and of a random token; the tokens."""
+    """Return three sums over tokens: products of outputs at the same, and at a random, token; outputs; and ones."""
     x = outputs.transpose(1, 2)[is_token].double().cpu().flatten(1)
     shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
     return torch.stack([x.T @ x, x.T @ shuffled]), x.sum(dim=0), torch.tensor(len(x))
 
 
 def head_overlaps(context: AnalysisContext) -> list[dict[str, Float[Tensor, "2 heads heads"]]]:
-    """The overlap of the heads of each layer, by projection and of their outputs, each before what chance gives."""
+    """The overlap of each layer's heads, by projection and in their outputs: [0] is the overlap, [1] that by chance."""
     found = []
     for layer, outputs in zip(context.layers, output_overlap(context), strict=True):
         of_layer = {"outputs": outputs}
@@ -291,7 +291,7 @@ def head_overlaps(context: AnalysisContext) -> list[dict[str, Float[Tensor, "2 h
 
 
 def overlaps(context: AnalysisContext) -> list[Overlap]:
-    """The overlap of the heads of each layer, trained and untrained; keys and values that are shared are left out."""
+    """The overlap of each two heads of a layer, trained and untrained; projections that both share are left out."""
     trained, untrained = (head_overlaps(replace(context, network=network)) for network in context.networks().values())
     found = []
     for (layer, a), (other, b) in itertools.combinations(context.active_heads, 2):
@@ -304,7 +304,7 @@ def overlaps(context: AnalysisContext) -> list[Overlap]:
 
 
 def add_overlaps(found: AnalysisResult, context: AnalysisContext, overlaps: Sequence[Overlap]) -> None:
-    """The overlaps in a table, their means by projection in words, and those by layer in a picture."""
+    """Add a table of the overlaps, lines with their means by projection, and a figure of their means by layer."""
     if not overlaps:  # no layer has two heads
         return
     names = Overlap._fields[3:]
@@ -330,4 +330,4 @@ def add_overlaps(found: AnalysisResult, context: AnalysisContext, overlaps: Sequ
                 beyond = [getattr(of, name) - of.chance for of in of_part if of.layer == layer]
                 cells[layer_title(context.addresses[layer]), f"{part}\n{name}"] = statistics.fmean(beyond)
     title = "Overlap of two heads of a layer beyond chance, mean over pairs"
-    found.figures["overlap"] = named_grid(cells, title, "overlap minus that of chance")
+    found.figures["overlap"] = named_grid(cells, title, "overlap minus its value by chance")

@@ -1,4 +1,4 @@
-"""Cross-attention as an alignment: whether a head looks at the source token that the decoder copies."""
+"""Cross-attention as an alignment: whether a head attends most to the source token that the decoder copies."""
 
 from collections import Counter
 from collections.abc import Sequence

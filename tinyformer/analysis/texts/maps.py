@@ -37,22 +37,22 @@ from tinyformer.report.plots import maps_by_kind
 from tinyformer.report.result import AnalysisResult, Table
 from tinyformer.tasks import Seq2Seq
 
-NUM_TOKENS = 48  # default number of tokens; fewer where the context is shorter
+NUM_TOKENS = 48  # default number of tokens; fewer if the context is shorter
 PICTURE_TOKENS = 24  # number of tokens in the picture, few enough for legible labels in maps of all heads
 NUM_SEQUENCES, PERIOD = 8, 32  # number of sequences of repeated random tokens, and number of random tokens in each
 
 
 Maps: TypeAlias = Mapping[str, CapturedMaps]  # the maps of a network's layers, by the kind of attention
 Measure: TypeAlias = Callable[[Any, int | None], HeadMeasures]
-"""Measures the heads of a network; with a seed, `random_maps` in their place."""
+"""A function that measures the heads of a network or, given a seed, `random_maps` in place of their maps."""
 
 
 class Shown(NamedTuple):
-    """The maps that are shown, and their measures."""
+    """The text or pair whose maps are shown, and the functions that compute its maps and measures."""
 
-    capture: Callable[[Any], Maps]  # of a network
-    ids: Mapping[str, tuple[list[int], list[int]]]  # of queries and keys; the kind is "" where there is only one
-    axes: Mapping[str, Axes]  # the same in strings
+    capture: Callable[[Any], Maps]  # computes the maps of a network
+    ids: Mapping[str, tuple[list[int], list[int]]]  # token ids of queries and keys by kind; "" is the only kind
+    axes: Mapping[str, Axes]  # the same tokens as strings
     measure: Measure
     extent: str  # the number of tokens that are shown, in words
 
@@ -64,7 +64,7 @@ class Shown(NamedTuple):
     def write(
         self, path: Path, maps: Maps, measures: HeadMeasures, traits: Mapping[str, Trait], **options: Any
     ) -> Path:
-        """Write the atlas of some maps with their measures and labels; the options are further ones of `atlas_html`."""
+        """Write the atlas of some maps with their measures and labels; `options` are arguments of `atlas_html`."""
         names = [list(map(head_label, layer)) for layer in measures.names]
         options |= {"labels": head_labels(measures.values, traits), "ablated": measures.ablated}
         parts = path, layers_of(maps), self.axes, measures.values, names
@@ -78,17 +78,16 @@ class HeadMaps:
     For an encoder–decoder, the maps of a source and its target (`atlas.html`, `cross_maps.png` and so on).
 
     Args:
-        text: the text, which the model reads as in `TextTokenizer.read`; two texts for a classifier of pairs; or the
-            source. By default, the first window of the sample, or its first pair with at most `num_tokens` tokens on
-            each side.
+        text: the text, tokenized as in `TextTokenizer.read`; two texts for a classifier of pairs; or the source. By
+            default, the first window of the sample, or its first pair with at most `num_tokens` tokens on each side.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, and at most the context length.
-        importance: whether to compute importance, which needs gradients; not that of a text, which has no targets.
+        importance: if True, importance is computed, which needs gradients; never for a text, which has no targets.
     """
 
     text: str | Sequence[str] | None = None
     target: str | None = None  # the target of the source; by default what the model decodes
     num_tokens: int | None = None
-    num_windows: int = 16  # of which measures and importance are computed; the measures of a text are its own
+    num_windows: int = 16  # windows for importance, and for measures unless a text is given
     importance: bool = True
     rows: int = 256  # queries of each window that are measured, see `capture_attention`; in a pair, all are
 
@@ -100,7 +99,7 @@ class HeadMaps:
         return self.written(context, folder, self.shown(context))
 
     def written(self, context: AnalysisContext, folder: Path, shown: Shown, **page: Any) -> AnalysisResult:
-        """The result and the page, to which `page` adds, see `atlas_html`."""
+        """Write the page and return the result; `page` are further arguments of `atlas_html`."""
         captured = shown.maps(context)
         measures, traits, labels = with_controls(context, shown.measure)
         measures = with_importance(context, measures) if self.needs_gradient else measures
@@ -129,7 +128,7 @@ class HeadMaps:
         )
 
     def shown(self, context: AnalysisContext) -> Shown:
-        """The text, or the pair, of the arguments or of the context's sample."""
+        """The text or pair to show, which is given by the arguments or taken from the context's sample."""
         return (self._pair if isinstance(context.network, EncoderDecoder) else self._one_text)(context)
 
     def _one_text(self, context: AnalysisContext) -> Shown:
@@ -176,7 +175,7 @@ def layers_of(maps: Maps) -> list[Float[Tensor, "_maps _queries _keys"]]:
 
 
 def of_sample(context: AnalysisContext, rows: int = 256) -> Measure:
-    """Measures every head on the context's sample: `rows` queries of each window, or all of each pair."""
+    """The function that measures every head on the context's sample: `rows` queries of each window, or whole pairs."""
     network = context.network
     if isinstance(network, EncoderDecoder):
         return _of_pairs(context, [pair for batch in context.batches for pair in pairs_of(batch)])
@@ -193,7 +192,7 @@ def _of_pairs(context: AnalysisContext, pairs: Sequence[TokenPair]) -> Measure:
 
 
 def with_controls(context: AnalysisContext, measure: Measure) -> tuple[HeadMeasures, dict[str, Trait], Table]:
-    """The measures of a context's heads, the traits that its controls leave, and what these have; see `_supported`."""
+    """The measures of a context's heads, the traits that its controls lack, and a table of traits; see `_supported`."""
     measures, controls = measure(context.network, None), {"random": measure(context.network, 0)}
     if context.untrained:
         controls["untrained"] = measure(context.untrained(), None)
@@ -201,10 +200,10 @@ def with_controls(context: AnalysisContext, measure: Measure) -> tuple[HeadMeasu
 
 
 def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMeasures:
-    """The measures, and among them `importance`, see `head_importance`; a differential head has two maps and one."""
+    """Add `importance` to measures, see `head_importance`; both maps of a differential head get the head's value."""
     try:
         importance = head_importance(context)
-    except NoMapsError:  # of a user-defined attention, whose heads can be shown alone
+    except NoMapsError:  # for a user-defined attention, whose heads can only be shown
         return measures
     of_maps = [
         [
@@ -217,7 +216,7 @@ def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMea
 
 
 def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:
-    """The traits that neither random maps nor untrained heads have, which are uniform, and a row for each trait."""
+    """The traits that random maps and untrained heads lack (untrained heads may be uniform), and a table of all."""
     supported, rows = dict[str, Trait](), list[list[Any]]()
     for name, trait in TRAITS.items():
         reached = {control: control_of(trait, found.values) for control, found in controls.items()}
@@ -232,5 +231,5 @@ def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> 
 
 
 def _extent(tokens: Sequence[int], text: Sequence[int] | None) -> str:
-    """The number of tokens that are shown, with that of the whole text if it is cut."""
+    """The number of tokens that are shown, and the number of tokens of the whole text if it is cut."""
     return f"{len(tokens)} of the text's {len(text):,}" if text and len(text) > len(tokens) else str(len(tokens))

@@ -1,4 +1,4 @@
-"""A model's predictions on a split: which classes it confuses and where it is most wrong, or what it generates."""
+"""A model's predictions on a split: confused classes, worst examples, or generated texts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
@@ -22,7 +22,7 @@ NUM_WORST = 50  # number of examples in the table of the worst
 
 @singledispatch
 def analyse_predictions(task: Task, network: Network, batches: Iterable[Batch], split: Any) -> AnalysisResult:
-    """Tables and figures of a model's predictions, by the class of the task; none for most tasks."""
+    """The tables and figures of a model's predictions, by the class of the task; most tasks have none."""
     return AnalysisResult()
 
 

@@ -1,4 +1,4 @@
-"""Relations on many lines: how often a head attends from a word to the one that it belongs to, next to controls."""
+"""Relations in many lines: how often a head attends from a word to its related word, compared with controls."""
 
 import math
 import re
@@ -34,7 +34,7 @@ CONTROLS = ("fixed_offset", "same_distances", "untrained")
 
 
 class Placed(NamedTuple):
-    """The tokens of a line, and the positions of its words; the query's are rows of the maps, the others columns."""
+    """The token ids of a line, and the positions of its words: rows of the maps for the query, else columns."""
 
     ids: list[int]
     query: range
@@ -47,7 +47,7 @@ class Placed(NamedTuple):
 
 
 class HeadRoles:
-    """The label, and if asked for the importance, of each of `AnalysisContext.map_addresses`, as columns of a table."""
+    """The label, and optionally the importance, of each of `AnalysisContext.map_addresses`, as columns of a table."""
 
     columns = ("label", "importance")
 
@@ -68,14 +68,14 @@ class HeadRoles:
 
 
 def read_columns(file: str, columns: Sequence[str], others: str = "") -> list[Sequence[Any]]:
-    """The rows of a .csv or .jsonl file that has some columns; `others` says what else could be named, if anything."""
+    """The rows of a .csv or .jsonl file with the given columns; `others` ends the error text with alternatives."""
     path = Path(file).expanduser()
     if not path.is_file() or stem_and_format(path)[1] not in {*READERS} - {".txt"}:
         reason = f"is no .csv or .jsonl file with the columns {', '.join(columns)}{others}"
         raise ArgumentError("file", file, reason)
     try:
         return [*read_rows(path, Layout(columns))]
-    except ArgumentError as error:  # its argument, a column's name or a dialect, is none of the analysis
+    except ArgumentError as error:  # its argument, a column or a dialect, is no argument of the analysis
         reason = error.reason.removeprefix(f"{path} ").replace("no such column", f"no column {error.value}")
         raise ArgumentError("file", file, re.sub("; (for a file without|to read quot).*", "", reason)) from error
 
@@ -89,15 +89,15 @@ def read_lines(file: str) -> list[Line]:
 
 
 def prefers(key: Tensor, distractor: Tensor) -> Tensor:
-    """1 where the weight to the key is larger, 0 where the one to the distractor, ½ where both are the same."""
+    """1 where the weight to the key is larger, 0 where the weight to the distractor is, ½ where both are equal."""
     return torch.where(torch.isclose(key, distractor, atol=0), 0.5, (key > distractor).double())
 
 
 class RelationLines:
     """The share of lines in which each head prefers the key to its distractor, and the controls.
 
-    A head prefers the key if the mean weight from the query's tokens to the key's is above that to the distractor's;
-    the mean over tokens, not the sum, so that longer words have no advantage.
+    A head prefers the key if the mean weight from the query's tokens to the key's tokens is above the mean weight to
+    the distractor's tokens. Weights are averaged over tokens, not summed, so that longer words have no advantage.
     """
 
     def __init__(self, context: AnalysisContext, file: str, lines: Sequence[Line], predicting: bool) -> None:
@@ -106,7 +106,7 @@ class RelationLines:
         self.maps, seen = self._maps(context.network)
         if len(seen) < 4:
             reason = f"the query sees both words in {len(seen)} of {len(lines)} lines, and 4 are needed; a causal "
-            reason += "model sees no later words, and one that is trained with task=masked_lm does"
+            reason += "model sees no later words, a model that is trained with task=masked_lm does"
             raise ArgumentError("file", file, reason)
         self.halves = seen[::2], seen[1::2]
         self.is_ablated = [*chain(*ablated_maps(context.network))]
@@ -154,9 +154,9 @@ class RelationLines:
         return torch.stack(found)
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
-        """The mean preference of each head from other words at the same distances in all lines; nan if there are none.
+        """The mean preference of each head at other positions of all lines with equal distances; nan if there are none.
 
-        They have as many tokens, so that a preference for a distance, or for longer words, is the same here.
+        They have as many tokens as the words, so a preference for a distance, or for longer words, shows here, too.
         """
         line, (before, after) = self.placed[index], map(len, self.context.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))
@@ -169,7 +169,7 @@ class RelationLines:
         return (prefers(*weights) * others[:, None]).sum(dim=(0, 2)) / others.sum()
 
     def best_offset(self) -> tuple[int, Float[Tensor, " tested"]]:
-        """The best rule "whichever is nearer to k tokens from the query", and what it prefers in the tested half."""
+        """The best offset k for the rule "the word that is nearer to k tokens from the query", and its test results."""
         longest = max(len(line.ids) for line in self.placed)
         offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good rules, the nearest
         near = [[[-abs(line.center(side) - k) for line in self.placed] for k in offsets] for side in (2, 3)]
@@ -178,7 +178,7 @@ class RelationLines:
         return offsets[best], by_rule[best, self.halves[1]]
 
     def untrained(self) -> Float[Tensor, " tested"]:
-        """The preference of the untrained network's best head in the tested half; of several seeds, the largest."""
+        """The preference of the best head of untrained networks in the tested half: the largest of several seeds."""
         assert self.context.untrained is not None
         found = []
         for seed in range(NUM_UNTRAINED):
@@ -187,11 +187,11 @@ class RelationLines:
         return max(found, key=lambda of_lines: float(of_lines.mean()))
 
     def choose(self, preferred: Float[Tensor, "lines heads"]) -> int:
-        """The head that prefers the key most often in the first half; no ablated one."""
+        """The active head that prefers the key most often in the first half."""
         return int(preferred[self.halves[0]].mean(dim=0).masked_fill(torch.tensor(self.is_ablated), -1).argmax())
 
     def controls(self, elsewhere: Float[Tensor, " tested"]) -> dict[str, Float[Tensor, " tested"]]:
-        """The preferences that need no relation in the tested half, by name, given the chosen head's `elsewhere`."""
+        """The preferences of the controls in the tested half, by name; `elsewhere` is that of the chosen head."""
         offset, by_offset = self.best_offset()
         return {
             f"a fixed offset of {offset:+d} tokens" if offset else "the nearer of both words": by_offset,
@@ -208,7 +208,7 @@ def holm(p_values: Float[Tensor, " tests"]) -> Float[Tensor, " tests"]:
 
 
 def compare(values: Float[Tensor, " lines"], control: Float[Tensor, " lines"] | float = 0.0) -> Change:
-    """The mean of values, less a control on the same lines, with its bootstrap interval over the lines."""
+    """The mean of values minus a control on the same lines, with its bootstrap interval over the lines."""
     differences = values - control
     differences = differences[~differences.isnan()]
     if not len(differences):
@@ -224,7 +224,7 @@ def p_values(differences: Float[Tensor, "lines heads"]) -> Float[Tensor, " heads
 
 
 def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
-    """The preferences of heads for the keys of lines; a head is chosen on one half of them and tested on the other."""
+    """The preferences of heads for the keys of lines; one half of the lines chooses a head, the other half tests it."""
     context, name = relation.context, Path(relation.file).stem
     found = relation.preferred(relation.maps)
     tested, chosen = found[relation.halves[1]], relation.choose(found)
@@ -237,7 +237,7 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
     is_active = ~torch.tensor(relation.is_ablated)
     better = f"{int((p < ALPHA)[is_active].sum())} of {int(is_active.sum())}"
     unseen = f"; in {number - len(used)} the query does not see both words" * (len(used) < number)
-    picture = f"{name}: lines in which a head prefers the key, of {len(own)}"
+    picture = f"{name}: share of {len(own)} lines in which a head prefers the key"
     return AnalysisResult(
         scalars={
             "analysis/relation/preferred": share.mean,
@@ -267,7 +267,7 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
 def head_table(
     relation: RelationLines, roles: HeadRoles, found: Tensor, elsewhere: Tensor, p: Tensor, chosen: int
 ) -> Table:
-    """A row for each head: how often it prefers the key in both halves, and other words in the tested one."""
+    """A row for each head: how often it prefers the key in each half, and the same for other positions."""
     context, (choosing, tested) = relation.context, (found[half] for half in relation.halves)
     rows = []
     for at, address in enumerate(context.map_addresses):

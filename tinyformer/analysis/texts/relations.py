@@ -25,34 +25,34 @@ NUM_PRINTED = 3  # number of heads that are printed for each pair of words
 class Related(NamedTuple):
     """The attention of a head from one word to another."""
 
-    weight: float  # summed over the tokens of the key word, averaged over those of the query word
+    weight: float  # summed over the key word's tokens, averaged over the query word's tokens
     rank: int  # of the weight among the words that the query word sees, 1 for the largest
-    num_words: int  # that the query word sees
-    uniform: float  # the weight if each token attended evenly to all that it sees; 0 if the mask hides the key word
+    num_words: int  # number of words that the query word sees
+    uniform: float  # the weight if each token attended evenly to all visible tokens; 0 if the mask hides the key word
 
 
 @dataclass(eq=False)
 class HeadRelations:
     """The attention of each head from one word of a text to another, for each of several pairs (`relations.csv`).
 
-    The weight to a word is the sum over its tokens, that from a word the mean over its tokens (Clark et al. 2019, arXiv
-    1906.04341, section 4.1). Each weight comes with its rank among the words that the query sees, and with the weight
-    of even attention on the tokens that it sees. Ablated heads are left out. The control `untrained` is the largest
-    weight of any head of five untrained networks: a weight that these reach, too, needs no training.
+    The weight to a word is the sum over its tokens, and the weight from a word is the mean over its tokens (Clark et
+    al. 2019, arXiv 1906.04341, section 4.1). Next to each weight are its rank among the words that the query sees, and
+    the weight of even attention to the tokens that the query sees. Ablated heads are left out. The control `untrained`
+    is the largest weight of any head of five untrained networks: a weight that is no larger needs no training.
 
     The text is preceded by the token that starts a document, as in training and in `Model.attention`.
 
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
-    cross-attention; the query of a target token is the one that predicts it.
+    cross-attention; the query of a target token is the position that predicts it.
 
-    With `file` in place of a text, relations are counted on many lines, next to controls; see `RelationLines`.
+    With `file` in place of a text, preferences are counted in many lines, next to controls; see `RelationLines`.
 
     Args:
         pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`, or phrases, such as "jumps
             over". If a word occurs several times, `it:2` is its second occurrence.
         file: a .csv or .jsonl file with the columns `text, query, key, distractor`.
-        predicting: whether the query of a word is the token before it, which predicts it in a causal model.
-        importance: whether to compute the heads' importance, which needs gradients.
+        predicting: if True, the query of a word is the token before it, which predicts it in a causal model.
+        importance: if True, the heads' importance is computed, which needs gradients.
     """
 
     text: Text | None = None  # the text, or the source
@@ -61,7 +61,7 @@ class HeadRelations:
     file: str | None = None
     predicting: bool = False
     importance: bool = True
-    num_windows: int = 16  # of which labels and importance of heads are computed
+    num_windows: int = 16  # windows for the labels and importance of heads
 
     def __post_init__(self) -> None:
         self.needs_gradient = self.importance
@@ -78,7 +78,7 @@ class HeadRelations:
             return analyse_lines(relation, HeadRoles(context, self.importance))
         assert context.untrained is not None
         if isinstance(context.network, EncoderDecoder):
-            context.network.cross_attentions()  # which refuses layers without heads
+            context.network.cross_attentions()  # raises an error for layers without heads
         kind = context.kinds[-1]  # "cross" in an encoder–decoder
         shown, queries, keys = self._read(context, kind)
         untrained = (context.untrained(seed) for seed in range(NUM_UNTRAINED))
@@ -129,9 +129,9 @@ def relate(maps: AttentionMaps, queries: Words, keys: Words, query: int, key: in
 def report(
     context: AnalysisContext, found: Mapping[tuple[str, str], Sequence[Sequence[Related]]], roles: HeadRoles
 ) -> AnalysisResult:
-    """The relation of each pair of words in the heads of the trained network, and in those of untrained ones.
+    """The result on each pair of words, in the heads of the trained network and of untrained networks.
 
-    In an encoder–decoder, the heads are those of cross-attention, which come last.
+    In an encoder–decoder, only the heads of cross-attention are included, whose addresses come last.
     """
     layers = [layer for layer, kind in zip(context.layers, context.kinds, strict=True) if kind in ("", "cross")]
     names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in layers), strict=True)
