@@ -81,7 +81,7 @@ class AnalysisContext:
 
     @property
     def active_heads(self) -> list[Head]:
-        """The heads that are not ablated: the others have no effect that could be analysed."""
+        """The heads that are not ablated; ablated heads have no effect to analyse."""
         ablated = [layer.ablated() for layer in self.layers]
         return [(layer, head) for layer, head in self.heads if not ablated[layer][head]]
 
@@ -139,7 +139,7 @@ class AnalysisContext:
             return self.tokenizer.read([row], around)[0]
 
     def pair_of(self, source: Sequence[int], target: Sequence[int] | None, num_tokens: int) -> TokenPair:
-        """A source and its target, which an encoder–decoder decodes if it is None; see `TokenPair.of`."""
+        """A source and its target; if `target` is None, the encoder–decoder decodes it. See `TokenPair.of`."""
         task, device = cast(Seq2Seq, self.task), self.batches[0]["inputs"].device
         tokens = task.special_tokens.around(self.tokenizer)
         if target is not None:
@@ -185,7 +185,7 @@ class AnalysisContext:
 
 
 def largest(values: Mapping[Key, float], number: int | None = None) -> list[Key]:
-    """The keys of the largest values, from the largest on."""
+    """The keys of the `number` largest values, by default of all values, in decreasing order."""
     return sorted(values, key=values.__getitem__, reverse=True)[:number]
 
 

@@ -111,7 +111,7 @@ class TrainedRun:
 
     @functools.cached_property
     def model(self) -> Model:
-        """The trained model on the CPU, as `tinyformer.load` gives it for `checkpoint`."""
+        """The trained model on the CPU, as `tinyformer.load(checkpoint)` returns it."""
         return load(self.checkpoint, trusted=self.trusted)
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
     """Train the model that some overrides of the default config describe, as `tinyformer train` does.
 
     The run has the same config, checks and files as on the command line. Its folder is `outputs/DATE/TIME` in the
-    working directory, or the one given as `hydra.run.dir=FOLDER`. Afterwards, the random number generators of the
+    working directory, or the folder given as `hydra.run.dir=FOLDER`. Afterwards, the random number generators of the
     process, torch's flags, loggers, environment variables and signal handlers have their former states again.
 
     Args:

@@ -113,7 +113,7 @@ class Model:
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
     def tokenize(self, texts: Texts) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, " batch"]]:
-        """The token ids that the encoder reads, padded on the right, and the length of each text in tokens."""
+        """The token ids that the encoder receives, padded on the right, and the length of each text in tokens."""
         return self.task.tokenize(self._reader, texts)
 
     @torch.no_grad()
@@ -268,7 +268,7 @@ class Model:
         """The token ids that `generate` decodes: each prompt with its continuation, or the target of each source.
 
             (ids,) = model.generate_ids(*model.tokenize("The cat"), num_tokens=20)
-            (maps,) = model.attention(torch.tensor([ids]))  # the text may be read as other tokens
+            (maps,) = model.attention(torch.tensor([ids]))  # tokenizing the text may give other tokens
 
         A source includes the tokens that begin and end it; a target excludes them. Token ids are padded on the right,
         and `lengths` gives the number of tokens in each row, by default all. For the settings see `generate`.
@@ -289,7 +289,7 @@ class Model:
     def answer(
         self, questions: str | Sequence[str], contexts: str | Sequence[str], stride: int | None = None
     ) -> list[Prediction]:
-        """The answer to each question; its text is empty where the model predicts that the context has none.
+        """The answer to each question; its text is empty if the model predicts that the context has no answer.
 
         Args:
             questions: the questions; long ones are truncated, as in the model's run.

@@ -143,7 +143,7 @@ def _add_colour_bar(figure: Figure, axes: Axes, values: ScalarMappable, label: s
 def head_graph(
     heads: Mapping[Any, tuple[str, Any]], edges: Sequence[tuple[str, Any, Any, float]], title: str
 ) -> Figure:
-    """Heads in rows by layer, the first below, with an arrow for each edge.
+    """A graph of heads in a row for each layer, the first layer at the bottom, with an arrow for each edge.
 
     `heads` maps each node to the title of its row and the number of the head, which is None for nodes that are no
     heads. An edge is a kind, shown as colour, the source node, the target node, and a weight, shown as width.

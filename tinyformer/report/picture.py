@@ -141,7 +141,7 @@ def set_fonts(artist: Artist) -> None:
 
 
 def fonts_of(text: str) -> list[str]:
-    """The fonts for a text: matplotlib's, and installed ones for its Chinese, Japanese and Korean characters."""
+    """The fonts for a text: those of matplotlib, and installed fonts for Chinese, Japanese and Korean characters."""
     wide = [c for c in text if unicodedata.east_asian_width(c) in "WF" and unicodedata.category(c) != "So"]  # no emoji
     samples = {"한" if unicodedata.name(c, "").startswith("HANGUL") else "中" for c in wide}
     return [*FONTS, *filter(None, map(_installed_font, sorted(samples)))]

@@ -180,7 +180,7 @@ def test_the_tuned_lens_is_fitted_on_half_of_the_windows_and_measured_on_the_oth
 
 
 def test_a_model_for_questions_has_no_lens():
-    with pytest.raises(ArgumentError, match="analysis='lens': reads tokens or classes from the residual stream"):
+    with pytest.raises(ArgumentError, match="analysis='lens': predicts tokens or classes from the residual stream"):
         LogitLens()(context_of(answerer()))
 
 

@@ -117,12 +117,12 @@ def _resized(batches: Iterable[Batch], num_maps: int) -> Iterator[Batch]:
 
 
 class LayerEvents:
-    """The record of one layer's maps over a split: events, the number in each bin of strengths, and a `Tally`.
+    """The record of one layer's maps over a split: some events, their number by bin of strength, and a `Tally`.
 
     An event is a query with its strongest key. The strength of a key is α ‖f W_O v‖, where α is the weight, v the key's
     value, and W_O the head's part of the output projection (Kobayashi et al. 2020, arXiv 2004.10102). f is any other
     factor of the head's output, such as a gate. In differential attention, each softmax has events, and f is the scale
-    of the head's norm, for the second softmax times λ.
+    of the head's norm, multiplied by λ for the second softmax.
     """
 
     def __init__(self, layer: BaseAttention, limits: Float[Tensor, "measures 2"], max_seq_len: int, seed: int) -> None:
@@ -215,7 +215,7 @@ class LayerEvents:
             return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()
 
     def measures(self) -> dict[str, list[float]]:
-        """The mean and quantiles of strengths, and the shares by class, of each map; nan if it is ablated."""
+        """The mean and quantiles of strengths, and the shares by class, of each map; nan for ablated heads."""
         found = {"strength": self.strength / self.tally.num_queries}
         for percent in (10, 50, 90):
             bins = (self.counts.cumsum(dim=1) < self.tally.num_queries * percent / 100).sum(dim=1)
@@ -226,7 +226,7 @@ class LayerEvents:
         return {name: of_maps.masked_fill(ablated, math.nan).tolist() for name, of_maps in found.items()}
 
     def _factors(self, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
-        """The factor between each head's output and its weighted values; an error if the output is no multiple."""
+        """The factor between each head's output and its weighted values; an error if there is no such factor."""
         self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), self._maps
         mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values
         factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(maps.dtype).tiny)

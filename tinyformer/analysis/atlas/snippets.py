@@ -1,4 +1,4 @@
-"""The events and vectors of heads as the page and the tables show them."""
+"""The events and vectors of heads, in the formats of the page and of the tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,7 +147,7 @@ class Snippets:
 
 
 def _each(entries: Entries) -> Iterator[Entries]:
-    """The entries one by one."""
+    """Iterate over entries; each is a dictionary with the same fields."""
     fields = (of.cpu() for of in entries.values())
     return (dict(zip(entries, of, strict=True)) for of in zip(*fields, strict=True))
 

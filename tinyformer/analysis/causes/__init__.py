@@ -1,1 +1,1 @@
-"""Mechanisms of heads: what a head reads and writes, which heads it works with, and which of them are enough."""
+"""Mechanisms of heads: attribution, patching, edges between heads, gates, circuits in the weights, and lenses."""

@@ -41,8 +41,8 @@ Part: TypeAlias = Head | int | str
 class _Direction:
     """The direction u at each token with score = u · residual stream + constant, carried back from layer to layer.
 
-    Norms are linear if their scale is fixed to that of the forward pass. Effects are direct: they exclude the changes
-    that a part makes to the scale, or through later layers.
+    Norms are linear if their scale is fixed to that of the forward pass. Effects are direct: they exclude that a part
+    changes the scale of a norm, or the inputs of later layers.
     """
 
     def __init__(self, u: Stream) -> None:

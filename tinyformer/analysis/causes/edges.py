@@ -103,7 +103,7 @@ class EdgeGraph:
         return pairs.clean, clean["embedding"], corrupted
 
     def run(self, case: Case, kept: Kept, alpha: float = 1.0) -> tuple[Float[Tensor, " batch"], list[Vectors], Vectors]:
-        """The scores with some edges kept, the inputs of receivers, and the nodes' summands minus the corrupted ones.
+        """The scores with some edges kept, the inputs of receivers, and z_u - z_u of the corrupted run of each node u.
 
         The embeddings are interpolated between both prompts: corrupted + alpha (clean - corrupted).
         """
@@ -143,14 +143,14 @@ class EdgeGraph:
 
     @torch.no_grad()
     def left(self, parts: Sequence[Pairs], sets: Sequence[Kept]) -> list[Losses]:
-        """For each set of kept edges, the losses whose mean is (score - corrupted) / (clean - corrupted)."""
+        """For each set of kept edges, `Losses` whose mean is (score - corrupted) / (clean - corrupted)."""
         distinct, places = torch.stack([self.all & False, *sets, self.all]).unique(dim=0, return_inverse=True)
         runs = [torch.stack([self.run(case, kept)[0] for kept in distinct]) for case in map(self.case, parts)]
         corrupted, *scores, clean = torch.cat(runs, dim=1).double().cpu()[places]
         return [Losses(score - corrupted, clean - corrupted) for score in scores]
 
     def circuit(self, edges: Edges) -> Kept:
-        """The edges that are on a path from the embeddings to the logits: all other edges have no effect."""
+        """The given edges that are on a path from the embeddings to the logits; the other edges have no effect."""
         kept = torch.zeros_like(self.all)
         kept[tuple(edges.T)] = True
         reached, used = (torch.arange(len(self.nodes)) == node for node in (0, len(self.nodes) - 1))

@@ -129,7 +129,7 @@ def predictions(context: AnalysisContext, row: Batch, lens: Lens) -> list[Float[
 
 
 def targets_of(row: Batch) -> Int[Tensor, " places"]:
-    """The targets, or the label, of one row; `IGNORED` where it has none."""
+    """The targets, or the label, of one row; `IGNORED` at tokens without a target."""
     if "targets" in row:
         return row["targets"][0]
     return row.get("labels", torch.tensor([IGNORED], device=row["inputs"].device))

@@ -200,7 +200,7 @@ class ResidualSurgery:
 
 
 def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float]) -> str:
-    """The verdict on each accuracy: kept if at least 90 % of the embeddings' accuracy above chance is, lost at 10 %."""
+    """The verdict on each probe: kept if 90 % of the embeddings' accuracy above chance is left, lost if only 10 %."""
     parts = []
     for label, first, last, chance in zip(("tokens", "positions"), values[0], values[-1], chances, strict=True):
         shown = first - chance

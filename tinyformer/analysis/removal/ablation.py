@@ -1,4 +1,4 @@
-"""The removal of heads: what replaces their outputs, the loss without them, and the ablation and importance of each."""
+"""Removal of heads: replacements of their outputs, losses without them, and the analyses of ablation and importance."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence

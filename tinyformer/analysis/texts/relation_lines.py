@@ -34,7 +34,7 @@ CONTROLS = ("fixed_offset", "same_distances", "untrained")
 
 
 class Placed(NamedTuple):
-    """The token ids of a line, and the positions of its words: rows of the maps for the query, else columns."""
+    """The token ids of a line, and its words' positions: rows of the maps for the query, columns for the others."""
 
     ids: list[int]
     query: range
@@ -169,7 +169,7 @@ class RelationLines:
         return (prefers(*weights) * others[:, None]).sum(dim=(0, 2)) / others.sum()
 
     def best_offset(self) -> tuple[int, Float[Tensor, " tested"]]:
-        """The best offset k for the rule "the word that is nearer to k tokens from the query", and its test results."""
+        """The best offset k for the rule "the word nearer to k tokens from the query", and the rule's test results."""
         longest = max(len(line.ids) for line in self.placed)
         offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good rules, the nearest
         near = [[[-abs(line.center(side) - k) for line in self.placed] for k in offsets] for side in (2, 3)]
