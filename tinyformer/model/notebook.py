@@ -23,7 +23,7 @@ CELL, SIDE = 0.34, 9.0
 """Inches: the side of a cell that holds a number, and the longest side of a map; in larger maps, cells are smaller."""
 
 MAX_ACROSS = 5  # maps side by side; others are below them
-MAX_LARGE, SIDE_OF_MANY = 3, 3.0  # number of maps that are drawn at full size; and the longest side of more of them
+MAX_LARGE, SIDE_OF_MANY = 3, 3.0  # most maps that are drawn at full size, and the longest side of a map of more maps
 LABEL_POINTS, NUMBER_POINTS = 7.5, 6.5
 LABEL_PITCH = 0.13  # smallest distance in inches between labels; if tokens are closer, only some of them are labelled
 WEIGHT_TICKS = (0, 0.02, 0.1, 0.2, 0.4, 0.6, 0.8, 1)  # ticks of the colour bar, on which small weights are spread out

@@ -31,7 +31,7 @@ SCRIPTS = ["data.js", "overview.js", "scatter.js", "head.js", "parts.js", "compa
 SCRIPTS += ["events.js", "projection.js", "search.js", "film.js", "page.js"]
 """The scripts, concatenated in this order into one module."""
 
-MOST_WEIGHTS = 100_000_000  # in a page; browsers open its 267 MB
+MOST_WEIGHTS = 100_000_000  # weights in a page, of 267 MB, which browsers open
 LEVELS = 65535  # weights are stored as integer multiples of 1/65535, with an error of at most 0.000008
 SIGNS = {"": "∅", " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}  # visible signs for the empty token and for white space
 
@@ -168,7 +168,7 @@ def _visible(token: str) -> str:
 def _require_fit(maps: Sequence[Tensor], kinds: Mapping[str, Axes], addresses: Sequence[Address]) -> None:
     """Raise an error if a browser cannot open so many weights, or if the sizes of maps and tokens differ."""
     if (size := sum(layer.numel() for layer in maps)) > MOST_WEIGHTS:
-        reason = f"must be at most {MOST_WEIGHTS:,}, which browsers open: show fewer tokens"
+        reason = f"must be at most {MOST_WEIGHTS:,}, the most that browsers open: show fewer tokens"
         raise ArgumentError("maps", f"{size:,} weights", reason)
     for index, (layer, address) in enumerate(zip(maps, addresses, strict=True)):
         if len(layer) and list(layer.shape[1:]) != (sides := [len(side) for side in kinds[_kind(address)]]):

@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 COLOURS = mpl.colormaps["viridis"].with_extremes(bad="white")
 BRIGHT = 0.6  # the value from which a colour is bright enough for black text
-HATCH = 153, 230  # greys of the lines of a hatch, and between them, of 255
+HATCH = 153, 230  # grey levels of 255: the lines of a hatch, and the gaps between them
 HATCH_PITCH = 7  # pixels from one line of a hatch to the next
 CAPTION_HEIGHT = 22  # height in pixels of the line above a picture that says where it comes from
 POINTS, DPI = 7, 100

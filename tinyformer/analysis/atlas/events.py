@@ -34,9 +34,9 @@ from tinyformer.report.page import as_bytes
 
 NUM_STRONGEST, NUM_OF_DECILE = 20, 5  # events of a head that are shown
 NUM_BINS, LOWEST, OCTAVES = 1024, -20, 32  # of strengths: logarithmic bins from 2⁻²⁰ to 2¹², each 2.2 % wide
-NUM_QUERIES = 64  # of a causal map that are computed at once, without the keys after them
+NUM_QUERIES = 64  # queries of a causal map that are computed at once, without later keys
 NUM_POINTS = 200  # queries of each kind of attention whose vectors are kept
-NUM_WEIGHTS = {"cpu": 2**23}  # of a layer that are computed at once; 2²⁸ on other devices
+NUM_WEIGHTS = {"cpu": 2**23}  # weights of a layer that are computed at once; 2²⁸ on other devices
 VECTORS = ("queries", "keys", "outputs")
 
 
@@ -233,7 +233,7 @@ class LayerEvents:
         is_active = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
         error = ((factors.unsqueeze(-1) * mixed - outputs) * is_active).abs().max()
         if error > TOLERANCES.get(self._qkv.v.dtype, 0.03) * outputs.abs().max():
-            reason = "adds more to the output of a head than its weighted values, so that no key has a strength"
+            reason = "adds more to a head's output than weighted values, so the strength of a key is not defined"
             raise NoMapsError(self.layer, reason)
         return (factors.unsqueeze(2) * self._signs.view(-1, 1)).flatten(1, 2).abs()
 

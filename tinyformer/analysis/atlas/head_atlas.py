@@ -19,7 +19,7 @@ from tinyformer.report.result import AnalysisResult, Table
 
 DESCRIPTIONS = {
     "strength": "Mean over queries of the strongest key's weight times the norm of its value after W_O.",
-    **{f"strength_{percent}": f"The strength below which {percent} % of the queries are." for percent in (10, 50, 90)},
+    **{f"strength_{percent}": f"The strength below which {percent} % of the queries lie." for percent in (10, 50, 90)},
     **{f"share_{name}": f"Share of attention on keys of the class {name}." for name in CLASSES},
     **{f"expected_{name}": f"Share on the class {name} if attention depended on offsets alone." for name in CLASSES},
 }

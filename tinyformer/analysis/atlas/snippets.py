@@ -17,7 +17,7 @@ from tinyformer.measures.capture import map_names
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
 from tinyformer.report.page import packed
 
-NUM_PROMOTED = 3  # tokens
+NUM_PROMOTED = 3  # promoted tokens that are shown
 COLUMNS = ["decile", "row", "position", "query", "key_position", "key", "weight", "norm", "strength", "text"]
 COLUMNS += [f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1)]
 """The columns of the table of events; the decile of the strongest events is empty."""

@@ -23,7 +23,7 @@ STRETCH = 33  # tokens of a snippet, at most
 
 MIN_PENDING = 1024  # the least number of new entries that are merged with the kept entries
 
-NUM_BINS = 32  # of the histogram of a measure
+NUM_BINS = 32  # bins in the histogram of a measure
 
 CLASSES = ("first", "punctuation", "line_start", "same_token", "previous")
 """Classes of keys: the first token of the document, punctuation, the first token of a line, other occurrences of the

@@ -22,7 +22,7 @@ from tinyformer.nn.layers import Stream
 from tinyformer.report.charts import head_graph, lines
 from tinyformer.report.result import AnalysisResult
 
-NUM_SIZES, NUM_DRAWS = 12, 4  # numbers of edges in the curve, and draws of random edges
+NUM_SIZES, NUM_DRAWS = 12, 4  # points of the curve, and draws of random edges
 NUM_PRINTED, NUM_DRAWN = 5, 60  # edges of a circuit that are printed and drawn
 
 Edges = Int[Tensor, "edges 2"]
@@ -58,7 +58,7 @@ class EdgeGraph:
 
     def __init__(self, context: AnalysisContext) -> None:
         self.context = context
-        self.nodes: dict[str, tuple[str, int | None]] = {"embeddings": ("embeddings", None)}  # row in a picture, head
+        self.nodes: dict[str, tuple[str, int | None]] = {"embeddings": ("embeddings", None)}  # row, head
         self.receivers: list[Receiver] = []
         # By point: its receivers, the point of the stream that is their input, and the function of this input.
         self.readings: dict[str, tuple[slice, str, Compute]] = {}
@@ -217,10 +217,10 @@ class EdgeAttribution(PairAnalysis):
         pairs = choosing if measuring is choosing else [*choosing, *measuring]
         found, by_chance = (of.left(pairs, [of.all])[0].targets for of in (graph, untrained))
         result, words, is_clear = self.result(context, groups, found, by_chance)
-        meaning = "estimates the change of clean minus corrupted without the edge"
+        meaning = "estimates the change of clean minus corrupted if the edge is removed"
         result.lines |= {
             "edges": words,
-            "attribution": f"{meaning}: negative, it supports the answer; positive, it opposes it",
+            "attribution": f"{meaning}: negative if it supports the answer, positive if it opposes it",
             "circuit": "none: the difference is not clearly above that of untrained weights",
         }
         circuit = graph.all & False
@@ -269,9 +269,8 @@ class EdgeAttribution(PairAnalysis):
         share, number = kept[0, chosen], int(sets[0, chosen].sum())
         found.scalars |= {"analysis/circuit_edges": number, "analysis/faithfulness": share.mean}
         found.scalars["analysis/random_faithfulness"] = random[chosen]
-        found.lines["circuit"] = (
-            f"{number} of {len(ranked)} edges keep {share:z.1%} of that; {chosen} random edges {random[chosen]:z.1%}"
-        )
+        words = f"{share:z.1%} of the difference; {chosen} random edges {random[chosen]:z.1%}"
+        found.lines["circuit"] = f"{number} of {len(ranked)} edges keep {words}"
         rows = [[draw or None, size, int(sets[draw, size].sum()), *astuple(of)] for (draw, size), of in kept.items()]
         found.tables["faithfulness"] = ["random_draw", "edges", "on_paths", "faithfulness", "low", "high"], rows
         title = "Share of the behaviour that is left when all other edges are removed"

@@ -132,7 +132,7 @@ class HeadGating:
         roles = dict(zip(heads, (means[0] - means[1]).tolist(), strict=True))
         found.figures["gates"] = context.head_grid(roles, title, "facilitation - interference", diverging=True)
         titles = [context.head_title(*head) for head in heads]
-        found.lines["gates"] = f"the role of a head in all {self.num_fits} fits (of the untrained model):"
+        found.lines["gates"] = f"number of heads with the same role in all {self.num_fits} fits (untrained):"
         for verdict in (*ROLES, "varying"):
             names = [title for title, own in zip(titles, verdicts, strict=True) if own == verdict]
             number = of_control.count(verdict)

@@ -25,7 +25,7 @@ from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks import Classification, MaskedLM, Seq2Seq, SpanExtraction
 
 NUM_DRAWN = 48  # tokens in the picture of a text
-NUM_STEPS, TOLERANCE = 150, 1e-6  # of the tuned lens: most steps, and the gain in nats at which they end
+NUM_STEPS, TOLERANCE = 150, 1e-6  # of the tuned lens: most steps, and the gain in nats below which it ends
 MAX_SCORES = 2**24  # log-probabilities that the fit holds at once: 64 MB in fp32
 SMALLEST = 1e-4  # the smallest variance that the fit scales to 1, as a share of the largest
 

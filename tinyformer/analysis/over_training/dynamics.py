@@ -38,7 +38,7 @@ POINTS = ("*attention.output_by_head", "*feed_forward.output", "*residual_post")
 
 WEIGHTS = ("*attention.OV", "*attention.QK", "*feed_forward.*")
 
-DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries, as in `Point.shape`
+DIMENSIONS = {"": "seq", "encoder": "source_seq", "decoder": "seq", "cross": "seq"}  # of queries in `Point.shape`
 
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 

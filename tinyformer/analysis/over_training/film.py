@@ -24,7 +24,7 @@ from tinyformer.report.result import AnalysisResult, Table
 
 LARGEST_PAGE = 15e6  # bytes
 BYTES_OF_VALUES = 450  # approximate size of a head's measures at a step
-NUM_HEADS, NUM_STEPS, NUM_CURVES = 3, 6, 6  # in the picture
+NUM_HEADS, NUM_STEPS, NUM_CURVES = 3, 6, 6  # heads, steps and curves in the picture
 CIRCUIT = ("previous_token", "induction")  # the measures of an induction circuit, whose events come before others
 ACQUIRED = {trait.begins for trait in TRAITS.values() if trait.ends}  # not uniformity, which all heads begin with
 

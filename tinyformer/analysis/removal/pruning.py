@@ -100,7 +100,7 @@ class HeadPruning:
                     *costs["num_parameters"], *costs["num_bytes"]
                 ),
                 "  speed": "{:,.0f} -> {:,.0f} tokens/s in the forward pass".format(*costs["tokens_per_second"]),
-                "  check": f"differs from the gated model by {difference:.1e}",
+                "  check": f"relative difference from the gated model {difference:.1e}",
             },
             tables={
                 "prune": (

@@ -51,7 +51,7 @@ class Shown(NamedTuple):
     """The text or pair whose maps are shown, and the functions that compute its maps and measures."""
 
     capture: Callable[[Any], Maps]  # computes the maps of a network
-    ids: Mapping[str, tuple[list[int], list[int]]]  # token ids of queries and keys by kind; "" is the only kind
+    ids: Mapping[str, tuple[list[int], list[int]]]  # token ids of queries and keys by kind; "" if only one
     axes: Mapping[str, Axes]  # the same tokens as strings
     measure: Measure
     extent: str  # the number of tokens that are shown, in words

@@ -17,7 +17,7 @@ from tinyformer.report.result import AnalysisResult
 from tinyformer.tasks import Classification, Seq2Seq, SpanExtraction, Task
 from tinyformer.tasks.text_metrics import answer_scores, text_similarity
 
-NUM_WORST = 50  # number of examples in the table of the worst
+NUM_WORST = 50  # number of rows in the table of the worst examples
 
 
 @singledispatch

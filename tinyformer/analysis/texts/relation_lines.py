@@ -171,7 +171,7 @@ class RelationLines:
     def best_offset(self) -> tuple[int, Float[Tensor, " tested"]]:
         """The best offset k for the rule "the word nearer to k tokens from the query", and the rule's test results."""
         longest = max(len(line.ids) for line in self.placed)
-        offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good rules, the nearest
+        offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good offsets, the smallest
         near = [[[-abs(line.center(side) - k) for line in self.placed] for k in offsets] for side in (2, 3)]
         by_rule = prefers(*torch.tensor(near))
         best = int(by_rule[:, self.halves[0]].mean(dim=1).argmax())

@@ -137,7 +137,7 @@ def report(
     names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in layers), strict=True)
     first = len(roles.rows) - sum(map(len, names))
     addresses, active = context.map_addresses[first:], [at for at, flag in enumerate(chain(*ablated)) if not flag]
-    lines = {"relations": "weight from a word to another, and its rank among the words that are seen"}
+    lines = {"relations": "weight from the first word to the second, and its rank among visible words"}
     rows, weights, meanings = list[list[Any]](), {}, {}
     for pair, (trained, *controls) in found.items():
         title = " → ".join(pair)
