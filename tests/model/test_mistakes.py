@@ -27,7 +27,7 @@ def ablated(make, *arguments):
 MISTAKES = [
     # Maps.
     (lambda: model("differential").attention("ab").rollout(), "attention='differential': has negative weights"),
-    (lambda: MAPS - model().attention("ab"), "maps.tokens=['<eos>', 'a', 'b']: must be the tokens of the maps from"),
+    (lambda: MAPS - model().attention("ab"), "maps.tokens=['<eos>', 'a', 'b']: must equal the tokens of the other maps"),
     (
         lambda: causal(pruned_heads=[[0, 0], [0, 2]]).attention("a")[0, 0],
         "head=(0, 0): must be the (layer, head) of a head; head=(0, 1) works.",
@@ -37,7 +37,7 @@ MISTAKES = [
     (lambda: model().tokenize(["a", "b" * 32]), "len(texts[1])=33: must be 1 to 32 tokens, including the special"),
     (lambda: UNNAMED.attention("a"), "tokenizer=None: the model has no tokenizer and takes only token ids"),
     (UNNAMED.attention(torch.tensor([[3]]))[0].words, "tokenizer=None: the model has no tokenizer, so its"),
-    (lambda: model().analyse(), "origin=None: the model was not loaded from a checkpoint"),
+    (lambda: model().analyse(), "origin=None: the model has no checkpoint"),
     # What other tasks read.
     (partial(classifier().loss, TEXTS), "labels=None: must be 3, one for each text; labels=['no', 'no', 'no'] works."),
     (lambda: classifier().loss(TEXTS, ["no", "yes", "so"]), "labels='so': must be one of no, yes, maybe, 0, 1, 2."),
