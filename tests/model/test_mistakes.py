@@ -27,7 +27,7 @@ def ablated(make, *arguments):
 MISTAKES = [
     # Maps.
     (lambda: model("differential").attention("ab").rollout(), "attention='differential': has negative weights"),
-    (lambda: MAPS - model().attention("ab"), "maps.tokens=['<eos>', 'a', 'b']: must equal the tokens of the other maps"),
+    (lambda: MAPS - model().attention("ab"), "maps.tokens=['<eos>', 'a', 'b']: must equal the tokens of the"),
     (
         lambda: causal(pruned_heads=[[0, 0], [0, 2]]).attention("a")[0, 0],
         "head=(0, 0): must be the (layer, head) of a head; head=(0, 1) works.",
