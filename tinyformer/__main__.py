@@ -23,7 +23,7 @@ def main() -> int:
     """Run the program that the first word of the command line names.
 
     Returns:
-        The exit code: 0, 1 for a bug, 2 for a mistake of the user.
+        The exit code: 0 for success, 1 for a bug, 2 for a mistake of the user.
     """
     program = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if program in ("-h", "--help"):

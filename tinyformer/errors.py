@@ -16,14 +16,14 @@ class ArgumentError(ValueError):
 
     Args:
         argument: the name of the argument.
-        value: what it was given.
-        reason: why that cannot be, as in "must be at least 1". Names of other arguments are in backticks, as in
-            "must divide `d_model`=64".
-        works: values that would work, by argument; it may be another argument than the one at fault that has to change.
+        value: the invalid value.
+        reason: the reason why the value is invalid, as in "must be at least 1". Names of other arguments are in
+            backticks, as in "must divide `d_model`=64".
+        works: values that would work, by argument; it may name another argument that has to change instead.
 
     Attributes:
-        path: the arguments that lead to the one at fault, outermost first, such as ("block", "attention", "num_heads")
-            where an encoder makes its attention through a factory; see `argument_path`.
+        path: the names of the arguments that lead to the invalid argument, outermost first, such as ("block",
+            "attention", "num_heads") if an encoder creates its attention by a factory; see `argument_path`.
     """
 
     def __init__(self, argument: str, value: Any, reason: str, works: Mapping[str, Any] | None = None) -> None:
@@ -33,11 +33,11 @@ class ArgumentError(ValueError):
 
     @property
     def owner(self) -> tuple[str, ...]:
-        """The path of the object whose argument is at fault; the names in `reason` and `works` start from there."""
+        """The path of the object with the invalid argument; names in `reason` and `works` are relative to it."""
         return self.path[:-1]
 
     def describe(self, name_of: Callable[[tuple[str, ...]], str] = ".".join, show: Callable[[Any], str] = repr) -> str:
-        """The error as one sentence, with arguments named and values shown as the reader would write them."""
+        """The error as one sentence; `name_of` converts an argument's path to a name, and `show` formats values."""
 
         def named(argument: str) -> str:
             return name_of((*self.owner, *argument.split(".")))
@@ -58,14 +58,14 @@ def printable(line: str) -> str:
 
 @contextlib.contextmanager
 def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Prefix the path of an `ArgumentError` that the `with` statement's body raises with the arguments that lead there.
+    """A context that prefixes the path of a raised `ArgumentError` with the arguments that lead to the invalid one.
 
     Code that calls a factory passed to it wraps the call, as in `with argument_path("attention"):`.
 
     Args:
-        outer: the arguments, outermost first.
-        passed: arguments of the factory whose values the caller takes from arguments of its own, such as
-            {"head_dim": "rope_head_dim"}; an error about one of them is an error about the caller's own argument.
+        outer: the names of the arguments, outermost first.
+        passed: the caller's argument that sets each argument of the factory, such as {"head_dim": "rope_head_dim"}; an
+            error about an argument of the factory becomes an error about the caller's argument.
     """
     try:
         yield
@@ -80,9 +80,9 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
 
 
 def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **arguments: float | None) -> None:
-    """Refuse the first of some arguments, given by name, that is below a minimum; None is accepted.
+    """Raise an `ArgumentError` for the first keyword argument below a minimum; None is accepted.
 
-    An example in `works`, or else the minimum itself, is shown.
+    The error suggests the argument's value in `works`, or else the minimum.
     """
     for argument, value in arguments.items():
         if value is not None and not value >= minimum:  # nan is neither above nor below
@@ -91,9 +91,9 @@ def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **a
 
 
 def require_at_most(maximum: float, works: Mapping[str, Any], **arguments: float | None) -> None:
-    """Refuse the first of some arguments, given by name, that is above a maximum; None is accepted.
+    """Raise an `ArgumentError` for the first keyword argument above a maximum; None is accepted.
 
-    What would take minutes or all memory is so refused before; the example in `works` is shown.
+    The check prevents computations that take minutes or all memory. The error suggests the argument's value in `works`.
     """
     for argument, value in arguments.items():
         if value is not None and not value <= maximum:
@@ -101,20 +101,20 @@ def require_at_most(maximum: float, works: Mapping[str, Any], **arguments: float
 
 
 def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
-    """Refuse a value that is not among the choices, which the reason lists."""
+    """Raise an `ArgumentError`, which lists the choices, if a value is not among the choices."""
     known = list(choices)
     if value not in known:
         raise ArgumentError(argument, value, f"must be one of {', '.join(map(str, known))}")
 
 
 def relative_path(path: Path) -> str:
-    """A path relative to the working directory if it lies below, else the absolute path."""
+    """The path relative to the working directory if it lies within it, else the absolute path."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: int | None = None) -> None:
-    """Refuse sizes below 1."""
+    """Raise an `ArgumentError` if a size is below 1."""
     sizes = {"num_layers": num_layers, "vocab_size": vocab_size, "d_model": d_model, "max_seq_len": max_seq_len}
     require_at_least(1, {"vocab_size": 256, "d_model": 128, "max_seq_len": 128}, **sizes)
 

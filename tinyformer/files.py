@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and numbers for JSON."""
+"""Atomic writing of files, and numbers for JSON."""
 
 import contextlib
 import csv
@@ -12,16 +12,16 @@ from typing import Any
 
 @contextlib.contextmanager
 def atomic_write(path: Path, previous: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary path next to `path` for a file or a folder, which replaces `path` after the block.
+    """A context that yields a temporary path for a file or a folder, which replaces `path` at the end of the context.
 
-    If the block fails, what it wrote is removed and `path` is left as it was; what a killed process left is removed
-    first. Files are flushed to disk before the name is taken, so that it never stands for a part of them. A folder can
-    take the place of an empty folder only. Processes that may write the same path at the same time must hold a
-    lock.
+    If the context raises an error, the temporary file is removed and `path` does not change. A temporary file of a
+    killed process is removed first. Files are flushed to disk before the replacement, so that `path` is never
+    incomplete. A folder can replace only an empty folder. Processes that may write the same path at the same time must
+    hold a lock.
 
     Args:
-        path: the file or folder.
-        previous: where to keep the file that is replaced.
+        path: the file or folder to write.
+        previous: the path that the replaced file is moved to; None to delete it.
     """
     temporary = path.with_name(f"{path.name}.partial")
     _remove(temporary)
@@ -58,5 +58,5 @@ def _remove(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON and tables, which have no nan or infinity: None in place of these."""
+    """A value for JSON and tables: None in place of nan and infinity, which they cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,6 @@
 """The machine: devices, precisions, memory, the peak speed of matrix products, and the time and memory of a pass.
 
-The passes of one comparison run in turns, so that a slow phase of the machine affects all.
+The passes of a comparison run alternately, so that a slow phase of the machine affects all of them.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ TFLOPS: dict[str, tuple[float, float | None, float]] = {
     r"V100-SXM2": (125, None, 15.7),
     r"T4": (65, None, 8.1),
 }
-"""Peak TFLOP/s by a pattern for CUDA's name of the GPU; the first that matches counts.
+"""Peak TFLOP/s, by a regular expression for CUDA's name of the GPU; the first match is used.
 
 For dense products accumulated in fp32, as torch computes them: half of the sparse figures. Sources: NVIDIA's
 datasheets; for GeForce and the RTX A6000 the whitepapers of their architectures (GA102, Ada). Lightning's table
@@ -53,7 +53,7 @@ datasheets; for GeForce and the RTX A6000 the whitepapers of their architectures
 """
 
 MEASURED_SECONDS = 0.2
-"""Time after which no further product is measured."""
+"""The time in seconds after which `measured_flops` measures no further product."""
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # glibc's malloc.h
 
@@ -74,7 +74,7 @@ def has_native_bf16(device: str) -> bool:
 
 @functools.cache
 def can_compile() -> bool:
-    """Return True if `torch.compile` works on this CPU, tried out: it needs a C++ compiler and Python's headers."""
+    """Return True if a trial of `torch.compile` works on this CPU; it needs a C++ compiler and Python's headers."""
     new = time.time()  # a graph that is in no cache
     try:
         torch.compile(lambda x: x.sin() + new)(torch.zeros(8))
@@ -87,13 +87,13 @@ def resolve_device(accelerator: str) -> str:
     """The device type that Lightning's `accelerator` stands for on this machine.
 
     Raises:
-        ArgumentError: it is unknown, or the machine does not have it.
+        ArgumentError: the accelerator is unknown, or this machine does not have it.
     """
     require_choice("accelerator", accelerator, ("auto", "cpu", "gpu", "cuda", "mps"))
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     available = {"cuda": has_cuda, "mps": has_mps, "gpu": has_cuda or has_mps}
     if not available.get(accelerator, True):
-        raise ArgumentError("accelerator", accelerator, "this machine has none", {"accelerator": "cpu"})
+        raise ArgumentError("accelerator", accelerator, "this machine does not have it", {"accelerator": "cpu"})
     if accelerator in ("auto", "gpu"):
         return "cuda" if has_cuda else "mps" if has_mps else "cpu"
     return accelerator
@@ -127,7 +127,7 @@ def describe_device(device: str) -> str:
 
 
 def cpu_name() -> str:
-    """The model name that the kernel reports, else the architecture."""
+    """The CPU's model name in /proc/cpuinfo, or else its architecture."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -154,11 +154,11 @@ def free_memory(device: str) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of freed CPU tensors for those of the next step.
+    """Let this process keep the memory of freed CPU tensors for the tensors of the next step.
 
-    Each step allocates the blocks that the previous one freed. glibc returns large ones to the system, and every 4 KiB
-    page of the next block costs a page fault: a tenth of a bf16 step of 6 layers of width 384, two thirds of eager
-    attention over 512 tokens. Other C libraries are left as they are.
+    Each step allocates blocks like those that the previous step freed. glibc returns large blocks to the system, and
+    every 4 KiB page of a new block costs a page fault: a tenth of the time of a bf16 step of 6 layers of width 384, two
+    thirds of eager attention over 512 tokens. With other C libraries this does nothing.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
@@ -201,9 +201,9 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> Peak:
 
 
 def known_flops(name: str, dtype: torch.dtype, has_tf32: bool) -> float | None:
-    """FLOP/s of the GPU with a name according to its datasheet, where fp32 may use TF32; None if it is not listed."""
+    """Peak FLOP/s of a GPU by its datasheet, where `has_tf32` lets fp32 use TF32; None if `TFLOPS` does not list it."""
     row = next((row for part, row in TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
-    if row is None or "MIG" in name:  # a slice of a GPU, whose name contains that of the whole
+    if row is None or "MIG" in name:  # a slice of a GPU, whose name contains the name of the whole GPU
         return None
     half, tf32, fp32 = row
     peak = {torch.float16: half, torch.float32: (has_tf32 and tf32) or fp32}.get(dtype)
@@ -237,9 +237,9 @@ def _seconds_of_product(factor: torch.Tensor) -> float:
 
 
 def seconds_on(device: str) -> float:
-    """A clock: on CUDA the time when all work is done; on CPU, if it is one thread, the processor time.
+    """The current time in seconds: on CUDA after all work is done, on a CPU with one thread the process's CPU time.
 
-    Other processes hardly affect that, but several threads spend it waiting for one another.
+    Other processes hardly affect CPU time, but several threads would also spend it waiting for one another.
     """
     if device == "cpu" and torch.get_num_threads() == 1:
         return time.process_time()
@@ -249,9 +249,9 @@ def seconds_on(device: str) -> float:
 
 
 def median_seconds(passes: Mapping[str, Pass], device: str, patience: int = 1) -> dict[str, float]:
-    """The median times of passes after a warm-up; a single one is timed once.
+    """The median time of each pass in seconds, after a warm-up; a single pass is timed only once.
 
-    `patience` multiplies the time and the rounds of a comparison.
+    `patience` multiplies the time limit and the number of rounds of a comparison.
     """
     started = time.perf_counter()
     times: dict[str, list[float]] = {name: [] for name in passes}

@@ -181,7 +181,7 @@ def test_what_a_class_of_yours_computes_otherwise_is_refused():
         some.run(TEXTS, replace={"layers.1.attention.weights": torch.zeros_like})
     with pytest.raises(ArgumentError, match=r"^replace='layers\.0\.residual_mid': is not computed"):
         silent.run(TEXTS, replace={POINT: torch.zeros_like})
-    with pytest.raises(ArgumentError, match=r"Doubled.*: has weights that are no softmax of its scores"):
+    with pytest.raises(ArgumentError, match=r"Doubled.*: has weights that are not the softmax of its scores"):
         GRADIENTS["own"]().run(TEXTS, replace={"layers.0.attention.scores": torch.zeros_like})
 
 

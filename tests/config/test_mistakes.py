@@ -101,7 +101,7 @@ def mistake_in(*overrides: str) -> str:
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
-        ("attention=lstm model.pruned_heads=[[0,1]]", "model.pruned_heads=[[0,1]]: *LSTM has none; *=[] works."),
+        ("attention=lstm model.pruned_heads=[[0,1]]", "model.pruned_heads=[[0,1]]: *LSTM has no heads; *=[] works."),
         ("generate.top_k=0", "generate.top_k=0: must be *; generate.top_k=* works."),
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),
         # What Lightning, torch or Hydra would refuse later, in words of their own.

@@ -51,8 +51,8 @@ MISTAKES = [
     (lambda: masked().generate("a"), "task='MaskedLM': cannot generate text; CausalLM can."),
     (partial(model().generate, "q", stop=""), "stop='': must not be empty: it would end every text; stop=['A', 'B']"),
     # Points.
-    (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': names nothing here; there are {POINT}"),
-    (run(replace={"*_mid": torch.relu, POINT: torch.relu}), f"replace='{POINT}': names {POINT}, which '*_mid'"),
+    (run(capture="layers.0.residul_mid"), f"capture='layers.0.residul_mid': matches no point; there are {POINT}"),
+    (run(replace={"*_mid": torch.relu, POINT: torch.relu}), f"replace='{POINT}': matches {POINT}, which '*_mid'"),
     (run(replace={POINT: torch.zeros(32)}), f"replace={{'{POINT}': 'torch.float32 (32,) on cpu'}}: must be a tensor"),
     # Heads.
     (ablated(causal, [(2, 0)]), "heads=[[2, 0]]: must hold [layer, head] pairs of a model with 2 layers of 4 heads"),

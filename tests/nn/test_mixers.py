@@ -121,9 +121,9 @@ def test_its_costs_are_its_parameters(name):
 
 def test_what_they_cannot_do_is_refused():
     for mask in (AttentionMask(), AttentionMask(True, window=3), AttentionMask(True, allowed=torch.ones(1, 1).bool())):
-        with pytest.raises(ArgumentError, match=r"^attention='LSTM': reads the tokens from left to right"):
+        with pytest.raises(ArgumentError, match=r"^attention='LSTM': processes tokens from left to right"):
             made("lstm")(tokens(), mask)
-    with pytest.raises(ArgumentError, match=r"^encoder.block.attention='BaseConv': reads"):
+    with pytest.raises(ArgumentError, match=r"^encoder.block.attention='BaseConv': processes"):
         network(layers("mha", "conv")).resolve_backends("cpu", torch.float32, AttentionMask())
     with pytest.raises(ArgumentError, match=r"^mask.documents='…': must be None with a cache"):
         made("conv")(tokens(), AttentionMask(True, documents=documents()), LayerCache())

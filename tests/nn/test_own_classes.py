@@ -182,7 +182,7 @@ def test_a_textbooks_attention_reads_what_the_mask_allows_and_shows_it(own):
     {
         Leaks: "forward='query, key, value, mask': must hide the keys where a mask is False, as scores.*does.$",
         ByLengths: "forward='queries, keys, values, valid_lens': must hide .*; it raises: mat1",
-        partial(lambda width, d_model: None, extra=1): r"width=None: is needed by <lambda>; on a command line, \+ ",
+        partial(lambda width, d_model: None, extra=1): r"width=None: is required by <lambda>; on a command line, \+KEY",
     }.items(),
 )
 def test_a_textbooks_attention_that_cannot_be_used_is_refused(own, sentence):
@@ -209,8 +209,8 @@ def test_the_weights_that_are_shown_give_the_output(own):
 REFUSED = {
     Mean: "is no BaseAttention, so it has no heads",
     Clipped: "has no attention maps: Clipped overrides attend without apply_weights and",
-    Elsewhere: "overrides forward, and what it computes there has no maps",
-    Registers: "has keys that are no tokens, so its maps cannot be shown",
+    Elsewhere: "overrides forward, whose computation has no attention maps",
+    Registers: "has keys that are not tokens, so its maps cannot be shown",
 }
 
 

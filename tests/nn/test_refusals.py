@@ -89,7 +89,7 @@ def with_fading() -> None:
 
 NO_BRANCH = block(feed_forward_residual=partial(Residual, branch=[]))
 PATTERN = torch.ones(5, 4, dtype=torch.bool)
-OF_FIVE_EXAMPLES = "allowed.shape=(5, 1, 1, 4): must be of 2 examples and 4 heads, or of 1 for all of them"
+OF_FIVE_EXAMPLES = "allowed.shape=(5, 1, 1, 4): must have 2 examples and 4 heads, or 1 in place of either number"
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: AttentionMask(allowed=torch.ones(4, 4)), "allowed.dtype=torch.float32: must be boolean"),
     (lambda: AttentionMask(allowed=PATTERN[0]), "allowed.shape=(4,): must have the axes q_seq k_seq, batch q_seq"),
@@ -106,18 +106,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (Shared(partial(T5Position, 2, num_buckets=30)), "position.num_buckets=30: must be a positive multiple of 4"),
     (lambda: mla(position=shaw), "position.values=True: adds vectors of 4 dimensions to values of 8;"),
     (lambda: make("additive+rotary"), "score='additive': depends on absolute positions where queries and keys are"),
-    (with_fading, "encoder.block.attention.position='Fading': declares its score modification additive, but what it"),
+    (with_fading, "encoder.block.attention.position='Fading': declares its score modification as additive, but the"),
     (partial(ClassReadout, EMBEDDING, labels=["yes"]), "labels=['yes']: must name at least two classes; labels=["),
     (partial(Attention, 32, num_heads=5), "num_heads=5: must divide d_model=32; num_heads=4 works."),
     (partial(attention, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
     (partial(attention, backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash, flex, fa3, fa4."),
     (partial(make_encoder, backend="fa3", softcap=5.0), "block.attention.backend='fa3': runs on CUDA, not on CPU, and"),
     (partial(Attention, 64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
-    (partial(attention, score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, and score is a"),
+    (partial(attention, score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, but score is a"),
     (partial(attention, local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
     (lambda: LayerCache().extend(tokens().requires_grad_()), "cache=LayerCache of 0 tokens: keeps no gradients: call"),
     (lambda: encoder_decoder().decoder(IDS, CAUSAL), "context=None: is needed by a block with cross-attention"),
-    (of_another_context, "cache=LayerCache of 4 tokens: holds a context of 1 sequences of 4 tokens, and this one has"),
+    (of_another_context, "cache=LayerCache of 4 tokens: holds a context of 1 sequences of 4 tokens, not"),
     (lambda: encoder_decoder().encode(IDS, AttentionMask(documents=IDS)), "source_mask.documents='…': must be None"),
     (lambda: encoder_decoder(vocab_size=6), "shared_embedding=True: encoder and decoder have embeddings of the shapes"),
     (
@@ -125,7 +125,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; a residual branch of 0 removes its "
         "attention; pruned_heads=[[1, 0], [0, 1]] works.",
     ),
-    (lambda: prune_heads(attention(), [0, 1, 2, 3]), "heads=[0, 1, 2, 3]: must leave a head in the layer; a residual"),
+    (lambda: prune_heads(attention(), [0, 1, 2, 3]), "heads=[0, 1, 2, 3]: must leave at least one head in the layer;"),
 ]
 for window in (0, [], [4, 0], [None, -2]):
     REFUSED.append((partial(attention, window=window), f"window={window}: must be at least 1"))

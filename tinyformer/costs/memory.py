@@ -1,14 +1,14 @@
-"""Memory and FLOPs of a training step on a batch, without memory for the tensors themselves.
+"""Memory and FLOPs of a training step on a batch, counted without allocating the tensors.
 
-The network, its optimizer and one forward pass run on torch's fake tensors, which have shapes and dtypes alone. So the
-state of the optimizer and what autograd stores for the backward pass are counted, not estimated:
+The network, its optimizer and one forward pass run on torch's fake tensors, which have shapes and dtypes but no data.
+So the optimizer's state and the tensors that autograd stores for the backward pass are counted, not estimated:
 
     memory  weights + gradients + state of the optimizer + activations
 
-The weights and their gradients are in fp32, as in mixed precision. Activations are what the layers store; a tensor that
-several operations share counts once. Fused attention kernels store queries, keys, values, outputs and one number for
-each query and head (Dao et al. 2022, arXiv 2205.14135), the eager kernel also the weights of all query–key pairs. Not
-counted are the logits, which are computed in chunks, and memory that is used and freed within an operation.
+The weights and their gradients are in fp32, as in mixed precision. Activations are the tensors that layers store; a
+tensor that several operations share counts once. Fused attention kernels store queries, keys, values, outputs and one
+number for each query and head (Dao et al. 2022, arXiv 2205.14135); the eager kernel also stores the weights of all
+query–key pairs. Logits, which are computed in chunks, and memory that an operation frees again are not counted.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,13 +32,13 @@ class BatchCosts:
     """FLOPs and memory of a training step on `batch` sequences of T tokens, and of decoding them."""
 
     batch: int
-    tokens: int  # of all sequences; in an encoder–decoder, of the targets
+    tokens: int  # number of tokens in all sequences; in an encoder–decoder, in the targets
     training_flops: int
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    activation_bytes: int  # that the layers store for the backward pass
-    training_bytes: int  # the sum of the four before
+    activation_bytes: int  # of the tensors that layers store for the backward pass
+    training_bytes: int  # the sum of the four fields above
     cache_bytes: int  # of all sequences after T tokens
 
 
@@ -48,7 +48,7 @@ def count_batch(
     batch: int,
     dtype: str = "bf16",
 ) -> BatchCosts:
-    """The costs of a batch, given factories that are called where tensors take no memory.
+    """The costs of a batch; the factories are called under fake tensors, which take no memory.
 
     Activations and the KV cache are in `dtype`, "bf16" as in mixed precision or "fp32".
     """
@@ -74,12 +74,12 @@ def count_batch(
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """Memory and traffic of a training step on each of several GPUs, with a batch of its own.
+    """Memory and traffic of each of several GPUs in a training step, in which each GPU has a separate batch.
 
-    With `trainer=ddp` a GPU holds what `BatchCosts` counts. With `trainer=fsdp` it has a part of every weight, gradient
-    and state, the first GPU the largest one, and whole weights and gradients for the pass through a block. Traffic is
-    that of rings, in which a GPU sends (n - 1) / n of what it reduces, gathers or scatters, in fp32 but for gathered
-    weights; of each batch, if gradients are accumulated with `trainer=fsdp`.
+    With `trainer=ddp`, a GPU holds what `BatchCosts` counts. With `trainer=fsdp`, it holds a shard of every weight,
+    gradient and optimizer state (the first GPU's is the largest), and whole weights and gradients of the block in use.
+    Traffic is for ring algorithms: a GPU sends (n - 1) / n of the bytes to reduce, gather or scatter, in fp32 except
+    for gathered weights. With accumulated gradients and `trainer=fsdp`, each accumulated batch has this traffic.
     """
 
     gpus: int
@@ -90,7 +90,7 @@ class GpuCosts:
     sharded_optimizer_bytes: int
     whole_weight_bytes: int  # of the weights outside of the blocks, and of the largest block and the next
     whole_gradient_bytes: int  # of the weights outside of the blocks, and of the largest block
-    sharded_bytes: int  # the sum of the five before
+    sharded_bytes: int  # the sum of the five fields above
 
 
 def count_gpus(
@@ -101,7 +101,7 @@ def count_gpus(
 ) -> GpuCosts:
     """The costs of each of several GPUs, given factories as for `count_batch`; blocks are gathered in `dtype`.
 
-    What Muon sends, a direction for each matrix, is not counted.
+    The update directions that Muon sends for each matrix are not counted.
     """
     size = 2 if dtype == "bf16" else 4
     with FakeTensorMode():
@@ -127,15 +127,15 @@ def count_gpus(
 
 
 def _part(tensors: Iterable[Tensor], gpus: int) -> int:
-    """The number of elements of the first GPU's part of tensors, whose rows are divided among them."""
+    """The number of elements in the first GPU's shard of tensors, whose rows are divided among the GPUs."""
     return sum(-(-len(tensor) // gpus) * tensor[0].numel() for tensor in tensors)
 
 
 def activation_bytes(network: Network, batch: int, dtype: str) -> int:
-    """Bytes that the layers store for the backward pass of sequences as long as the context; it changes the network.
+    """Bytes that layers store for the backward pass of sequences of maximum length; the call modifies the network.
 
-    With activation checkpointing these are the inputs of all layers, and what the layer that stores most stores. Copies
-    of the weights in bf16 are counted where a layer stores them, not for as long as autocast keeps them.
+    With activation checkpointing, these are the inputs of all layers, and the largest activations of a single layer.
+    Copies of weights in bf16 are counted if a layer stores them, not for as long as autocast keeps them.
     """
     own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
     stored: dict[int, Tensor] = {}
@@ -176,7 +176,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], gpus: int = 1) -> int:
-    """Bytes of an optimizer's state, which its first step creates; of the first GPU's part, where it is sharded."""
+    """Bytes of an optimizer's state, which its first step creates; with several GPUs, of the first GPU's shard."""
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -190,7 +190,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor],
 
 
 def _choose_kernels(network: Network) -> None:
-    """On any device, make each layer store what its kernel on CUDA would store."""
+    """Set each layer's backend so that the layer stores what its CUDA kernel would store, on any device."""
     fused = Backend("fused", _fused, lambda case: None)
     for layer in network.attentions():
         case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)

@@ -14,11 +14,11 @@ sequence of T tokens:
 The first term is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), plus the readout. The second is Chowdhery et al. 2022
 (PaLM, arXiv 2204.02311, appendix B): for training it is their 12 L H Q T, if keys and values have the same size. It
 assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip the keys hidden by a
-causal mask or a window. The backward pass has two products for each one of the forward pass; recomputation by
+causal mask or a window. The backward pass has two products for each product of the forward pass; recomputation by
 activation checkpointing is not counted.
 
-An encoder–decoder reads a source and a target of T tokens each. Its counts per token are for one token of the source
-plus one of the target, and its cache holds the decoder's keys and values for both.
+An encoder–decoder processes a source and a target of T tokens each. Its counts per token are for one source token plus
+one target token, and its cache holds the decoder's keys and values for both sequences.
 """
 
 import math
@@ -37,7 +37,7 @@ from tinyformer.nn.score import GeneralScore, LocalGaussian
 BYTES = {"bf16": 2, "fp32": 4}  # bytes of an element of the KV cache, by dtype
 
 QUERY_PROJECTIONS = ("q_down_proj", "q_proj", "o_proj", "output_gate")
-"""Parts of an attention layer that are applied to the queries' tokens, or to the output at these tokens."""
+"""Submodules of an attention layer that are applied to the tokens of the queries, or to the output at these tokens."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Costs:
     num_parameters: int  # a tied readout counts once
     attention_parameters: int
     attention_weights: int  # parameters of the attention's projection matrices, without biases
-    attention_weights_per_layer: int  # their mean over the attention layers, rounded down
+    attention_weights_per_layer: int  # mean of `attention_weights` over the attention layers, rounded down
     feed_forward_parameters: int
     embedding_parameters: int  # of the embeddings of tokens and absolute positions
     flops_per_token: int  # of a forward pass
@@ -76,13 +76,13 @@ def count_costs(network: Network, cache_dtype: str = "bf16") -> Costs:
     embeddings = [part for stack in stacks for part in (stack.token_embedding, stack.position) if part is not None]
     by_part = flops_per_token(network)
     forward, weights = sum(by_part.values()), projection_weights(attentions)
-    cached: list[BaseAttention | TokenMixer] = [*attentions_in(stacks[-1]), *mixers_in(stacks[-1])]  # generates
-    multi_head = sum(  # elements of a cache with a key and a value for each query head, or of multi-head attention's
+    cached: list[BaseAttention | TokenMixer] = [*attentions_in(stacks[-1]), *mixers_in(stacks[-1])]
+    multi_head = sum(  # cache elements with a key and a value for each query head, or in place of a mixer
         2 * layer.d_model if isinstance(layer, TokenMixer) else layer.num_heads * head_cache_elements(layer)
         for layer in cached
     )
     elements = [cache_elements(layer) for layer in cached]
-    # A decoder's whole source is kept, whatever the window in it.
+    # Cross-attention caches the whole source, whatever its window.
     windows = [None if getattr(layer, "kind", None) == "cross" else layer.window for layer in cached]
     kept = sum(size * min(window or seq_len, seq_len) for size, window in zip(elements, windows, strict=True))
     return Costs(
@@ -111,7 +111,7 @@ def num_parameters(modules: Iterable[nn.Module]) -> int:
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """The size of several tensors."""
+    """The total size of several tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -147,7 +147,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
 
 
 def batch_sizes(batch: Mapping[str, Any]) -> Counter[str]:
-    """The numbers of tokens and of query–key pairs in a batch, padding included; its source's are named apart."""
+    """The numbers of tokens and query–key pairs in a batch, padding included; a source has separate entries."""
     rows, seq = batch["inputs"].shape
     sizes = Counter(tokens=rows * seq, pairs=rows * seq * seq)
     if "source" in batch:
@@ -162,13 +162,13 @@ def batch_sizes(batch: Mapping[str, Any]) -> Counter[str]:
 class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
 
-    A trained weight takes one product in the forward pass and two in the backward pass. A frozen encoder takes only the
-    one of the forward pass, and the readout on it needs no gradient of its input. Recomputation is not counted. Where
-    an attention is of a user-defined class, its operations are unknown, and all counts are nan.
+    A trained weight takes one product in the forward pass and two in the backward pass. A weight of a frozen encoder
+    takes only the forward product, and its readout needs no gradient of its input. Recomputation is not counted. If an
+    attention is of a user-defined class, its operations are unknown, and all counts are nan.
     """
 
     per_size: Mapping[str, float]  # FLOPs of the layers for each token or pair, by the names of `batch_sizes`
-    per_readout: float  # FLOPs for each token that is read out
+    per_readout: float  # FLOPs of the readout for each token that it is applied to
 
     @classmethod
     def of(cls, network: Network) -> "TrainingFlops":
@@ -181,12 +181,12 @@ class TrainingFlops:
         )
 
     def count(self, sizes: Mapping[str, int], read_out: float) -> float:
-        """FLOPs of batches, given the sums of their `batch_sizes` and the number of tokens that are read out."""
+        """FLOPs of batches, given the sums of their `batch_sizes` and the number of tokens in the readout."""
         return sum(flops * sizes[size] for size, flops in self.per_size.items()) + self.per_readout * read_out
 
 
 def multiply_adds(network: Network) -> Counter[str]:
-    """Multiply-adds of a forward pass in the layers for each token or pair, by the names of `batch_sizes`."""
+    """Multiply-adds of the layers in a forward pass, for each token or pair, by the names of `batch_sizes`."""
     counts = Counter[str]()
     prefixes = ["source_", ""] if len(network.stacks()) > 1 else [""]
     for prefix, stack in zip(prefixes, network.stacks(), strict=True):
@@ -195,7 +195,7 @@ def multiply_adds(network: Network) -> Counter[str]:
             own = projection_weights([layer.attention, layer.feed_forward]) + sum(map(query_multiply_adds, inner))
             own += sum(mixer.multiply_adds for mixer in mixers_in(layer.attention))
             counts.update({f"{prefix}tokens": own, f"{prefix}pairs": sum(map(pair_multiply_adds, inner))})
-            if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user's block may lack it
+            if (cross := getattr(layer, "cross_attention", None)) is not None:  # a user-defined block may lack it
                 # Keys and values are projected from the source, queries from the target and outputs to it.
                 of_queries = [module for name, module in cross.named_children() if name in QUERY_PROJECTIONS]
                 queries, inner = projection_weights(of_queries), attentions_in(cross)
@@ -242,7 +242,7 @@ def cache_elements(layer: BaseAttention | TokenMixer) -> int:
 
 
 def head_cache_elements(layer: BaseAttention) -> int:
-    """Elements of the key and the value of one head, without the positional part that multi-head attention lacks."""
+    """Elements of the key and the value of one head, without the positional part of latent attention."""
     key_dim = layer.content_dim if isinstance(layer, LatentAttention) else layer.num_softmaxes * layer.head_dim
     return key_dim + layer.v_head_dim
 
@@ -253,7 +253,7 @@ def pair_multiply_adds(layer: BaseAttention) -> int:
 
 
 def query_multiply_adds(layer: BaseAttention) -> int:
-    """Multiply-adds for each query alone, between the projections and the scores."""
+    """Multiply-adds for each query, regardless of the number of keys, between the projections and the scores."""
     parts = (layer.score, layer.position, layer.gaussian)
     return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
 
@@ -261,12 +261,12 @@ def query_multiply_adds(layer: BaseAttention) -> int:
 def head_multiply_adds(part: nn.Module | None) -> int:
     """Multiply-adds in matrix products of a score function or position, for each query of each head.
 
-    A user-defined class has as many as its attribute `multiply_adds` says, or none.
+    For a user-defined class, this is its attribute `multiply_adds`, or 0 without one.
     """
     if isinstance(part, GeneralScore):  # the product of the query and W
         return part.weight.shape[-1] ** 2
     if isinstance(part, LocalGaussian):  # the centre, vᵀ tanh(W q)
         return part.weight.shape[-1] ** 2 + part.weight.shape[-1]
-    if isinstance(part, ShawPosition):  # the query with the table of keys, its weights by distance with that of values
+    if isinstance(part, ShawPosition):  # queries times the table of keys, weights by distance times the table of values
         return sum(table.numel() for table in part.parameters())
     return getattr(part, "multiply_adds", 0)

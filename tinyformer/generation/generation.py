@@ -22,15 +22,15 @@ Prompts: TypeAlias = Sequence[Sequence[int]] | Int[Tensor, "batch prompt_seq"]
 class Sampling:
     """The rule by which the next token is sampled from the logits.
 
-    With `top_k`, from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833); with `top_p`, from the
-    smallest set of tokens whose probabilities add up to it (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751).
+    `top_k` limits sampling to the k most probable tokens (Fan et al. 2018, arXiv 1805.04833), `top_p` to the smallest
+    set of tokens whose probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751).
     """
 
-    temperature: float = 1.0  # divides the logits; 0 takes the most probable token
+    temperature: float = 1.0  # divisor of the logits; 0 takes the most probable token
     top_k: int | None = None
     top_p: float | None = None
     suppressed: Sequence[int] = ()  # ids that are never sampled, such as `TextTokenizer.missing_ids`
-    repetition_penalty: float = 1.0  # of the tokens in the text so far; 1 for none (arXiv 1909.05858)
+    repetition_penalty: float = 1.0  # of tokens in the text so far; 1 for no penalty (arXiv 1909.05858)
 
     def __post_init__(self) -> None:
         require_at_least(0, {"temperature": 0.8}, temperature=self.temperature)
@@ -42,10 +42,10 @@ class Sampling:
     def draw(
         self, logits: Float[Tensor, "batch vocab_size"], generators: Sequence[torch.Generator | None]
     ) -> Int[Tensor, " batch"]:
-        """Sample one token for each row, with a generator of its own; None for torch's."""
+        """Sample one token for each row with the row's random generator; None for torch's default generator."""
         never = torch.tensor(self.suppressed, dtype=torch.long, device=logits.device)
         logits = logits.index_fill(-1, never, -torch.inf)
-        if self.temperature < 1e-6:  # by which fp32 would overflow
+        if self.temperature < 1e-6:  # a division would overflow fp32
             return logits.argmax(dim=-1)
         logits = logits.float() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
@@ -54,7 +54,7 @@ class Sampling:
         probabilities = logits.softmax(dim=-1)
         if self.top_p is not None:
             ordered, order = probabilities.sort(dim=-1, descending=True)
-            # A token is kept while those before it add up to less than top_p, so the first one always is.
+            # A token is kept while the tokens before it add up to less than top_p, so the first token is always kept.
             dropped = ordered.cumsum(dim=-1) - ordered >= self.top_p
             probabilities = probabilities.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0.0)
         pairs = zip(probabilities, generators, strict=True)
@@ -62,7 +62,7 @@ class Sampling:
 
 
 def require_amount(num_tokens: int, seed: int, num_return_sequences: int = 1, stops: Collection[str] = ()) -> None:
-    """Refuse what cannot be sampled: a number of tokens or texts, a seed, or an empty string that ends a text."""
+    """Raise an `ArgumentError` for an invalid number of tokens or texts, an invalid seed, or an empty stop string."""
     require_at_least(1, num_return_sequences=num_return_sequences)
     require_at_least(0, {"num_tokens": 200}, num_tokens=num_tokens, seed=seed)
     if "" in stops:
@@ -96,24 +96,25 @@ def stream(
     stop_token: int | Collection[int] | None = None,
     is_end: Callable[[list[int]], bool] | None = None,
 ) -> Iterator[list[int | None]]:
-    """The new token of each prompt at each step; None for one that is still being read or has ended.
+    """Yield the new token of each prompt at each step; None if the prompt is not yet processed or its text has ended.
 
-    Prompts may differ in length. There is no padding: all prompts start at position 0, and while a longer one is still
-    being read, shorter ones are already continued. The model sees the last `max_seq_len` tokens. Up to that length each
-    new token takes one step with a KV cache; beyond it, positions shift, and each token recomputes the whole window.
+    Prompts may differ in length. There is no padding: all prompts start at position 0, and while longer prompts are
+    still being processed, shorter prompts are already continued. The model sees the last `max_seq_len` tokens. Up to
+    that length each new token takes one step with a KV cache; beyond it, positions shift, and each token recomputes the
+    whole window.
 
     Prompt `i` has its own random generator, seeded `seed + i`, so that its continuation depends neither on the cache
     nor on the other prompts. It may depend on the device, and on rounding where two tokens are equally probable.
 
     Args:
         network: a causal model; in evaluation mode while it generates.
-        prompts: at least one token each.
-        num_tokens: how many tokens to sample for each prompt.
-        sampling: how to sample them; `Sampling()` unless given.
+        prompts: token ids of the prompts, at least one token each.
+        num_tokens: number of tokens to sample for each prompt.
+        sampling: the sampling rule; None for `Sampling()`.
         seed: the seed of the first prompt's generator.
-        use_cache: if True, keep keys and values in a cache; the tokens are the same without one.
-        stop_token: ends a text, and is not part of it; or several tokens, each of which does.
-        is_end: a function that returns True if a text, given with its prompt, ends with its last token.
+        use_cache: whether to keep keys and values in a cache; the tokens are the same without a cache.
+        stop_token: the token, or several tokens, any of which ends a text without being part of it.
+        is_end: function of the token ids of a prompt and its text, which returns True to end the text.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     stops = stop_token if isinstance(stop_token, Collection) else {stop_token}
@@ -137,7 +138,7 @@ def stream(
             if not use_cache or end > network.encoder.max_seq_len:
                 cache, unread = None, tokens[:, max(0, end - network.encoder.max_seq_len) : end]
             elif cache is None or end > cache.length + 1:
-                # From the start: not every kernel takes several queries after cached keys.
+                # A new cache from the first token: not every kernel takes several queries after cached keys.
                 cache, unread = Cache(len(network.encoder.layers), capacity), tokens[:, :end]
             else:
                 unread = tokens[:, end - 1 : end]
@@ -163,7 +164,7 @@ def stream(
 
 
 def ends(tokenizer: TextTokenizer, stops: Sequence[str]) -> dict[str, Any]:
-    """The arguments of `stream` that end a text: at the tokenizer's end, and where a token completes one of `stops`."""
+    """The arguments of `stream` that end a text at an end token of the tokenizer, or after one of the `stops`."""
 
     def is_end(ids: Sequence[int]) -> bool:
         text = tokenizer.decode(ids)
@@ -178,8 +179,7 @@ def ends(tokenizer: TextTokenizer, stops: Sequence[str]) -> dict[str, Any]:
 def _next_logits(
     network: Transformer, unread: Int[Tensor, "batch seq"], cache: Cache | None
 ) -> Float[Tensor, "batch vocab_size"]:
-    # Not `network(…)`, which may be compiled and would be recompiled for each length; and logits of the last position
-    # only.
+    # Not `network(…)`: a compiled one would be recompiled for each length, and it returns logits of all positions.
     encoded = network.encoder(unread, AttentionMask(causal=True), cache)
     return network.readout(encoded[:, -1:])[:, 0]
 
@@ -192,8 +192,8 @@ class Beam:
         beams: hypotheses kept for each source at each step; 1 is greedy search.
         length_penalty: α of the score log p / ((n + c) / (1 + c))^α of a hypothesis of n tokens, at least 0. At 0,
             short hypotheses are favoured.
-        length_offset: its c, at least 0: 0 divides by n^α, as `transformers` and Marian do; 5 is the penalty of
-            GNMT (Wu et al. 2016, arXiv 1609.08144, §7) and of the original transformer (arXiv 1706.03762, §6.1).
+        length_offset: c of this score, at least 0: 0 divides by n^α, as `transformers` and Marian do; 5 is as in GNMT
+            (Wu et al. 2016, arXiv 1609.08144, §7) and the original transformer (arXiv 1706.03762, §6.1).
     """
 
     beams: int = 4
@@ -219,18 +219,18 @@ def beam_search(
     max_tokens: int | None = None,
     use_cache: bool = True,
 ) -> list[list[int]]:
-    """The target with the best score that is found for each source, without the tokens that begin and end it.
+    """The target with the best score found for each source, without the tokens that begin and end the target.
 
     Args:
-        network: an `EncoderDecoder`, or another one with its methods `encode` and `decode` and its `decoder`; in
-            evaluation mode while it decodes.
+        network: an `EncoderDecoder`, or another network with `encode`, `decode` and `decoder`; in evaluation mode while
+            it decodes.
         source: token ids of the sources, padded on the right.
         lengths: number of tokens of each source.
-        tokens: the ids that begin and end a target, and those that never occur in one, such as ids without a token.
-        beam: `Beam()` unless given.
+        tokens: the ids that begin and end a target, and the ids that never occur in one, such as ids without a token.
+        beam: the settings of the search; None for `Beam()`.
         max_tokens: maximum number of tokens of a target, including the one that ends it; by default the context
             length of the model.
-        use_cache: whether to keep keys and values in a cache; the targets are the same without one.
+        use_cache: whether to keep keys and values in a cache; the targets are the same without a cache.
     """
     room = network.decoder.max_seq_len
     max_tokens = room if max_tokens is None else min(int(max_tokens), room)
@@ -247,7 +247,7 @@ def beam_search(
 def _search(
     network: Any, context: Context, cache: Cache | None, special: PairTokens, beam: Beam, max_tokens: int
 ) -> list[list[int]]:
-    """See `beam_search`; the rows of a batch are all hypotheses of the first source, then of the second, and so on."""
+    """The search of `beam_search`; a batch has all hypotheses of the first source, then of the second, and so on."""
     batch, beams, device = len(context.vectors), beam.beams, context.vectors.device
     context = _select(context, torch.arange(batch, device=device).repeat_interleave(beams))
     best: list[tuple[float, list[int]]] = [(-math.inf, []) for _ in range(batch)]  # ended hypotheses with their scores
@@ -262,7 +262,7 @@ def _search(
         logits = network.decode(unread.flatten(0, 1), context, cache=cache)[:, -1]
         log_p = _permitted(logits.float().log_softmax(dim=-1), special, length)
         totals = sums.unsqueeze(-1) + log_p.unflatten(0, (-1, beams))
-        # Twice as many candidates as hypotheses, since the best ones may all end here.
+        # Twice as many candidates as hypotheses, since the best candidates may all end here.
         sums, places = totals.flatten(1).topk(2 * beams)
         parents, tokens = places // totals.shape[-1], places % totals.shape[-1]
         ends, norm = tokens == special.eos, beam.norm(length)
@@ -277,8 +277,8 @@ def _search(
                 best[source] = score, text[:-1] if text[-1] == special.eos else text
         ended = torch.cat([ended, scores], dim=1).topk(beams).values
         sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
-        # Those whose best open hypothesis scores better, at its present length, than their worst ended one. This is a
-        # heuristic: with a length penalty, a hypothesis that scores worse could still improve.
+        # A source goes on if its best open hypothesis scores better, at its present length, than its worst ended one.
+        # This is a heuristic: with a length penalty, a hypothesis that scores worse could still improve.
         goes_on = (ended[:, -1] < (sums / norm)[:, 0]).nonzero().squeeze(1)
         if length == max_tokens or not len(goes_on):
             break

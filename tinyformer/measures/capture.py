@@ -1,4 +1,4 @@
-"""The exact attention weights of a batch, whichever kernel computes the attention, by rows without their padding."""
+"""Capture of the exact attention weights of a batch, on any backend, and batches and sentence pairs without padding."""
 
 import functools
 from collections import defaultdict
@@ -32,7 +32,7 @@ from tinyformer.nn.maps import NoMapsError, is_own
 
 
 def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
-    """By kind of attention, which queries are tokens and not padding; the kind is "" where there is only one.
+    """For each kind of attention, a mask that is True at queries and False at padding; an only kind is called "".
 
     A batch without lengths has no padding.
     """
@@ -57,7 +57,7 @@ def rows_of(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def without_padding(batches: Iterable[Batch]) -> list[Batch]:
-    """The rows of batches of windows or examples without their padding, one batch for each length.
+    """Group the rows of batches of windows or examples by length, into one batch without padding for each length.
 
     Only tensors with one entry per token are kept.
     """
@@ -76,8 +76,8 @@ def without_padding(batches: Iterable[Batch]) -> list[Batch]:
 def of_one_length(batches: Iterable[Batch]) -> Batch:
     """The rows of batches of windows or examples as one batch, all cut to the same length.
 
-    The length is that of the shortest row that is at least half as long as the longest; shorter rows are left out. One
-    batch needs fewer kernel launches than those of `without_padding`. Only tensors with one entry per token are kept.
+    The length is the length of the shortest row that is at least half as long as the longest; shorter rows are left
+    out. One batch needs fewer kernel launches than `without_padding`. Only tensors with one entry per token are kept.
     """
     parts = [tensors(batch) for batch in without_padding(batches)]
     longest = max(part["inputs"].shape[1] for part in parts)
@@ -90,7 +90,7 @@ class TokenPair(NamedTuple):
     """A source and a target, without padding."""
 
     source: Int[Tensor, "1 source_seq"]  # token ids, with the special tokens around the text, see `PairTokens`
-    target: Int[Tensor, "1 seq"]  # the token ids that the decoder reads
+    target: Int[Tensor, "1 seq"]  # the token ids of the decoder's input
     predicted: Int[Tensor, "1 seq"]  # the target shifted by one, with `eos` at its end
 
     @classmethod
@@ -105,8 +105,8 @@ class TokenPair(NamedTuple):
     def ids_by_kind(self) -> dict[str, tuple[list[int], list[int]]]:
         """The token ids of the queries and of the keys of each kind of attention.
 
-        A query of cross-attention stands for the token that is predicted there, which is the one that a head aligns
-        with the source (Bahdanau et al. 2014, arXiv 1409.0473, figure 3).
+        A query of cross-attention has the id of the token that is predicted at its position, since heads align this
+        token with the source (Bahdanau et al. 2014, arXiv 1409.0473, figure 3).
         """
         source, target, predicted = (ids[0].tolist() for ids in self)
         return {"encoder": (source, source), "decoder": (target, target), "cross": (predicted, source)}
@@ -128,9 +128,9 @@ def pairs_of(batch: Batch) -> list[TokenPair]:
 def decoded_pair(
     network: EncoderDecoder, source: Sequence[int], tokens: PairTokens, beam: Beam, num_tokens: int | None = None
 ) -> TokenPair:
-    """A source with the target that the model finds for it, on the network's device.
+    """A source and the target that beam search finds for it, on the network's device.
 
-    Each is cut to `num_tokens` tokens, special tokens included; by default to the length of the context.
+    Source and target are cut to `num_tokens` tokens, special tokens included; the default is the context length.
     """
     device = network.encoder.token_embedding.weight.device
     num_tokens = min(num_tokens or network.max_seq_len, network.max_seq_len)
@@ -163,12 +163,12 @@ class CapturedMaps(list[Tensor]):
     def __init__(self) -> None:
         super().__init__()
         self.layers: list[AttentionMaps] = []  # the same weights together with their logits
-        self.names: list[list[str]] = []  # of each map of each layer, for display
-        self.ablated: list[list[bool]] = []  # whether the head of each map of each layer is; empty if none is
+        self.names: list[list[str]] = []  # the label of each map of each layer, for display
+        self.ablated: list[list[bool]] = []  # whether the head of each map of each layer is ablated; empty for none
         self.rows: Int[Tensor, " rows"] | None = None  # positions of the captured queries, counting cached tokens
 
     def add(self, calls: Sequence[LayerCall], rows: int | Int[Tensor, " rows"] | None = None) -> None:
-        """Append the maps of the layers in one forward pass, in which all have as many queries if `rows` are given."""
+        """Append the maps of one forward pass; with `rows`, all layers must have the same number of queries."""
         q = calls[0][1].qkv.q
         chosen = _rows(rows, q.shape[2]).to(q.device)
         layers = _maps(calls, None if rows is None else chosen)
@@ -192,25 +192,25 @@ def head_label(name: str) -> str:
 
 
 def map_title(address: Address) -> str:
-    """A map in words, given the address of its layer and its name: "layer 3 head 0", or "cross layer 3 head 0a"."""
+    """A map in words, such as "cross layer 3 head 0a", given the address of its layer followed by the map's name."""
     *layer, name = address
     return f"{layer_title(tuple(layer))} head {head_label(str(name))}"
 
 
 @contextmanager
 def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None) -> Iterator[CapturedMaps]:
-    """Collect the attention weights of each layer during the forward passes inside the block.
+    """A context that collects the attention weights of each layer in every forward pass.
 
         with capture_attention(model) as maps, torch.no_grad():
             model(tokens, AttentionMask(causal=True))
 
     A fused kernel never materialises the weights, so they are recomputed from the queries and keys of each layer
-    (`BaseAttention.maps_of_call`) at the end of the forward pass. Outside of the block there is no cost.
+    (`BaseAttention.maps_of_call`) at the end of the forward pass. Outside of the context there is no cost.
 
     Args:
-        model: the network, or a trained model that contains it; a compiled network runs uncompiled inside the block.
-        rows: the queries to capture: their indices, or their number, sampled identically for all layers and calls; by
-            default all, as it must be for an encoder–decoder. Memory grows with rows times keys.
+        model: the network, or a trained model that contains it; a compiled network runs uncompiled in the context.
+        rows: the indices of the queries to capture, or a number of queries to sample, the same in all layers and calls;
+            None for all queries, which an encoder–decoder requires. Memory grows with rows times keys.
     """
     network = cast(Network, getattr(model, "network", model))
     if rows is not None and len(network.stacks()) > 1:
@@ -221,7 +221,7 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
     calls: list[LayerCall] = []  # a user-defined class may run a layer several times
 
     def begin(*_: Any) -> None:
-        calls.clear()  # left by a forward pass that failed
+        calls.clear()  # a forward pass that failed may have left calls
 
     def record(layer: BaseAttention, _: Any, args: tuple[AttentionInputs], call: AttentionInputs) -> None:
         calls.append((layer, call))
@@ -259,9 +259,9 @@ def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, Captured
 
 
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
-    """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last of them.
+    """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last call.
 
-    A layer that is no `BaseAttention`, or does not run as one, is a `NoMapsError`.
+    A `NoMapsError` is raised if a layer has no attention maps, such as a layer that overrides `forward`.
     """
     calls: dict[BaseAttention, AttentionInputs] = {}
     *_, last = layers = model.require_heads()
@@ -280,18 +280,18 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     finally:
         model.train(was_training)
     if missing := [layer for layer in layers if layer not in calls]:
-        raise NoMapsError(missing[0], "overrides `forward`, and what it computes there has no maps")
+        raise NoMapsError(missing[0], "overrides `forward`, whose computation has no attention maps")
     if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
-        raise NoMapsError(others[0], "has keys that are no tokens, so its maps cannot be shown")
+        raise NoMapsError(others[0], "has keys that are not tokens, so its maps cannot be shown")
     return [(layer, calls[layer]) for layer in layers]
 
 
 class PassIsComplete(Exception):  # noqa: N818 -- no error
-    """Ends a forward pass whose remaining layers are not needed."""
+    """The exception that ends a forward pass whose remaining layers are not needed."""
 
 
 class _Plain(NamedTuple):
-    """A call whose maps are softmax(scale · q kᵀ), masked."""
+    """An attention call whose maps are the masked softmax(scale · q kᵀ), without any other option."""
 
     q: Float[Tensor, "batch num_heads q_seq head_dim"]
     k: Float[Tensor, "batch num_kv_heads k_seq head_dim"]
@@ -300,12 +300,12 @@ class _Plain(NamedTuple):
 
     @classmethod
     def of(cls, layer: BaseAttention, call: AttentionInputs) -> "_Plain | None":
-        """A layer's call, or None if its maps have another formula."""
+        """The plain form of a layer's call, or None if its maps have another formula."""
         if is_own(layer) or type(layer).attention_maps is not BaseAttention.attention_maps or call.num_behind:
             return None
         k, _ = layer.head_map.expand_kv(call.qkv.k, call.qkv.v)
         scoring = layer.scoring(call.qkv.q, k.shape[2], call.mask, call.is_cross)
-        is_plain = replace(scoring, mix=None) == Scoring(scoring.scale)  # what is mixed into the output has no weights
+        is_plain = replace(scoring, mix=None) == Scoring(scoring.scale)  # `mix` does not change the weights
         return cls(call.qkv.q, k, call.mask, scoring.scale) if is_plain else None
 
     @property
@@ -317,7 +317,7 @@ class _Plain(NamedTuple):
 
 
 def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list[AttentionMaps]:
-    """The maps of each call; plain calls of one kind are computed together, with fewer kernel launches."""
+    """The maps of each call; plain calls of equal `kind` are computed together, with fewer kernel launches."""
     maps: dict[int, AttentionMaps] = {}
     alike: dict[Hashable, dict[int, _Plain]] = defaultdict(dict)
     for number, (layer, call) in enumerate(calls):
@@ -334,7 +334,7 @@ def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list
 
 @contextmanager
 def running_hooks(model: Network, hooks: Iterable[RemovableHandle] = ()) -> Iterator[None]:
-    """Make every forward pass inside the block run the hooks of each module exactly once; remove `hooks` at its end."""
+    """A context in which every forward pass runs each module's hooks exactly once; it removes `hooks` at its end."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
     for stack in recomputing:

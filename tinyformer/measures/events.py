@@ -17,26 +17,26 @@ class Trait:
     threshold: float  # in the unit of the measure, greater than 0
     begins: str  # the event when a head acquires the trait, such as "became an induction head"
     ends: str | None  # the event when a head loses the trait; None if that is no event
-    below: bool = False  # whether the trait means values at most, instead of at least, the threshold
-    offset: str = ""  # a measure in tokens that names the label: "next token" for 1, "offset -3" for -3
+    below: bool = False  # whether a head has the trait at or below the threshold, instead of at or above
+    offset: str = ""  # the measure in tokens that the label shows: "next token" for 1, "offset -3" for -3
     part_of: str = ""  # the trait whose presence makes the label redundant, so that it is left out
 
     def is_met(self, value: float, slack: float = 0.0) -> bool:
-        """Return True if a value reaches the threshold, or lacks at most a share `slack` of it; nan does not."""
+        """Return True if a value reaches the threshold, or misses it by at most its share `slack`; nan never does."""
         sign = -1 if self.below else 1
         return sign * value >= sign * self.threshold * (1 - sign * slack)
 
 
 @dataclass(frozen=True)
 class Event:
-    """The change of a trait of a head."""
+    """The acquisition or loss of a trait by a head."""
 
     step: int  # number of optimizer steps before the measurement
     layer: int  # index of the layer
     head: str  # name of the head's map
     event: str  # the event in words
     measure: str  # the measure that crossed the threshold
-    value: float  # of that measure
+    value: float  # the value of this measure
     kind: str = ""  # the kind of attention, where a network has several: "encoder", "decoder" or "cross"
 
     def __str__(self) -> str:
@@ -66,12 +66,12 @@ TRAITS: dict[str, Trait] = {
 }
 """The traits of heads, by the name of their label, with default thresholds.
 
-Traits of attention to one key begin at half of the attention: to the previous token (Clark et al. 2019, arXiv
-1906.04341, section 3.1), to the first token (Xiao et al. 2023, arXiv 2309.17453), to the own token, to any other single
-token ("vertical"; Kovaleva et al. 2019, arXiv 1908.08593) and at any other single offset. Block heads (Kovaleva et al.
-2019) and uniform heads (Clark et al. 2019) are close to even attention. Induction heads are found by prefix matching
+Traits of attention to one key have a threshold of half of the attention: to the previous token (Clark et al. 2019,
+arXiv 1906.04341, section 3.1), to the first token (Xiao et al. 2023, arXiv 2309.17453), to the own token, to any other
+single token ("vertical"; Kovaleva et al. 2019, arXiv 1908.08593) and at any other single offset. Block heads (Kovaleva
+et al. 2019) and uniform heads (Clark et al. 2019) attend almost evenly. Induction heads are found by prefix matching
 (Olsson et al. 2022, arXiv 2209.11895), collapsed heads by low entropy (Zhai et al. 2023, arXiv 2303.06296). All
-thresholds are beyond what random maps of 24 tokens or more reach. The last two traits are those of heads of
+thresholds are beyond what random maps of 24 tokens or more reach. The last two traits are only for heads of
 cross-attention.
 """
 
@@ -87,7 +87,7 @@ def head_traits(thresholds: Mapping[str, float] | None = None) -> dict[str, Trai
 def head_labels(
     measures: Mapping[str, Sequence[Sequence[float]]], traits: Mapping[str, Trait] = TRAITS
 ) -> list[list[str]]:
-    """The label of each head of each layer: its roles, such as "self + collapsed"; empty for none."""
+    """The label of each head of each layer: its roles, such as "self + collapsed"; empty for a head without roles."""
     labels: list[list[list[str]]] = [[[] for _ in layer] for layer in next(iter(measures.values()))]
     for role, heads in head_roles(measures, traits).items():
         for layer, head in heads:
@@ -98,10 +98,10 @@ def head_labels(
 def head_roles(
     measures: Mapping[str, Sequence[Sequence[float]]], traits: Mapping[str, Trait] = TRAITS
 ) -> dict[str, dict[tuple[int, int], float]]:
-    """The value of a trait's measure for each head that has it, by role, such as "previous token", and layer and head.
+    """By role, such as "previous token", the heads with the trait, as a dict from (layer, head) to the measured value.
 
-    The heads of a role begin with the one that is furthest beyond the threshold. `measures` are by name, then by layer
-    and head; a trait needs a measure that is there and not nan.
+    The first head of a role is furthest beyond the threshold. `measures` are indexed by name, layer and head; no head
+    has a trait whose measure is missing or nan.
     """
     roles: dict[str, dict[tuple[int, int], float]] = {}
     for name, trait in traits.items():
@@ -119,7 +119,7 @@ def head_roles(
 
 
 def control_of(trait: Trait, measures: Mapping[str, Sequence[Sequence[float]]]) -> float:
-    """The value of a trait's measure that comes nearest to having it, of all heads; nan if there is none."""
+    """The largest value of a trait's measure over all heads, or the smallest if the trait is `below`; nan for none."""
     values = [value for layer in measures.get(trait.measure, ()) for value in layer if not math.isnan(value)]
     return (min if trait.below else max)(values, default=math.nan)
 
@@ -133,7 +133,7 @@ class EventDetector:
     """Detects when heads acquire and lose traits, by comparing consecutive measurements.
 
     A head acquires a trait when the measure reaches the threshold, and loses it when the measure falls short of the
-    threshold by more than the hysteresis, a share of it, so that a head near the threshold is not reported repeatedly.
+    threshold by more than the hysteresis (a share of it), so that a head near the threshold is not reported repeatedly.
     The first measurement of a head causes no events. The names of traits identify them in a saved state.
     """
 
@@ -151,7 +151,7 @@ class EventDetector:
     ) -> list[Event]:
         """Compare a measurement with the previous one and return the new events, which are also added to `events`.
 
-        `measures` are by name, then by layer and head; nan is ignored. The address of a layer is by default its index.
+        `measures` are indexed by name, layer and head; nan is ignored. The default address of a layer is its index.
         """
         addresses, new = addresses or [(layer,) for layer in range(len(names))], []
         for trait_name, trait in self.traits.items():

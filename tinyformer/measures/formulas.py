@@ -1,9 +1,9 @@
 """Measures of attention heads: pure functions of exact attention weights.
 
-Each takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value for each
-head: the mean over the batch and over the queries for which the measure is defined, or nan if there are none. Layers
-may be stacked in a dimension before the batch. `rows` are the positions of the queries; by default, the queries are the
-last of the `k_seq` positions.
+Each function takes weights `batch heads rows k_seq`, whose rows sum to 1 (to less with a sink), and returns one value
+for each head: the mean over the batch and over the queries for which the measure is defined, or nan if there are no
+such queries. Layers may be stacked in a dimension before the batch. `rows` are the positions of the queries; by
+default, the last of the `k_seq` positions.
 """
 
 import math
@@ -23,7 +23,7 @@ Heads: TypeAlias = Float[Tensor, "*layers heads"]
 Rows: TypeAlias = Int[Tensor, " rows"]
 Tokens: TypeAlias = Int[Tensor, "batch k_seq"]
 
-VERSIONS = {"duplicate_token": 2, "induction": 2}  # of measures whose meaning has changed; the others have version 1
+VERSIONS = {"duplicate_token": 2, "induction": 2}  # of measures whose meaning has changed; 1 for all others
 
 REACH = 8  # the largest distance in tokens between a query and a near key
 
@@ -37,7 +37,7 @@ FEWEST = 8  # queries that show an offset, and keys that an even row is spread o
 
 
 class OverQueries:
-    """A measure that is the mean of what it is for each query, `of_queries`."""
+    """A measure that is the mean, over the batch and the queries, of the value `of_queries` of each query."""
 
     def __init__(self, of_queries: Callable[..., Queries], mean: Callable[..., Tensor] = torch.mean) -> None:
         self.of_queries, self.mean, self.__doc__ = of_queries, mean, of_queries.__doc__
@@ -57,8 +57,8 @@ def entropy(weights: Weights) -> Queries:
 def entropy_share(weights: Weights, num_visible: Tensor, entropies: Queries | None = None) -> Queries:
     """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them; nan for other queries.
 
-    The weights are normalised to sum to 1 first, so that a sink does not count: with a sum S, that makes the entropy
-    H / S + ln S. The entropies may be given.
+    The weights are first normalised to sum to 1, which removes the effect of a sink: for a sum S, the entropy is then
+    H / S + ln S. `entropies` are the values of H; None to compute them.
     """
     totals = weights.sum(dim=-1).clamp(min=torch.finfo(weights.dtype).tiny)
     entropies = entropy.of_queries(weights) if entropies is None else entropies
@@ -145,8 +145,8 @@ def induction(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Hea
     """Prefix matching: Σ w_k over k ≤ q with tokens[k - 1] = tokens[q].
 
     The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
-    token occurred before. An induction head predicts that what followed then follows again (Elhage et al. 2021; Olsson
-    et al. 2022, arXiv 2209.11895). Best measured on `repeated_tokens`, where only repetition predicts a token.
+    token occurred before. An induction head predicts that the same token follows again (Elhage et al. 2021; Olsson et
+    al. 2022, arXiv 2209.11895). It is best measured on `repeated_tokens`, where only repetition predicts a token.
     """
     q_idx, k_idx = _positions(weights, rows)
     same = _same_token(tokens, q_idx)
@@ -157,7 +157,7 @@ def induction(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Hea
 def duplicate_token(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Heads:
     """Share of attention on earlier occurrences of the query's token: Σ w_k over k < q with tokens[k] = tokens[q].
 
-    Over the queries whose token occurred before (Wang et al. 2022, arXiv 2211.00593).
+    The mean is over the queries whose token occurred before (Wang et al. 2022, arXiv 2211.00593).
     """
     q_idx, k_idx = _positions(weights, rows)
     return _share_on(weights, _same_token(tokens, q_idx) & (k_idx < q_idx))
@@ -166,7 +166,7 @@ def duplicate_token(weights: Weights, tokens: Tokens, rows: Rows | None = None) 
 def diagonal_distance(weights: Weights) -> Heads:
     """Σ_k w_k |k / (k_seq - 1) - q / (q_seq - 1)|: the mean distance from the diagonal, as a share of the source.
 
-    0 for attention that advances at an even pace, 1/3 for equal attention on a long source.
+    It is 0 for attention that advances at an even pace, and 1/3 for equal attention on a long source.
     """
     q_place, k_place = (torch.linspace(0, 1, size, device=weights.device) for size in weights.shape[-2:])
     distance = (k_place - q_place.unsqueeze(-1)).abs()
@@ -176,7 +176,7 @@ def diagonal_distance(weights: Weights) -> Heads:
 def monotonicity(weights: Weights) -> Heads:
     """Kendall's τ between a query's position and the mean of the positions that it attends to, c_q = Σ_k k w_k.
 
-    1 if the mean advances with every token of the target, -1 if it goes back; nan for a single query (Kendall 1938).
+    τ is 1 if the mean advances with every query, -1 if it always goes back, and nan for a single query (Kendall 1938).
     """
     q_seq, k_seq = weights.shape[-2:]
     centres = weights @ torch.arange(k_seq, dtype=weights.dtype, device=weights.device)
@@ -194,15 +194,15 @@ def coverage(weights: Weights) -> Heads:
 
 
 def source_end(weights: Weights) -> Heads:
-    """Share of attention on the last token of the source, `eos`, where heads with nothing to align often rest."""
+    """Share of attention on the last token of the source, `eos`, where heads without a token to align often attend."""
     return weights[..., -1].mean(dim=(-3, -1))
 
 
 def vertical(weights: Weights, left_out: int = 0) -> Heads:
-    """max_k mean_q w_qk: share of attention on the one key that receives most.
+    """max_k mean_q w_qk: share of attention on the one key that receives most of it.
 
-    In BERT such keys are delimiters, which appear as vertical lines (Kovaleva et al. 2019, arXiv 1908.08593, §4.1). The
-    key with the index `left_out` does not count: 0, where sinks form, or -1, the end of a source.
+    In BERT such keys are delimiters, which appear as vertical lines (Kovaleva et al. 2019, arXiv 1908.08593, §4.1).
+    `left_out` is the index of a key that is excluded: 0, where sinks form, or -1, the end of a source.
     """
     received = weights.mean(dim=-2)
     others = received[..., 1:] if left_out == 0 else received[..., :-1]
@@ -217,8 +217,8 @@ def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     After Kovaleva et al. 2019 (arXiv 1908.08593, §4.1). The overlap is 1 minus the total variation distance between w
     and b, where b is even attention on the visible keys on the query's side of a boundary. The boundary is the one that
     the least attention crosses, out of at most `MAX_BOUNDARIES` with at least a quarter of the sequence, and
-    `MIN_BLOCK` tokens, on each side. Only queries count that see keys on both sides, so that a mask alone makes no
-    blocks.
+    `MIN_BLOCK` tokens, on each side. The mean is over queries that see keys on both sides, so that a mask alone makes
+    no blocks.
     """
     k_seq = weights.shape[-1]
     least = max(k_seq // 4, MIN_BLOCK)
@@ -239,26 +239,26 @@ def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 
 
 def offset_share(weights: Weights, logits: Weights, rows: Rows) -> Heads:
-    """max_d mean_q w_{q,q+d}: share of attention at the one offset d that receives most, other than 0 and -1.
+    """max_d mean_q w_{q,q+d}: share of attention at the one offset d, other than 0 and -1, that receives most of it.
 
-    d = 1 is the next token. Offsets count at which at least half of the queries, and `FEWEST`, see a key; nan for none.
+    d = 1 is the next token. At least half of the queries, and `FEWEST`, must see a key at d; nan if there is no such d.
     """
     shares = _shares_by_offset(weights, logits, rows).amax(dim=-1)
     return shares.masked_fill(shares == -torch.inf, math.nan)
 
 
 def offset(weights: Weights, logits: Weights, rows: Rows) -> Heads:
-    """The offset d of `offset_share`, in tokens: 1 for the next token, -3 for the third before; nan for none."""
+    """The offset d of `offset_share` in tokens: 1 for the next token, -3 for the third before; nan if there is none."""
     shares = _shares_by_offset(weights, logits, rows)
     offsets = (shares.argmax(dim=-1) - weights.shape[-1] + 1).to(shares)
     return offsets.masked_fill(shares.amax(dim=-1) == -torch.inf, math.nan)
 
 
 def segment_vertical(weights: Weights) -> Heads:
-    """Share of attention along vertical stripes of a segment, in the quarter of the queries that show them best.
+    """Share of attention along vertical stripes of a segment, in the quarter of the queries with the largest share.
 
-    s_q is max_k of the mean of w_k over `SEGMENT` consecutive queries, in the best such run that holds q; the measure
-    is the 75 % quantile of s_q. The first key, where sinks form, does not count; nan for fewer than two segments.
+    s_q is max_k of the mean of w_k over `SEGMENT` consecutive queries, in the best such run that includes q. The
+    measure is the 75 % quantile of s_q, without the first key, where sinks form; nan for fewer than two segments.
     """
     if weights.shape[-2] < 2 * SEGMENT:
         return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
@@ -269,12 +269,12 @@ def segment_vertical(weights: Weights) -> Heads:
 
 
 def horizontal(weights: Weights, logits: Weights) -> Heads:
-    """The excess evenness with which a few queries gather from their keys over those around them: horizontal stripes.
+    """Horizontal stripes: how much more evenly a few queries attend to their keys than the queries around them.
 
     e_q = Σ_k min(w_qk, 1/n) is the overlap of a row with even attention on its n visible keys: 1 for an even row, 1/n
     for attention on one key. The measure is the 95 % quantile of e_q minus the median of e in the `STRIPE` rows around
-    q: near 1 if at least a twentieth of the queries gather evenly, each next to rows that attend to single keys; 0 if
-    all rows are alike, as in a uniform head. Only queries with at least `FEWEST` visible keys count.
+    q: near 1 if at least a twentieth of the queries attend evenly, each next to rows that attend to single keys; 0 if
+    all rows are alike, as in a uniform head. Queries with fewer than `FEWEST` visible keys are excluded.
     """
     visible = (logits > -torch.inf).sum(dim=-1)
     even = torch.minimum(weights, 1 / visible.clamp(min=1).unsqueeze(-1)).sum(dim=-1)
@@ -287,9 +287,9 @@ def horizontal(weights: Weights, logits: Weights) -> Heads:
 def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     """mean_q Σ_k min(w_qk, b_qk): overlap with blocks of 2 to `LONGEST_PHRASE` tokens; 1 if attention is even in each.
 
-    As `block`, with the segmentation into phrases and single tokens that has the largest overlap, found by dynamic
-    programming. b is even attention on the visible keys of the query's phrase, 0 for a single token. Queries that see
-    at most `LONGEST_PHRASE` keys do not count. nan unless all are measured: to few, phrases can always be fitted.
+    Like `block`, with the segmentation into phrases and single tokens that has the largest overlap, found by dynamic
+    programming. b is even attention on the visible keys of the query's phrase, and 0 for a single token. Queries that
+    see at most `LONGEST_PHRASE` keys are excluded. The result is nan if `rows` lacks a query, or for short sequences.
     """
     num_rows, k_seq = weights.shape[-2:]
     if num_rows != k_seq or k_seq <= LONGEST_PHRASE:
@@ -300,8 +300,8 @@ def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     visible = (logits[..., :1, :, :] > -torch.inf).float()  # the mask is the same for all heads
     counted = visible.sum(dim=-1) > LONGEST_PHRASE
     near, is_near = (part.gather(-1, band.expand(*part.shape[:-1], -1)) * inside for part in (weights, visible))
-    best = [torch.zeros_like(weights[..., 0, 0])]  # the overlap of the first tokens, by their number
-    overlaps = []  # of each query with its phrase, by the length of the phrase and the query's place in it
+    best = [torch.zeros_like(weights[..., 0, 0])]  # the largest overlap of the first n tokens, by n
+    overlaps = []  # the overlap of each possible phrase, by its length minus 2
     for length in range(2, LONGEST_PHRASE + 1):
         places = [slice(reach - place, reach - place + length) for place in range(length)]
         even = [1 / is_near[..., at].sum(dim=-1, keepdim=True).clamp(min=1) for at in places]
@@ -310,7 +310,7 @@ def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
             for at, share in zip(places, even, strict=True)
         ]
         starts = [of_place[place][..., place : k_seq - length + 1 + place] for place in range(length)]
-        overlaps.append(torch.stack(starts).sum(dim=0))  # of each whole phrase, by its first token
+        overlaps.append(torch.stack(starts).sum(dim=0))  # indexed by the first token of the phrase
     for end in range(1, k_seq + 1):
         lengths = range(2, min(end, LONGEST_PHRASE) + 1)
         options = [best[end - length] + overlaps[length - 2][..., end - length] for length in lengths]
@@ -321,7 +321,7 @@ def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 def repeated_tokens(
     vocab_size: int, num_sequences: int, period: int, tokenizer: TextTokenizer, seed: int = 0
 ) -> Int[Tensor, "batch seq"]:
-    """Random tokens of text, `period` distinct ones if they suffice, which repeat once; after what begins a text."""
+    """Sequences of the tokens that begin a text, then `period` random text tokens (distinct if possible), twice."""
     generator, words = torch.Generator().manual_seed(seed), torch.tensor(tokenizer.text_ids(vocab_size))
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
     once = torch.stack([draw[torch.isin(draw, words)].repeat(-(-period // len(words)))[:period] for draw in draws])
@@ -343,7 +343,7 @@ def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "
 
 
 def _shares_by_offset(weights: Weights, logits: Weights, rows: Rows) -> Float[Tensor, "*layers heads offsets"]:
-    """The mean weight of the visible keys at each offset, from the first key's to the last's; -inf where few count."""
+    """The mean weight of the visible keys at each offset from 1 - k_seq to k_seq - 1; -inf at excluded offsets."""
     k_seq, num_queries = weights.shape[-1], weights.shape[-4] * weights.shape[-2]
     place = (torch.arange(k_seq, device=weights.device) - rows.unsqueeze(-1) + k_seq - 1).flatten()
 
@@ -363,12 +363,12 @@ def _same_token(tokens: Tensor, q_idx: Int[Tensor, "rows 1"]) -> Bool[Tensor, "b
 
 
 def _share_on(weights: Weights, keys: Bool[Tensor, "batch 1 rows k_seq"]) -> Heads:
-    """Share of attention on the chosen keys, over the queries that have any."""
+    """Share of attention on the chosen keys, averaged over the queries that have chosen keys."""
     return _mean_where((weights * keys).sum(dim=-1), keys.any(dim=-1))
 
 
 def _mean_where(values: Float[Tensor, "*layers batch heads rows"], counted: Bool[Tensor, "*rows"]) -> Heads:
-    """The mean over the counted queries of the batch."""
+    """The mean of `values` over the queries of the batch where `counted` is True."""
     counted = counted.expand(values.shape)
     return (values * counted).sum(dim=(-3, -1)) / counted.sum(dim=(-3, -1))
 
@@ -378,9 +378,9 @@ def _across(
     queries: Int[Tensor, "rows 1"],
     boundaries: Int[Tensor, "*#maps boundaries"],
 ) -> Float[Tensor, "*layers batch #heads rows boundaries"]:
-    """The sum of each query's values over the keys on the other side of each boundary, from their cumulative sums.
+    """The sum of each query's values over the keys on the other side of each boundary, given cumulative `sums`.
 
-    A boundary is the first key of the second side; boundaries are the same for all maps, or `... 1 1`, one for each.
+    A boundary is the index of the first key of the second side. Maps share `boundaries`, or each has one (`... 1 1`).
     """
     shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
     before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))
@@ -390,5 +390,5 @@ def _across(
 def _mean_of_rows(
     values: Float[Tensor, "*maps rows columns"], counted: Bool[Tensor, "*#maps rows columns"]
 ) -> Float[Tensor, "*maps columns"]:
-    """The mean over the counted queries of each map; nan if there are none."""
+    """The mean of `values` over the queries of each map where `counted` is True; nan if there are none."""
     return (values * counted).sum(dim=-2) / counted.sum(dim=-2)

@@ -1,4 +1,4 @@
-"""Intervals of 95 %: the bootstrap over windows, for one change or for all at once, and Student's t over seeds."""
+"""95 % intervals: by the bootstrap over windows, for one change or several at once, and by Student's t over seeds."""
 
 import math
 import statistics
@@ -19,15 +19,15 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 def bootstrap(
     num_windows: int, num_resamples: int, generator: torch.Generator
 ) -> Int[Tensor, "{num_resamples} windows"]:
-    """The windows of each bootstrap resample, drawn with replacement (Efron 1979)."""
+    """The indices of the windows in each bootstrap resample, drawn with replacement (Efron 1979)."""
     return torch.randint(num_windows, (num_resamples, num_windows), generator=generator)
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The negative log-likelihood and the number of targets of each of several windows.
+    """The summed negative log-likelihood of each window, in nats, and its number of targets.
 
-    Any other sum and count by window has the same mean and interval.
+    The class also serves for other means, given a sum and a count for each window.
     """
 
     nats: Float[Tensor, " windows"]
@@ -38,12 +38,12 @@ class Losses:
         return float(self.nats.sum() / self.targets.sum())
 
     def resampled_means(self, num_resamples: int) -> Float[Tensor, " {num_resamples}"]:
-        """The mean in bootstrap resamples of the windows, which are the same for all losses of as many windows."""
+        """The mean in each bootstrap resample; losses with the same number of windows have the same resamples."""
         draws = bootstrap(len(self.nats), num_resamples, torch.Generator().manual_seed(0))
         return self.nats[draws].sum(dim=1) / self.targets[draws].sum(dim=1)
 
     def with_interval(self, num_resamples: int) -> "Change":
-        """The mean with the middle 95 % of its values in bootstrap resamples of the windows."""
+        """The mean with its 95 % bootstrap interval over the choice of windows."""
         means = self.resampled_means(num_resamples)
         low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
         return Change(self.mean, low, high)
@@ -69,7 +69,7 @@ class Change:
         return [base.mean + self.mean, self.mean, self.low, self.high]
 
     def __format__(self, form: str) -> str:
-        """The mean, by default with four decimals, and the interval unless it is that of a single window."""
+        """The mean, by default with four decimals, and the interval, which is left out for a single window."""
         form = form or "+.4f"
         return f"{self.mean:{form}}" + (f" [{self.low:{form}}, {self.high:{form}}]" if self.low < self.high else "")
 
@@ -78,10 +78,10 @@ class Change:
 
 
 def simultaneous(after: Sequence[Losses], before: Sequence[Losses], num_resamples: int) -> list[Change]:
-    """Changes of the loss with 95 % intervals that hold for all of them at once, however many are looked at.
+    """Changes of the loss with 95 % intervals that are valid for all changes at once, whatever their number.
 
-    mean ± c s, where s is the standard deviation over bootstrap resamples of the windows, and c the 95 % quantile, over
-    the resamples, of the largest |deviation| / s of any of the changes (max-T, Westfall & Young 1993).
+    They are mean ± c s, where s is the standard deviation over bootstrap resamples of the windows, and c is the 95 %
+    quantile, over the resamples, of the largest |deviation| / s of all changes (max-T, Westfall & Young 1993).
     """
     pairs = list(zip(after, before, strict=True))
     means = torch.tensor([late.mean - early.mean for late, early in pairs], dtype=torch.float64)
@@ -92,7 +92,7 @@ def simultaneous(after: Sequence[Losses], before: Sequence[Losses], num_resample
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean of 2 to 10 values, by Student's t distribution, which takes them to be normal."""
+    """The 95 % interval of the mean of 2 to 10 values, by Student's t distribution, which assumes normal values."""
     centre = statistics.fmean(values)
     half = STUDENT[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
     return centre - half, centre + half

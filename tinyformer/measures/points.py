@@ -1,6 +1,6 @@
-"""The points of a network, named activations, and a forward pass that returns or replaces some of them.
+"""Points, the named activations of a network, and a forward pass that captures or replaces some of them.
 
-`first_non_finite` finds the place where values stop being finite.
+`first_non_finite` finds the first NaN or infinite value of a training step.
 """
 
 import difflib
@@ -30,7 +30,7 @@ Lengths: TypeAlias = Mapping[str, Int[Tensor, " batch"]]
 """The number of tokens of each row without padding, for "seq" and, in an encoder–decoder, "source_seq"."""
 
 Replacement: TypeAlias = Tensor | Callable[[Tensor], Tensor]
-"""The replacement of an activation: a tensor, or a function of the activation that returns one."""
+"""The replacement of an activation: a tensor, or a function from the activation to a tensor."""
 
 
 class Points(dict[str, Shape]):
@@ -45,19 +45,19 @@ class Points(dict[str, Shape]):
 class Point:
     """An activation of a network, which a module computes.
 
-    `get` takes it out of the module's inputs and output, and `put` makes the output with another in its place. A point
-    that is one of several terms of the output is replaced by adding the difference.
+    `get` extracts the activation from the module's inputs and output; `put` returns the output with another activation
+    in its place. For an activation that is one of several terms of the output, `put` adds the difference.
     """
 
     module: nn.Module
     shape: Shape
     get: Callable[[Any, Any], Tensor] = lambda inputs, output: output
     put: Callable[[Any, Any, Tensor], Any] = lambda inputs, output, value: value
-    is_input: bool = False  # whether it is what the module reads, which is then given as `output`
+    is_input: bool = False  # whether it is the module's input, which `get` and `put` then take as `output`
 
 
 def points_of(network: Network) -> dict[str, Point]:
-    """The points of a network by name, in the order of computation; in an encoder–decoder with its stack in front."""
+    """The points of a network by name, in the order of computation; an encoder–decoder's names begin with the stack."""
     points: dict[str, Point] = {}
     stacks = network.stacks()
     sides = [("", "seq")] if len(stacks) == 1 else [("encoder.", "source_seq"), ("decoder.", "seq")]
@@ -96,7 +96,7 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
 
 
 def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
-    """The token's and its absolute position's part of the stream: with zeros as token, the position alone."""
+    """The terms of the token and of its absolute position; the latter is the module's output for a token of zeros."""
     position: Any = stack.position
     if position is None:
         yield "token_embedding", Point(stack.embedding_norm, stream, is_input=True)
@@ -143,7 +143,7 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
             maps = layer.maps_of_call(call)
             error = layer.weights_of_scores(call, maps.logits) - maps.weights
             if error.abs().max() > TOLERANCES.get(error.dtype, 0.03):
-                raise NoMapsError(layer, "has weights that are no softmax of its scores")
+                raise NoMapsError(layer, "has weights that are not the softmax of its scores")
         return call._replace(weights=layer.weights_of_scores(call, value[..., call.num_behind :]))
 
     def added(inputs: Any, output: Tensor) -> Tensor:
@@ -162,15 +162,15 @@ def _of_attention(layer: BaseAttention, seq: str, keys_seq: str) -> Iterator[tup
 
 
 def matching(points: Mapping[str, Any], patterns: Iterable[str], argument: str) -> dict[str, str]:
-    """The points that match the patterns in an argument, each with its pattern; `*` stands for any characters."""
+    """The points that match the patterns of an argument, each with its pattern; `*` matches any characters."""
     matched: dict[str, str] = {}
     for pattern in patterns:
         names = [name for name in points if fnmatchcase(name, pattern)]
         if not names:
             near = difflib.get_close_matches(pattern, points, cutoff=0.5) or list(points)[-3:]
-            raise ArgumentError(argument, pattern, f"names nothing here; there are {', '.join(near)} and others")
+            raise ArgumentError(argument, pattern, f"matches no point; there are {', '.join(near)} and others")
         if argument == "replace" and (twice := [name for name in names if name in matched]):
-            raise ArgumentError(argument, pattern, f"names {twice[0]}, which {matched[twice[0]]!r} replaces already")
+            raise ArgumentError(argument, pattern, f"matches {twice[0]}, which {matched[twice[0]]!r} replaces already")
         matched |= dict.fromkeys(names, pattern)
     return matched
 
@@ -185,7 +185,7 @@ class ForwardPass(NamedTuple):
 def forward_pass(
     network: Network, forward: Callable[[], Tensor], lengths: Lengths, *others: Any, **options: Any
 ) -> ForwardPass:
-    """Run a network with the `intervention` of the other arguments; `forward` runs it and returns its logits."""
+    """Call `forward`, which runs the network and returns its logits, under an `intervention` of the other arguments."""
     with intervention(network, lengths, *others, **options) as passes:
         logits = _of_tokens(forward(), points_of(network)["logits"], lengths)
     return ForwardPass(logits, {name: of_passes[-1] for name, of_passes in passes.items()})
@@ -199,11 +199,11 @@ def intervention(
     replace: Mapping[str, Replacement] | None = None,
     gradients: bool = False,
 ) -> Iterator[dict[str, list[Tensor]]]:
-    """Capture some activations and replace others in every forward pass inside the block, by name those of each pass.
+    """A context that captures and replaces activations; it yields, by name, the captured tensors of each forward pass.
 
-    All that depends on replaced activations is computed from them; a compiled network runs uncompiled. In the names of
-    points, `*` stands for any characters. With `gradients`, or a replacement that requires one, the logits are computed
-    from the captured tensors themselves, so that autograd knows the derivative with respect to each.
+    Later activations are computed from the replaced activations; a compiled network runs uncompiled. In the names of
+    points, `*` matches any characters. With `gradients`, or a replacement that requires a gradient, the logits are
+    computed from the captured tensors themselves, so that autograd can differentiate with respect to each tensor.
     """
     points, replace = points_of(network), {} if replace is None else replace
     capture = [capture] if isinstance(capture, str) else capture
@@ -260,11 +260,11 @@ def intervention(
 def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:
     """The replacement of an activation, with zeros at padding.
 
-    A function is given the rows of each length without padding, so that a text is as if it were alone.
+    A function is called once for each length, with the rows of this length without their padding.
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)
-    new, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # in memory as it was, for equal bits
+    new, value = torch.zeros_like(value), _of_tokens(value, point, lengths)  # equal layouts give equal bits
     sizes = {dim: lengths[str(size)] for dim, size in enumerate(point.shape) if size in lengths}
     if not sizes:
         return _fitting(name, replacement(value), value).clone()
@@ -279,10 +279,10 @@ def _replacement(name: str, value: Tensor, replacement: Replacement, point: Poin
 
 
 def _fitting(name: str, new: Any, value: Tensor) -> Tensor:
-    """A replacement, which must be of the activation's kind."""
+    """Return a replacement, or raise an `ArgumentError` if its dtype, shape or device is not the activation's."""
     if not isinstance(new, Tensor) or _kind(new) != _kind(value):
         given = _kind(new) if isinstance(new, Tensor) else type(new).__name__
-        raise ArgumentError("replace", {name: given}, f"must be a tensor of the activation's kind, {_kind(value)}")
+        raise ArgumentError("replace", {name: given}, f"must be a tensor like the activation, {_kind(value)}")
     return new
 
 
@@ -299,13 +299,13 @@ def _of_tokens(x: Tensor, point: Point, lengths: Lengths) -> Tensor:
 
 
 def without_padding(x: Float[Tensor, "batch ..."], lengths: Int[Tensor, " batch"], dim: int = 1) -> Tensor:
-    """A tensor with zeros at padding, given the dimension of the tokens."""
+    """A copy of a tensor with zeros at padding; `dim` is the dimension of the tokens."""
     is_padding = torch.arange(x.shape[dim], device=x.device) >= lengths.unsqueeze(1)
     return x.masked_fill(is_padding.view(len(x), *(1,) * (dim - 1), -1, *(1,) * (x.ndim - dim - 1)), 0.0)
 
 
 def lengths_of(batch: Batch) -> Lengths:
-    """The lengths of the rows of a batch."""
+    """The number of tokens of each row of a batch, without padding."""
     if "source" in batch:
         return {"source_seq": batch["source_lengths"], "seq": (batch["targets"] != IGNORED).sum(dim=1)}
     return {"seq": batch["lengths"]}
@@ -314,9 +314,9 @@ def lengths_of(batch: Batch) -> Lengths:
 def first_non_finite(network: Network, compute_loss: Callable[[], Tensor]) -> str | None:
     """The first NaN or infinite value of a training step, such as "the output of encoder.layers.3.attention".
 
-    Weights come first, then the outputs of all modules in the order in which they are computed, the loss, the gradients
-    of the outputs in the order of the backward pass, and the gradients of the weights. For this, the step is run again,
-    uncompiled by `compute_loss`; the `grad` of the weights does not change. None if all values are finite.
+    Weights are checked first, then the outputs of all modules in the order of computation, the loss, the gradients of
+    the outputs in the order of the backward pass, and the gradients of the weights. `compute_loss` runs the step again,
+    uncompiled; the `grad` of the weights does not change. The result is None if all values are finite.
     """
     parameters = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     for name, parameter in network.named_parameters():

@@ -44,7 +44,7 @@ def make_probes(
 ) -> list[Probe]:
     """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on `repeated_tokens`.
 
-    Of these, `sizes` are the number and the largest period; none are made where two tokens do not fit into the context.
+    `sizes` are the number of repeated sequences and their largest period; in a very short context there are none.
     """
     probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
     num_sequences, period = sizes
@@ -57,10 +57,10 @@ def make_probes(
 
 @dataclass(frozen=True)
 class HeadMeasures:
-    """The measures of every head."""
+    """The values of all measures for every head."""
 
     names: Sequence[Sequence[str]]  # name of each map of each layer, see `map_names`
-    values: Mapping[str, Sequence[Sequence[float]]]  # by measure, for each map of each layer; or nan
+    values: Mapping[str, Sequence[Sequence[float]]]  # by measure, the value of each map of each layer, or nan
     addresses: Sequence[Address]  # see `Network.layer_addresses`
     ablated: Sequence[Sequence[bool]]  # see `ablated_maps`; the measures of such maps are not defined
 
@@ -88,7 +88,7 @@ class HeadMeasures:
     def table(self, traits: Mapping[str, Trait] = TRAITS) -> tuple[list[str], list[list[int | str | float | None]]]:
         """Columns and rows: one row for each head, one column for each measure, and the label, see `head_labels`.
 
-        The first column is the kind of attention, such as "cross", where there are several.
+        In an encoder–decoder, the first column is the kind of attention, such as "cross".
         """
         rows: list[list[int | str | float | None]] = []
         labels = head_labels(self.values, traits)
@@ -111,11 +111,11 @@ def measure_heads(
     costly: bool = True,
     random: int | None = None,
 ) -> HeadMeasures:
-    """The measures of several probes, of `rows` queries each, see `capture_attention`; nan where they are not defined.
+    """The measures of all heads on several probes, from `rows` queries of each; nan where a measure is not defined.
 
-    Values of the same measures are combined, weighted by the numbers of rows. The forward pass is in `precision`, the
-    measures in that of the attention weights. Without `costly`, the costly ones are left out, see `Measure`. With a
-    seed `random`, they are those of `random_maps`.
+    The values of probes with the same measures are combined, weighted by the numbers of sequences. The forward pass is
+    under the context `precision`; measures have the precision of the attention weights. `costly=False` leaves out
+    costly measures, see `Measure`. Given a seed `random`, the measures are computed on `random_maps`.
     """
     captured = []
     with precision:
@@ -141,9 +141,9 @@ def measure_pairs(
     precision: AbstractContextManager[object],
     random: int | None = None,
 ) -> HeadMeasures:
-    """The measures of every head, combined over the pairs by `Measure.combine`; nan where one does not apply.
+    """The measures of every head, combined over the pairs by `Measure.combine`; nan if a measure does not apply.
 
-    Given a seed `random`, `random_maps` are measured. Each pair has a separate forward pass, since the
+    Given a seed `random`, the measures are computed on `random_maps`. Each pair has a separate forward pass, since the
     lengths differ and padding would be measured.
     """
     of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)
@@ -164,9 +164,9 @@ def measure_pairs(
 
 
 def random_maps(maps: CapturedMaps, seed: int = 0) -> None:
-    """Put random weights in place of captured ones: the control of a measure, which has no pattern but the mask's.
+    """Replace captured weights with random weights, a control for measures without any pattern except the mask.
 
-    Each row is drawn from the flat Dirichlet distribution over its visible keys: any division is equally likely.
+    Each row is drawn from the flat Dirichlet distribution over its visible keys: all distributions are equally likely.
     """
     generator = torch.Generator().manual_seed(seed)
     for index, layer in enumerate(maps.layers):
@@ -181,5 +181,5 @@ def _measures_of(kind: str) -> dict[str, Measure]:
 
 
 def ablated_maps(network: Network) -> list[list[bool]]:
-    """For each layer, whether the head of each of its maps is ablated."""
+    """A flag for each map of each layer, True if the map's head is ablated."""
     return [layer.ablated_maps() for layer in network.attentions()]

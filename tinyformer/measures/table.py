@@ -21,14 +21,14 @@ MEAN = partial(torch.nanmean, dim=0)  # the mean over the rows for which a measu
 class Measure:
     """A measure of the heads of stacked layers."""
 
-    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]  # of maps, positions of queries, and tokens
+    compute: Callable[[AttentionMaps, Tensor, Tensor], Tensor]  # from maps, positions of queries, and tokens
     meaning: str  # the meaning in a few words, with the unit, for pictures
     explanation: str  # the meaning in a sentence, for the atlas
-    limits: Callable[[int], tuple[float, float]] = lambda num_keys: (0.0, 1.0)  # by number of keys
-    combine: Callable[[Tensor], Tensor] = MEAN  # of values that are stacked in the first dimension, one input each
+    limits: Callable[[int], tuple[float, float]] = lambda num_keys: (0.0, 1.0)  # of colours, by number of keys
+    combine: Callable[[Tensor], Tensor] = MEAN  # the value of several inputs, which are stacked in the first dimension
     is_costly: bool = False  # whether telemetry computes it only at validation, since it launches many kernels
     is_whole: bool = False  # whether its values are whole numbers
-    needs: str = "more tokens"  # what the input lacks if the measure is defined for no head
+    needs: str = "more tokens"  # what an input needs for the measure to be defined
 
 
 MEASURES: dict[str, Measure] = {
@@ -78,19 +78,19 @@ MEASURES: dict[str, Measure] = {
     "block": Measure(
         lambda maps, rows, tokens: formulas.block(*maps, rows),
         "overlap with two blocks",
-        "Overlap with a map of two blocks within each of which attention is even: 1 for such a map.",
+        "Overlap with a map of two blocks in which attention is even: 1 for such a map.",
         is_costly=True,
     ),
     "offset_share": Measure(
         lambda maps, rows, tokens: formulas.offset_share(*maps, rows),
         "largest share at one offset",
-        "Share of attention at the one offset, such as the next token, that receives most, apart from the token itself "
-        "and the previous one.",
+        "Share of attention at the one offset, such as the next token, that receives most of it; the token itself and "
+        "the previous token are excluded.",
         is_costly=True,
     ),
     "offset": Measure(
         lambda maps, rows, tokens: formulas.offset(*maps, rows),
-        "that offset, tokens",
+        "offset with the largest share, tokens",
         "The offset that receives most attention: 1 for the next token, -3 for the third before the query.",
         limits=lambda num_keys: (-num_keys / 2, num_keys / 2),
         combine=lambda values: values.nanmedian(dim=0).values,  # an offset that occurs
@@ -100,14 +100,14 @@ MEASURES: dict[str, Measure] = {
     "segment_vertical": Measure(
         lambda maps, rows, tokens: formulas.segment_vertical(maps.weights),
         "share on stripes of segments",
-        f"Share of attention on one key, other than the first, of {formulas.SEGMENT} queries in a row or more, in the "
-        "quarter of the queries where it is largest.",
+        f"Share of attention that {formulas.SEGMENT} or more consecutive queries give to one key other than the first, "
+        "in the quarter of the queries where this share is largest.",
         is_costly=True,
     ),
     "horizontal": Measure(
         lambda maps, rows, tokens: formulas.horizontal(*maps),
         "evenness of few queries",
-        "How much more evenly a few queries gather from their keys than those around them; 0 if all rows are alike.",
+        "How much more evenly a few queries attend to their keys than the queries around them; 0 if all are alike.",
         is_costly=True,
     ),
     "phrases": Measure(
@@ -144,23 +144,23 @@ MEASURES: dict[str, Measure] = {
         needs="two heads in a layer",
     ),
 }
-"""The measures of any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
+"""The measures for any text, by the last part of the logged name, such as `attention/layer_00/head_00/entropy`."""
 
 PATTERNS: dict[str, Measure] = {
     "induction": Measure(
         lambda maps, rows, tokens: formulas.induction(maps.weights, tokens, rows),
         "share on tokens that followed the same token before",
-        "Share of attention on tokens that followed the query's token before, where it occurred before.",
+        "Share of attention on tokens that followed earlier occurrences of the query's token, if there are any.",
         needs="a token that repeats",
     ),
     "duplicate_token": Measure(
         lambda maps, rows, tokens: formulas.duplicate_token(maps.weights, tokens, rows),
         "share on earlier occurrences of the same token",
-        "Share of attention on earlier occurrences of the query's token, where it occurred before.",
+        "Share of attention on earlier occurrences of the query's token, over queries whose token occurred before.",
         needs="a token that repeats",
     ),
 }
-"""The measures of `repeated_tokens`."""
+"""The measures that are computed on `repeated_tokens`, by name."""
 
 CROSS_MEASURES: dict[str, Measure] = {
     "entropy": MEASURES["entropy"],
@@ -179,7 +179,7 @@ CROSS_MEASURES: dict[str, Measure] = {
     "coverage": Measure(
         lambda maps, rows, tokens: formulas.coverage(maps.weights),
         "share of the source attended to",
-        "Share of the source that is attended to, where weights of a source token count up to a sum of 1.",
+        "Share of the source that is attended to: the mean over source tokens of the sum of weights, at most 1 each.",
     ),
     "source_end": Measure(
         lambda maps, rows, tokens: formulas.source_end(maps.weights),
@@ -209,7 +209,7 @@ EXPLANATIONS = {name: measure.explanation for name, measure in ALL_MEASURES.item
 def measure_layers(
     measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
 ) -> dict[str, list[list[float]]]:
-    """Measures of the maps of a forward pass on `tokens`: by name, a value for each map; nan for ablated heads."""
+    """Compute measures on the maps of a forward pass on `tokens`: by name, one value per map; nan for ablated heads."""
     assert maps.rows is not None
     if not measures:
         return {}
@@ -232,7 +232,7 @@ def measure_layers(
 def combine_inputs(
     measures: Mapping[str, Measure], values: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
 ) -> dict[str, list[list[float]]]:
-    """One value of each measure from `measure_layers` of several inputs, weighted by their numbers of rows."""
+    """Combine the values of `measure_layers` for several inputs into one per map, weighted by the numbers of rows."""
     if len(values) == 1:
         return dict(values[0])
     counts = torch.tensor(num_rows)

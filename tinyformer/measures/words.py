@@ -1,4 +1,4 @@
-"""The words of a token sequence, and attention maps of words in place of tokens."""
+"""The words of a token sequence, and attention maps between words instead of tokens."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ class Words:
     of_tokens: tuple[int, ...]  # the index of the word that each token belongs to, ascending from 0
 
     def tokens(self, word: int, last: int | None = None) -> range:
-        """The positions of a word's tokens, or of those of all words up to the `last` of a phrase."""
+        """The positions of the tokens of a word, or of all words from `word` to `last`."""
         return range(self.of_tokens.index(word), bisect_right(self.of_tokens, word if last is None else last))
 
     def find(self, asked: str) -> range:
-        """The words of a phrase, such as "jumps over", by index; unless that is one, `it:2` is the second "it".
+        """The indices of the words of a phrase, such as "jumps over"; "it:2" is the second "it" if no word is "it:2".
 
         Raises:
-            ArgumentError: the text has no such phrase, or has it several times.
+            ArgumentError: the text does not contain the phrase, or contains it several times.
         """
         name, number, runs = asked, "", self._runs(asked)
         if not runs and (parts := asked.rpartition(":"))[2].isdecimal():
@@ -52,7 +52,7 @@ class Words:
         raise ArgumentError("asked", asked, f"the text has no {name}; its words are {known}")
 
     def _runs(self, text: str) -> list[range]:
-        """The indices of the words of a phrase, each time that it occurs; white space of it is between words."""
+        """The word indices of each occurrence of a phrase; white space in the phrase must be between words."""
         if text in self.names:
             return [range(at, at + 1) for at, name in enumerate(self.names) if name == text]
         names, parts = ["".join(name.split()) for name in self.names], text.split()
@@ -62,13 +62,13 @@ class Words:
         return [range(bisect_right(ends, at) - 1, ends.index(at + len(phrase))) for at in sorted(starts) if phrase]
 
     def joined(self, phrase: range) -> "Words":
-        """The words with those of a phrase merged into one, at the index of the first."""
+        """A copy in which the words of a phrase are merged into one word, at the index of the first."""
         first, end = phrase[0], phrase[-1] + 1
         names = (*self.names[:first], " ".join(self.names[first:end]), *self.names[end:])
         return Words(names, tuple(word - min(max(word - first, 0), len(phrase) - 1) for word in self.of_tokens))
 
     def predicted(self) -> "Words":
-        """The words that the queries of a causal model predict: each token's place is that of the token before it."""
+        """The words that the queries of a causal model predict: each query belongs to the word of the next token."""
         return Words((*self.names, ""), (*self.of_tokens[1:], len(self.names)))
 
 
@@ -76,10 +76,10 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
     """The words of a token sequence, for a vocabulary of bytes, characters or pieces of words.
 
     A word is a run of letters and digits; it may contain apostrophes. Each Chinese character, each punctuation mark and
-    each special token, such as `<eos>`, is a word of its own. White space belongs to the word that follows it, as in
+    each special token, such as `<eos>`, is a separate word. White space belongs to the word that follows it, as in
     GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
 
-    Where tokens do not keep white space, words are the pre-tokenizer's of a text with these tokens, given or decoded.
+    If tokens do not keep white space, words come from the pre-tokenizer, for one of `texts` or else the decoded text.
     """
     special = tokenizer.special_ids
     for text in () if tokenizer.shows_words else (*texts, tokenizer.decode(i for i in ids if i not in special)):
@@ -100,7 +100,7 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
 
 
 def _words_of_text(ids: Sequence[int], tokenizer: TextTokenizer, text: str | Sequence[str]) -> Words | None:
-    """The words of the pre-tokenizer; None if the tokens, but for the special ones, are not those of the text."""
+    """The words that the pre-tokenizer finds in a text; None if its tokens are not `ids`, apart from special tokens."""
     row, special = text if isinstance(text, str) else tuple(text), tokenizer.special_ids
     (read,) = tokenizer.reader.encode_batch([row])
     keys = [key for key in zip(read.ids, read.sequence_ids, read.word_ids, strict=True) if key[0] not in special]
@@ -121,7 +121,7 @@ def merge_words(
     The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens, so that the sums
     of rows are preserved.
     """
-    from_words, to_words = (  # `tokens words`: 1 where a token belongs to a word
+    from_words, to_words = (  # shape `tokens words`: 1 where a token belongs to a word
         one_hot(torch.tensor(words.of_tokens, device=weights.device), len(words.names)).to(weights.dtype)
         for words in (queries, keys)
     )
@@ -129,7 +129,7 @@ def merge_words(
 
 
 def _pieces(ids: Sequence[int], tokenizer: TextTokenizer) -> list[str]:
-    """The text that each token adds; a character that several tokens encode comes with the last of them."""
+    """The text that each token adds; a character that several tokens encode is added by the last of these tokens."""
     text = tokenizer.decode(ids)
     # Tokens that end within a character decode to a replacement character, which differs from the text.
     ends = [len(commonprefix([tokenizer.decode(ids[: i + 1]), text])) for i in range(len(ids))]  # noqa: RUF071 -- of characters
@@ -137,7 +137,7 @@ def _pieces(ids: Sequence[int], tokenizer: TextTokenizer) -> list[str]:
 
 
 def _words_of_pieces(pieces: Sequence[str]) -> list[int]:
-    """The index of the word that each piece of a text belongs to; words that share a piece are one."""
+    """The index of the word that each piece of a text belongs to; words that share a piece are one word."""
     split = Split(Regex(WORD), "isolated").pre_tokenize_str("".join(pieces))
     ends = [end for word, (_, end) in split if word.strip()]
     starts = [0, *ends[:-1]]  # a word includes the white space before it

@@ -1,14 +1,13 @@
-"""The model: plain PyTorch, without Lightning, Hydra or text.
+"""The model in plain PyTorch, which uses neither Lightning nor Hydra.
 
-To read it from the inside out: `attention` projects tokens to queries, keys and values, attends by one of the
-`kernels`, and projects back; `kernels.eager` opens with the definition, softmax(q kᵀ / √head_dim) v. The options that
-change it are in `softmax`: a `mask`, a `score`, a relative `position`. `heads` are gated, ablated and pruned, a `cache`
-keeps keys and values for decoding, and `maps` shows the weights. `latent` and `differential` are other kinds of
-attention; `mixers` without scores, an LSTM and a convolution, may take its place. The `layers` of
-a `block` are attention and a feed-forward network, each with a norm and a residual connection. `network` embeds tokens
-and stacks blocks in an encoder, and a `readout` turns its output into scores of tokens or of classes. The `transformer`
-is both, with initialised weights, or an encoder–decoder, in which a decoder attends to the encoder's output by
-cross-attention.
+The modules from the inside out: `attention` projects tokens to queries, keys and values, computes the heads' outputs
+with one of the `kernels`, and projects the outputs back. `kernels.eager` has the definition, softmax(q kᵀ / √head_dim)
+v; `softmax` has the options that change it: a `mask`, a `score`, a relative `position`. `heads` gates, ablates and
+prunes heads, `cache` stores keys and values for decoding, and `maps` returns attention weights. `latent` and
+`differential` are variants of attention; `mixers`, an LSTM and a convolution, replace attention. A `block` is attention
+and a feed-forward network, each with a norm and a residual connection from `layers`. `network` stacks blocks into an
+encoder, and a `readout` maps the encoder's output to logits of tokens or classes. `transformer` joins both and
+initialises the weights, or joins an encoder and a decoder that attends to the encoder's output by cross-attention.
 """
 
 import lazy_loader

@@ -1,8 +1,8 @@
-"""Attention: from tokens to queries, keys and values, to the heads' outputs, and back to tokens.
+"""Multi-head, grouped-query and multi-query attention, and the base class of all attention layers.
 
-`BaseAttention.forward` calls `project`, which makes q, k and v; `attend`, which gives them to one of the `kernels`;
-the gates of `heads`; and `o_proj`. `kernels.eager` opens with the definition, softmax(q kᵀ / √head_dim) v; the options
-that change it are in `softmax`. `Attention` is multi-head, grouped-query and multi-query attention:
+`BaseAttention.forward` runs four steps: `project` computes q, k and v, `attend` computes the heads' outputs with one of
+the `kernels`, the gates of `heads` scale the outputs, and `o_proj` projects them. `kernels.eager` has the definition,
+softmax(q kᵀ / √head_dim) v; the options that change it are in `softmax`. `Attention` has three variants:
 
     multi-head (MHA)         grouped-query (GQA)      multi-query (MQA)
     num_kv_heads=4           num_kv_heads=2           num_kv_heads=1
@@ -37,9 +37,9 @@ from tinyformer.nn.softmax import AttentionOptions, SoftmaxAttention
 
 
 class BaseAttention(SoftmaxAttention):
-    """Attention without its projections, which a subclass makes: those that `project` uses, and `o_proj`.
+    """Base class of attention layers; a subclass creates the projections that `project` uses, and `o_proj`.
 
-    Rows of `q_proj`, `k_proj` and `v_proj` and columns of `o_proj` are ordered by head: `prune_heads` relies on it.
+    The rows of `q_proj`, `k_proj` and `v_proj` and the columns of `o_proj` must be ordered by head, for `prune_heads`.
     """
 
     q_proj: nn.Linear
@@ -55,16 +55,16 @@ class BaseAttention(SoftmaxAttention):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch q_seq d_model"]:
-        """Attend from each token of `x` to the tokens of `x` that the mask allows; `weights` has how much.
+        """Return the output for each token of `x`; `weights` returns the attention weights of the same call.
 
         Args:
-            x: what queries are projected from, and keys and values, too, unless there is a context.
-            mask: the keys of `x` that each query may attend to; all without a mask.
-            context: what keys and values are projected from in cross-attention: `attention(query, key, key)` of other
-                libraries is `attention(query, context=key)` here.
-            context_mask: the keys of the context that each query may attend to; `mask` has no effect then.
-            cache: keys and values of the tokens before `x`, to which those of `x` are appended; in cross-attention
-                those of the context, which are projected if it is empty.
+            x: the vectors that queries are projected from; without a context, also keys and values.
+            mask: the keys of `x` that each query may attend to; None for all keys.
+            context: in cross-attention, the vectors that keys and values are projected from:
+                `attention(query, key, key)` of other libraries is `attention(query, context=key)` here.
+            context_mask: the keys of the context that each query may attend to; with a context, `mask` has no effect.
+            cache: keys and values of the tokens before `x`, to which the keys and values of `x` are appended. In
+                cross-attention, keys and values of the context, which are projected if the cache is empty.
         """
         inputs = self.inputs_hook(self.inputs(x, mask, context, context_mask, cache))  # q, k, v by `project`
         if inputs.weights is None:
@@ -83,12 +83,12 @@ class BaseAttention(SoftmaxAttention):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> AttentionInputs:
-        """The queries, keys, values and mask of `forward`, given its arguments; the window limits the mask.
+        """The queries, keys, values and mask of a call of `forward` with these arguments; the window limits the mask.
 
-        In cross-attention the window is around the aligned position, see `AttentionMask.aligned`, or the predicted one.
+        In cross-attention, the window is around the aligned position (`AttentionMask.aligned`) or a predicted position.
         """
         if isinstance(mask, Tensor):
-            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are of `context`"
+            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are from `context`"
             raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross, num_behind = context is not None, 0
         mask = (context_mask if is_cross else mask) or AttentionMask()
@@ -98,7 +98,7 @@ class BaseAttention(SoftmaxAttention):
         elif not is_cross:
             mask = mask.within(self.window)
             if cache is not None and cache.length and not mask.causal:
-                reason = "must be True: cached tokens do not attend to new ones"
+                reason = "must be True with a cache: cached tokens do not attend to new tokens"
                 raise ArgumentError("mask.causal", False, reason, {"causal": True})
             num_behind = 0 if cache is None else cache.num_behind(self.window)
         mask = self.head_map.mask_of_left(mask)
@@ -107,21 +107,21 @@ class BaseAttention(SoftmaxAttention):
 
     @abstractmethod
     def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
-        """Queries, keys and values, normalised and positioned.
+        """The queries, keys and values after normalisation and rotation by their positions.
 
-        Queries pass through `transform_queries` before positions rotate them. `cache.extend(..., window=self.window)`
-        appends keys and values to those of earlier tokens; a context is projected into an empty cache, and read later.
+        A subclass applies `transform_queries` before the rotation, and appends keys and values to the cache by
+        `cache.extend(..., window=self.window)`. In cross-attention, it projects a context only if the cache is empty.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
-        """The output of each head, softmax(score(q, k)) v, by the layer's backend."""
+        """The output of each head, softmax(score(q, k)) v, computed by the layer's backend."""
         k_BGSD, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
         scoring = self.scoring(qkv.q, k_BGSD.shape[2], mask, is_cross)
         dropout = self.dropout if self.training else 0.0
         return run_kernel(self.resolved or self.backend, qkv.q, k_BGSD, v_BGSV, mask, scoring, dropout)
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
-        """The output of each head, given the weights of `attention_maps`; a subclass overrides it with `attend`."""
+        """The output of each head, given its attention weights; a subclass that overrides `attend` overrides both."""
         _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
         mix = None if is_cross else self.position.mix(*weights.shape[-2:])
         return weighted_values(weights.to(v_BGSV.dtype), v_BGSV, mix)
@@ -131,12 +131,12 @@ class BaseAttention(SoftmaxAttention):
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
-        """The attention maps of `attend`, one per softmax, without dropout, for all queries or those at `rows`."""
+        """The maps of `attend`, one per softmax, without dropout, for all queries or the queries at `rows`."""
         k_BGSD, _ = self.head_map.expand_kv(qkv.k, qkv.v)
         return attention_maps(qkv.q, k_BGSD, mask, self.scoring(qkv.q, k_BGSD.shape[2], mask, is_cross), rows)
 
     def weights(self, *args: Any, cache: LayerCache | None = None, **kwargs: Any) -> Weights:
-        """The exact attention weights of `forward`, given its arguments, on any backend; the cache is not changed.
+        """The exact attention weights of a call of `forward` with these arguments; the cache does not change.
 
         Their shape is `batch num_heads q_seq k_seq`, with two maps for each head in differential attention. There is no
         dropout: rows sum to 1, or to less with a sink or a local Gaussian; a row without visible keys is 0.
@@ -144,11 +144,11 @@ class BaseAttention(SoftmaxAttention):
         return self.maps_of_call(self.inputs(*args, cache=cache and cache.copy(), **kwargs)).weights
 
     def maps_of_call(self, call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None) -> AttentionMaps:
-        """The attention weights of a call and their logits, for all queries or those at `rows`; see `exact_maps`."""
+        """The attention weights and logits of a call, for all queries or the queries at `rows`; see `exact_maps`."""
         return exact_maps(self, call, rows)
 
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
-        """The attention weights of a call if its scores were others; -∞ hides a key, and so does the mask."""
+        """The attention weights of a call with `scores` in place of its own; the mask and scores of -∞ hide keys."""
         (q, k, _), mask = call.qkv, call.mask
         scoring = replace(self.scoring(q, k.shape[2], mask, call.is_cross), compare=lambda q, k: scores, mods=())
         allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k.shape[2], scores.device)
@@ -156,12 +156,12 @@ class BaseAttention(SoftmaxAttention):
         return attention_maps(q, k, visible, scoring).weights
 
     def ablated(self) -> list[bool]:
-        """A flag for each head: True if it is ablated in every row; analyses leave such heads out, or name them."""
+        """A flag for each head, True if the head is ablated in every row of the batch."""
         factors = self.head_gate.factors
         return [False] * self.num_heads if factors is None else (factors.view(-1, self.num_heads) == 0).all(0).tolist()
 
     def ablated_maps(self) -> list[bool]:
-        """A flag for each map: True if its head is ablated."""
+        """A flag for each attention map, True if the map's head is ablated."""
         return [flag for flag in self.ablated() for _ in range(self.num_softmaxes)]
 
 
@@ -170,16 +170,16 @@ class Attention(BaseAttention):
 
     head_h = softmax(q_h k_gᵀ / √head_dim) v_g with g = h // (num_heads / num_kv_heads);  output = o_proj(concat(head))
 
-    `num_kv_heads == num_heads` is multi-head attention, 1 is multi-query attention (Shazeer 2019, arXiv 1911.02150),
-    between them is grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+    With `num_kv_heads == num_heads` it is multi-head attention, with 1 multi-query attention (Shazeer 2019, arXiv
+    1911.02150), and with a number between them grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
 
     Args:
-        num_kv_heads: None for `num_heads`.
+        num_kv_heads: number of heads of keys and values; None for `num_heads`.
         head_dim: size of each query and key; None for d_model / num_heads.
-        v_head_dim: size of each value, and so of each head's output; None for `head_dim`.
+        v_head_dim: size of each value and of each head's output; None for `head_dim`.
         qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et
             al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
-        input_dim: size of each vector of `x` and of the context, used outside of a block; None for `d_model`.
+        input_dim: size of each vector of `x` and of the context; None for `d_model`, the size within a block.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Attention(BaseAttention):
         self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
 
     def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
-        """Queries, keys and values, normalised and positioned."""
+        """The queries, keys and values after normalisation and rotation by their positions."""
         q_BHTD = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
             k_BGSD, v_BGSV = known

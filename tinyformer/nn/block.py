@@ -24,9 +24,9 @@ from tinyformer.nn.textbook import TextbookAttention
 
 
 class Context(NamedTuple):
-    """The sequence that cross-attention attends to: a vector for each token, and which of them may be attended to.
+    """The sequence that cross-attention attends to: a vector for each token, and a mask of the visible tokens.
 
-    A layer projects keys and values into its cache when that is empty.
+    A layer projects the vectors to keys and values if the cache is empty, and stores keys and values in the cache.
     """
 
     vectors: Float[Tensor, "batch k_seq d_model"]
@@ -35,13 +35,13 @@ class Context(NamedTuple):
 
 
 def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> nn.Module:
-    """The attention that a factory makes from the arguments that it names, adapted if it is a textbook's."""
+    """Call a factory of attention with the arguments that it accepts; textbook attention is wrapped in an adapter."""
     maker = factory if isinstance(factory, partial) else partial(factory)
     named, given = inspect.signature(maker.func).parameters, maker.keywords | layer
     if not any(each.kind is each.VAR_KEYWORD for each in named.values()):
         for name in list(named)[len(maker.args) :]:
             if name not in given and named[name].default is inspect.Parameter.empty:
-                reason = f"is needed by {maker.func.__name__}; on a command line, + before the key adds it"
+                reason = f"is required by {maker.func.__name__}; on a command line, +KEY=VALUE with this key sets it"
                 raise ArgumentError(name, None, reason)
         given = {name: value for name, value in given.items() if name in named}
     bare: Any = copy.copy(maker)  # of Hydra's class of partials, which checks what it calls
@@ -52,7 +52,7 @@ def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> n
 
 
 def _possible(attention: nn.Module) -> nn.Module:
-    """Refuse what the named backend cannot compute on any device."""
+    """Return the attention, or raise an `ArgumentError` if its backend cannot compute it on any device."""
     for part in attention.modules():
         if isinstance(part, SoftmaxAttention):
             require_possible(part.backend, part.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))
@@ -60,28 +60,28 @@ def _possible(attention: nn.Module) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Base of pre-norm and post-norm blocks: makes the parts of one layer from their factories.
+    """Base class of pre-norm and post-norm blocks, which creates the modules of one layer from their factories.
 
     Args:
-        attention: factory of the attention, called with `layer_index` and `num_layers`, where it takes them. Its
-            `forward` takes the tokens' vectors and the mask, or what `TextbookAttention` describes. Of the classes that
-            take the former, only a `BaseAttention` has heads, maps and a cache.
+        attention: factory of the attention, called with `layer_index` and `num_layers` if it accepts them. The module's
+            `forward` takes the tokens' vectors and the mask, or the arguments that `TextbookAttention` describes. Only
+            a `BaseAttention` has heads and attention maps.
         feed_forward: factory of the feed-forward network, called without arguments.
         norm: factory of a norm, called with `d_model`; `nn.Identity` for none.
         attention_residual: factory of the residual connection around attention, called with `layer_index` and
             `num_layers`.
-        feed_forward_residual: the same for the feed-forward network.
-        cross_attention: factory of the cross-attention, called like that of the attention; None for none. Its `forward`
-            takes the tokens' vectors, `context` and `context_mask`.
-        cross_attention_residual: factory of the residual connection around it.
-        dropout: probability, for each sublayer's output.
+        feed_forward_residual: factory of the residual connection around the feed-forward network, called likewise.
+        cross_attention: factory of the cross-attention, called like `attention`; None for a block without it. The
+            module's `forward` takes the tokens' vectors, `context` and `context_mask`.
+        cross_attention_residual: factory of the residual connection around cross-attention, called likewise.
+        dropout: dropout probability of each sublayer's output.
         layer_index: index of this layer, from 0.
-        kind: the stack that the layer belongs to, "encoder" or "decoder", in a network that has both; the factories of
-            attention are then called with `kind`, too: with this one, or with "cross".
+        kind: in a network with two stacks, the stack of the layer, "encoder" or "decoder". The factory of the attention
+            is then called with this `kind`, too, and the factory of the cross-attention with `kind="cross"`.
     """
 
     ends_normalised: bool
-    """Whether the layer's output is normalised, so that the encoder needs no final norm."""
+    """True if the layer's output is normalised, so that the encoder needs no final norm."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Block(nn.Module):
     def forward(
         self, x: Stream, mask: AttentionMask, cache: LayerCache | None = None, context: Context | None = None
     ) -> Stream:
-        def attend(x: Tensor) -> Tensor:  # by any module of x and mask if there is no cache
+        def attend(x: Tensor) -> Tensor:  # without a cache, any module that takes x and mask will do
             return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
 
         x = self.residual_mid_hook(self.sublayer(x, attend, self.attention_norm, self.attention_residual))

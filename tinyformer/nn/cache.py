@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of earlier tokens, so that decoding computes the new token alone."""
+"""The KV cache: keys and values of earlier tokens, so that decoding computes only the new token."""
 
 import torch
 from torch import Tensor
@@ -9,15 +9,15 @@ from tinyformer.errors import ArgumentError
 class LayerCache:
     """The cached keys and values of one layer, or the latents that they are projected from.
 
-    With a window of W keys it holds the last W tokens, which include all that the next query attends to.
+    With a window of W keys, the cache holds the last W tokens, which include all tokens that the next query attends to.
 
     Args:
-        room: number of tokens to allocate memory for at the start; it doubles when it is full. Unused with a window.
+        room: number of tokens to allocate memory for at first; full memory is doubled. It is unused with a window.
     """
 
     def __init__(self, room: int = 0) -> None:
         self.length = 0
-        """Number of tokens so far, including those outside the window."""
+        """Number of tokens appended so far, including tokens outside the window."""
         self.num_held = 0
         """Number of tokens in memory."""
         self.num_queries = 0
@@ -35,28 +35,28 @@ class LayerCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tokens in memory, without the room for more."""
+        """Bytes of the cached tokens, without memory that is allocated for later tokens."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def extend(self, *new: Tensor, window: int | None = None) -> tuple[Tensor, ...]:
         """Append the keys and values of new tokens, which must not require gradients; axis -2 is the sequence.
 
         Returns:
-            The tensors of all tokens that the new ones attend to within the window; the new ones are at the end.
+            The tensors of all tokens that the new tokens attend to within the window, ending with the new tokens.
         """
-        if any(tensor.requires_grad for tensor in new):  # which a cache that is overwritten in place cannot keep
+        if any(tensor.requires_grad for tensor in new):  # autograd cannot follow a cache that is overwritten in place
             reason = "keeps no gradients: call the model under torch.no_grad()"
             raise ArgumentError("cache", self, reason, {"cache": None})
         self.length += new[0].shape[-2]
         return self._append(new) if window is None else self._slide(new, window)
 
     def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
-        """The cached tensors of a context; none before its first use. A context of another shape is refused."""
+        """The cached tensors of a context; empty before its first use. Another shape raises an `ArgumentError`."""
         for tensor in self.tensors:
             if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
                 held = f"{tensor.shape[0]} sequences of {tensor.shape[-2]} tokens"
-                reason = f"holds a context of {held}, and this one has {context.shape[0]} of {context.shape[1]}"
-                raise ArgumentError("cache", self, f"{reason}; each context needs a cache of its own")
+                reason = f"holds a context of {held}, not {context.shape[0]} sequences of {context.shape[1]} tokens"
+                raise ArgumentError("cache", self, f"{reason}; each context needs a separate cache")
         return self.tensors
 
     def num_behind(self, window: int | None) -> int:
@@ -64,25 +64,25 @@ class LayerCache:
         return 0 if window is None else self.length - min(self.num_held, window - 1)
 
     def count_queries(self, number: int) -> int:
-        """Count tokens that attend to the context; returns the number of those before them."""
+        """Add `number` tokens to `num_queries`, and return the number of queries before them."""
         self.num_queries += number
         return self.num_queries - number
 
     def copy(self) -> "LayerCache":
-        """A copy with memory of its own."""
+        """A copy that shares no memory with this cache."""
         other = LayerCache(self._room)
         other.length, other.num_held, other.num_queries = self.length, self.num_held, self.num_queries
         other._memory = tuple(tensor.clone() for tensor in self.tensors)
         return other
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order; a row may be repeated."""
+        """Keep the rows of the batch at the indices `rows`, in this order; an index may be repeated."""
         self._memory = tuple(tensor[rows] for tensor in self._memory)
 
     def _append(self, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         first, end = self.num_held, self.num_held + new[0].shape[-2]
         if not self._memory or end > self._memory[0].shape[-2]:
-            # Doubling keeps the total size of all copies below that of the sequence.
+            # Doubling copies fewer tokens in total than the sequence has.
             room, held = max(end, 2 * first, self._room), self.tensors
             self._memory = tuple(tensor.new_empty(*tensor.shape[:-2], room, tensor.shape[-1]) for tensor in new)
             for memory, tensor in zip(self._memory, held, strict=False):
@@ -107,7 +107,7 @@ class LayerCache:
 
 
 class Cache:
-    """The KV cache of a model: one `LayerCache` for each layer, and another for the context of its cross-attention."""
+    """The KV cache of a model: one `LayerCache` per layer, and one per layer for the context of its cross-attention."""
 
     def __init__(self, num_layers: int, room: int = 0) -> None:
         self.layers = [LayerCache(room) for _ in range(num_layers)]
@@ -115,15 +115,15 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """Number of tokens so far."""
+        """Number of tokens appended so far."""
         return self.layers[0].length
 
     def select(self, rows: Tensor, contexts: bool = True) -> None:
-        """Keep these rows of the batch, in this order, as the hypotheses of a beam search; a row may be repeated."""
+        """Keep the rows at the indices `rows`, see `LayerCache.select`; `contexts=False` leaves contexts unchanged."""
         for layer in (*self.layers, *(self.context_layers if contexts else ())):
             layer.select(rows)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tokens in memory, over all layers."""
+        """Bytes of the cached tokens, over all layers."""
         return sum(layer.num_bytes for layer in (*self.layers, *self.context_layers))

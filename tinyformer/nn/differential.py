@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmaxes, which cancels what both attend to by chance."""
+"""Differential attention: the difference of two softmaxes, which cancels attention that both have in common."""
 
 import math
 from collections.abc import Iterable
@@ -23,12 +23,12 @@ class DifferentialAttention(Attention):
 
     head = (1 - λ_init) · norm((softmax(q₁ k₁ᵀ) - λ softmax(q₂ k₂ᵀ)) v);  λ = exp(λ_q₁·λ_k₁) - exp(λ_q₂·λ_k₂) + λ_init
 
-    λ_init = 0.8 - 0.6 exp(-0.3 · layer_index). Each head compares two halves of its queries and keys, of
-    `head_dim / 2` dimensions, so its projections are those of multi-head attention; only λ and the norm's scale are
-    added. `project` returns the halves as heads 2h and 2h + 1.
+    λ_init = 0.8 - 0.6 exp(-0.3 · layer_index). Each query and key has two halves of `head_dim / 2` dimensions, one for
+    each softmax, so the projections are as large as in multi-head attention; only the parameters of λ and the norm are
+    added. `project` returns the halves of head h as heads 2h and 2h + 1.
 
     Args:
-        num_kv_heads: None for `num_heads`.
+        num_kv_heads: number of heads of keys and values; None for `num_heads`.
         head_dim: size of both halves of a query or key together; None for d_model / num_heads.
         qk_norm: divide each half of a query and key by its root mean square, see `Attention`.
     """
@@ -48,7 +48,7 @@ class DifferentialAttention(Attention):
     ) -> None:
         head_dim = head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
         if head_dim % 2:
-            raise ArgumentError("head_dim", head_dim, "must be even, for two halves", {"head_dim": head_dim + 1})
+            raise ArgumentError("head_dim", head_dim, "must be even, to be split in half", {"head_dim": head_dim + 1})
         super().__init__(d_model, num_heads, num_kv_heads, head_dim, v_head_dim, qk_norm, bias, **options)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer_index)
         # λ_q₁, λ_k₁, λ_q₂, λ_k₂, initialised as in the paper's code.
@@ -56,7 +56,7 @@ class DifferentialAttention(Attention):
         self.head_norm = RMSNorm(self.v_head_dim, eps=1e-5)
 
     def transform_queries(self, q: Queries) -> Queries:
-        """Both halves of each query transformed by the score function of its head."""
+        """The queries of both softmaxes after the transformation by the score function."""
         return _interleaved(self.score(q[:, i::2]) for i in range(2))
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
@@ -66,24 +66,24 @@ class DifferentialAttention(Attention):
         return self.difference(first, second)
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
-        """The normalised difference, given the weights of both softmaxes of each head."""
+        """The normalised difference of the outputs of both softmaxes, given their weights."""
         first, second = (Attention.apply_weights(self, weights[:, i::2], qkv, is_cross) for i in range(2))
         return self.difference(first, second)
 
     def difference(self, first: HeadOutputs, second: HeadOutputs) -> HeadOutputs:
-        """The output of each head, given those of its two softmaxes."""
+        """The output of each head, given the outputs of its two softmaxes."""
         difference = first - self.factor().to(second.dtype) * second
         return (self.head_norm(difference) * (1 - self.lambda_init)).to(second.dtype)
 
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
-        """Both softmaxes of each head: maps 2h and 2h + 1 are those of head h."""
+        """The attention maps of both softmaxes of each head; maps 2h and 2h + 1 belong to head h."""
         maps = [Attention.attention_maps(self, half, mask, is_cross, rows) for half in _halves(qkv)]
         return AttentionMaps(*map(_interleaved, zip(*maps, strict=True)))
 
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
-        """The attention weights of a call if its scores were others, in each softmax."""
+        """The attention weights of both softmaxes of a call with `scores` in place of its own."""
         calls = enumerate(call._replace(qkv=half) for half in _halves(call.qkv))
         return _interleaved(Attention.weights_of_scores(self, half, scores[:, i::2]) for i, half in calls)
 
@@ -99,5 +99,5 @@ def _halves(qkv: QKV) -> list[QKV]:
 
 
 def _interleaved(halves: Iterable[Tensor]) -> Tensor:
-    """The tensors of both softmaxes as heads 2h and 2h + 1."""
+    """The tensors of both softmaxes in one tensor, in which heads 2h and 2h + 1 belong to head h."""
     return torch.stack([*halves], dim=2).flatten(1, 2)

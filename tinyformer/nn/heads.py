@@ -1,4 +1,4 @@
-"""The heads of attention: their addresses, the K/V head that each reads, gates that scale them, and pruning."""
+"""Attention heads: their addresses, the K/V head of each query head, gates that scale the outputs, and pruning."""
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def split_heads(
     x: Float[Tensor, "batch seq heads_times_dim"], head_dim: int
 ) -> Float[Tensor, "batch heads seq {head_dim}"]:
-    """One vector for each head out of the concatenated vectors of all heads."""
+    """Split the concatenated vectors of all heads into one vector for each head."""
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
@@ -31,16 +31,16 @@ KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention in an encoder–decoder."""
 
 Address: TypeAlias = tuple[str | int, ...]
-"""The address of an attention layer: (3,), or ("cross", 3) where there are several kinds of attention."""
+"""The address of an attention layer: (3,), or ("cross", 3) in an encoder–decoder."""
 
 
 def plain_address(address: Iterable[Any]) -> tuple[Any, ...]:
-    """An address with Python's integers in place of those of NumPy or torch, such as the result of an `argmax`."""
+    """An address with Python integers in place of NumPy or torch integers, such as the result of an `argmax`."""
     return tuple(operator.index(part) if hasattr(part, "__index__") else part for part in address)
 
 
 def layer_title(address: Address) -> str:
-    """An address in words: "layer 3", or "cross layer 3"."""
+    """The address of a layer in words, such as "layer 3" or "cross layer 3"."""
     *kind, index = map(str, address)
     return " ".join([*kind, "layer", index])
 
@@ -60,14 +60,14 @@ def not_a_head(
 def ablated_in_layer(
     heads: Sequence[Sequence[int | str]], layer_index: int, num_layers: int, num_heads: int, kind: str | None = None
 ) -> list[int]:
-    """The heads of this layer among `[layer, head]` or, in an encoder–decoder, `[kind, layer, head]` of the model."""
+    """The ablated heads of one layer, given the `[layer, head]` or `[kind, layer, head]` entries of the whole model."""
     of_kind: Address = () if kind is None else (kind,)
     known = [(*of_kind, layer, head) for layer in range(num_layers) for head in range(num_heads)]
     ablated = []
     for entry in heads:
         address = plain_address(entry)
         if kind is not None and len(address) == 3 and address[0] in KINDS and address[0] != kind:
-            continue  # the layers of that kind check it
+            continue  # the layers of that kind check this address
         if address not in known:
             raise not_a_head("ablated_heads", entry, num_layers, num_heads, kind)
         if address[-2] == layer_index:
@@ -75,15 +75,15 @@ def ablated_in_layer(
     return ablated
 
 
-# The parts of a layer.
+# Modules of an attention layer.
 
 
 class HeadMap(nn.Module):
-    """The heads of the original layer that are left, and the K/V head that each of them reads.
+    """The heads that remain in a layer after pruning, and the K/V head that each of them uses.
 
     Attributes:
-        ids: the number of each head that is left; heads keep their numbers when others are pruned.
-        kv_heads: the K/V head that each head reads, as an index into those that are left.
+        ids: the original number of each remaining head; pruning does not renumber heads.
+        kv_heads: the K/V head of each remaining head, as an index into the remaining K/V heads.
         pruned: the numbers of the pruned heads.
     """
 
@@ -95,12 +95,12 @@ class HeadMap(nn.Module):
         self.ids = list(range(num_heads))
         self.pruned: list[int] = []
         self.kv_heads = [head // (num_heads // num_kv_heads) for head in self.ids]
-        # On the layer's device, for the forward pass; None where nothing has to be looked up.
+        # `ids` and `kv_heads` on the layer's device; None if the forward pass does not need them.
         self.register_buffer("_ids", None, persistent=False)
         self.register_buffer("_kv_index", None, persistent=False)
 
     def keep(self, indices: Sequence[int], device: torch.device) -> list[int]:
-        """Drop all heads but those at some indices; returns the indices of the K/V heads that these read."""
+        """Keep only the heads at `indices`, and return the indices of the K/V heads that they use."""
         kv_left = sorted({self.kv_heads[index] for index in indices})
         self.pruned = sorted({*self.pruned, *self.ids} - {self.ids[index] for index in indices})
         self.ids = [self.ids[index] for index in indices]
@@ -111,17 +111,17 @@ class HeadMap(nn.Module):
         return kv_left
 
     def expand_kv(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as kernels take them: one copy for each query head if groups are of unequal size."""
+        """Keys and values for a kernel; groups of query heads of unequal sizes get one copy for each query head."""
         return (k, v) if self._kv_index is None else (k[:, self._kv_index], v[:, self._kv_index])
 
     def mask_of_left(self, mask: AttentionMask) -> AttentionMask:
-        """The mask for the heads that are left, given one with a pattern for each head of the original layer."""
+        """The mask of the remaining heads, given a mask with a pattern for each head of the original layer."""
         if self._ids is None or mask.allowed is None or mask.num_heads == 1:
             return mask
         return replace(mask, allowed=mask.allowed[:, self._ids])
 
     def renumber(self, mod: ScoreMod) -> ScoreMod:
-        """A score modification that receives the original head numbers, see `ScoreMod.of_heads`."""
+        """A score modification that is called with the heads' original numbers, see `ScoreMod.of_heads`."""
         return mod if self._ids is None else mod.of_heads(self._ids)
 
 
@@ -130,7 +130,7 @@ class HeadGate(nn.Module):
 
     Attributes:
         factors: g, of shape `heads` or `batch heads`; None if all factors are 1.
-        replacement: computes r, the replacement of an ablated head, from the outputs; None for zero.
+        replacement: function from the heads' outputs to r, the outputs that replace ablated heads; None for zeros.
     """
 
     factors: Tensor | None
@@ -171,18 +171,18 @@ class OutputGate(nn.Module):
 def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[int]) -> None:
     """Remove heads from a layer in place, with all of their weights (Michel et al. 2019, arXiv 1905.10650).
 
-    A K/V head is removed with the last query head that reads it. If that leaves groups of unequal size, keys and values
-    are copied for each query head before the kernel; the cache still holds each of them once. Tables of positions that
-    layers may share (T5's) keep their size. A parameter of the layer itself or of its score function belongs to the
-    heads if its first axis is as long as there are heads, and else is shared by them. Heads are named by their numbers
-    in the original layer, `layer.head_map.ids`; an `ArgumentError` if one is not among them, or none would stay.
+    A K/V head is removed with the last query head that uses it. If groups of unequal sizes remain, keys and values are
+    copied for each query head before the kernel, but the cache holds them once. Position tables that layers may share,
+    as in T5, keep their size. A parameter of the layer itself or of its score function has one row for each head if its
+    first axis is as long as there are heads; the heads share all other parameters. `heads` are original numbers, as in
+    `layer.head_map.ids`. An `ArgumentError` is raised if a head is not in the layer, or if no head would remain.
     """
     ids, pruned, num_heads = layer.head_map.ids, set(heads), layer.num_heads
     if not pruned <= set(ids):
-        raise ArgumentError("heads", min(pruned - set(ids)), f"must be among {', '.join(map(str, ids))}")
+        raise ArgumentError("heads", min(pruned - set(ids)), f"must be one of {', '.join(map(str, ids))}")
     left = [index for index, head in enumerate(ids) if head not in pruned]
     if not left:
-        reason = "must leave a head in the layer; a residual branch of 0 removes the attention"
+        reason = "must leave at least one head in the layer; a residual branch of 0 removes the attention"
         raise ArgumentError("heads", sorted(pruned), reason)
     kv_left = layer.head_map.keep(left, layer.o_proj.weight.device)
     _keep(layer.q_proj, 0, left, num_heads)
@@ -193,7 +193,7 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
         _keep(layer.output_gate.proj, 0, left, num_heads)
     for module in (layer, layer.score, layer.gaussian):
         for name, parameter in module.named_parameters(recurse=False) if module is not None else ():
-            if parameter.ndim and len(parameter) == num_heads:  # others are shared by the heads
+            if parameter.ndim and len(parameter) == num_heads:  # all heads share other parameters
                 setattr(module, name, _like(parameter, parameter[left]))
     if layer.head_gate.factors is not None:
         layer.head_gate.factors = layer.head_gate.factors[..., left]
@@ -201,7 +201,7 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
 
 
 def _keep(linear: nn.Linear, dim: int, indices: Sequence[int], num_heads: int) -> None:
-    """Keep the output features (dim 0) or the input features (dim 1) of some heads."""
+    """Keep only the output features (dim 0) or the input features (dim 1) of the heads at `indices`."""
     for name, parameter in linear.named_parameters():
         if parameter.ndim > dim:  # a bias has output features only
             index = torch.tensor(indices, device=parameter.device)

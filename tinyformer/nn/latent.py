@@ -1,4 +1,4 @@
-"""Latent attention: keys and values projected from one small latent, which is all that a cache holds."""
+"""Multi-head latent attention: keys and values are projected from a small latent vector, which a cache can hold."""
 
 from typing import Unpack
 
@@ -21,8 +21,8 @@ from tinyformer.nn.softmax import AttentionOptions
 class LatentQKV(QKV):
     """The queries of each head, and the cached latents in place of keys and values.
 
-    `k` is the latent followed by the positional key, and `v` the latent: one "head" that all query heads read, each
-    through its own part of `k_proj` and `v_proj`.
+    `k` is the latent followed by the positional key, and `v` is the latent. All query heads attend to this one "head";
+    each query head has its own rows of `k_proj` and `v_proj`.
     """
 
 
@@ -31,11 +31,11 @@ class LatentAttention(BaseAttention):
 
     c = norm(W_DKV x);  k_h = [W_UK,h c; k_R];  v_h = W_UV,h c;  q_h = [W_UQ,h c_Q; W_QR,h c_Q];  c_Q = norm(W_DQ x)
 
-    `k_R`, shared by all heads, and the part of the queries that meets it carry the position: rotary positions rotate
-    them alone, other relative positions leave them as they are. For each token a cache holds
-    `kv_rank + rope_head_dim` numbers in place of `2 num_heads head_dim`. In decoding, keys and values of cached tokens
-    need not be made from their latents: q_hᵀ W_UK,h c = (W_UK,hᵀ q_h)ᵀ c and Σ w W_UV,h c = W_UV,h Σ w c, so queries
-    attend to the latents themselves. `eager` computes that, since one query leaves a kernel nothing to fuse.
+    `k_R`, which all heads share, and the dimensions of the queries that are multiplied with it encode the position:
+    rotary positions rotate only these dimensions; other relative positions do not change them. A cache holds
+    `kv_rank + rope_head_dim` numbers per token in place of `2 num_heads head_dim`. In decoding, q_hᵀ W_UK,h c =
+    (W_UK,hᵀ q_h)ᵀ c and Σ w W_UV,h c = W_UV,h Σ w c, so queries can attend to the cached latents themselves, without
+    computing keys and values. `eager` computes this, since a fused kernel gains nothing for a single query.
 
     Args:
         head_dim: size of queries and keys without their positional part; None for d_model / num_heads.
@@ -46,7 +46,7 @@ class LatentAttention(BaseAttention):
         qk_norm: divide queries and keys, without their positional parts, by their root mean square, see `Attention`.
     """
 
-    reads_latents = True  # False: keys and values are always made, so that they can be captured
+    reads_latents = True  # False: keys and values are always computed, so that they can be captured
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class LatentAttention(BaseAttention):
         self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
 
     def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
-        """Queries, keys and values, or a `LatentQKV` where attending to the cached latents costs less."""
+        """The queries, keys and values, or a `LatentQKV` if attending to the cached latents costs less."""
         q = split_heads(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.head_dim)
         q, q_rope = self._parts(q)
         q, q_rope = self._parts(self.transform_queries(torch.cat([self.q_norm(q).to(q_rope.dtype), q_rope], dim=-1)))
@@ -115,11 +115,11 @@ class LatentAttention(BaseAttention):
         return QKV(q, k, v)
 
     def latents_cost_less(self, q_seq: int, k_seq: int) -> bool:
-        """Return True if queries attend to the latents themselves in fewer multiply-adds than to keys and values."""
+        """Return True if attending to the latents takes fewer multiply-adds than attending to keys and values."""
         is_linear = isinstance(self.k_norm, nn.Identity) and self.k_proj.bias is None and self.score.compare is None
         if not (self.reads_latents and is_linear) or self.position.mixed_dim is not None:
             return False
-        made_dim = self.content_dim + self.v_head_dim  # of a head's keys and values, which are made from a latent
+        made_dim = self.content_dim + self.v_head_dim  # of a head's key and value, which are projected from a latent
         matrices = self.kv_rank * made_dim
         return q_seq * (k_seq * (2 * self.kv_rank - made_dim) + matrices) < k_seq * matrices
 
@@ -132,7 +132,7 @@ class LatentAttention(BaseAttention):
         return self._values_of(eager(self._in_latent_space(qkv.q), qkv.k, qkv.v, mask, scoring, dropout))
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
-        """The output of each head, given its weights, from values or from the latents."""
+        """The output of each head, given its attention weights, from values or from the latents."""
         heads = super().apply_weights(weights, qkv, is_cross)
         return self._values_of(heads) if isinstance(qkv, LatentQKV) else heads
 
@@ -146,17 +146,17 @@ class LatentAttention(BaseAttention):
         return attention_maps(self._in_latent_space(qkv.q), qkv.k, mask, scoring, rows)
 
     def _parts(self, q: Queries) -> tuple[Tensor, ...]:
-        """The part of queries that meets the keys' content, and the part that meets their position."""
+        """Split queries into the dimensions for the keys' content and the dimensions for the positional key."""
         return q.split([self.content_dim, self.position_dim], dim=-1)
 
     def _in_latent_space(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq k_dim"]:
-        """Queries whose dot product with latent and positional key is that of `q` with the keys."""
+        """Queries whose dot products with latents and positional keys equal the dot products of `q` with the keys."""
         q, q_rope = self._parts(q)
         weight = self.k_proj.weight.to(q.dtype).unflatten(0, (self.num_heads, -1))
         return torch.cat([q @ weight, q_rope], dim=-1)
 
     def _values_of(self, mixed: Float[Tensor, "batch num_heads q_seq kv_rank"]) -> HeadOutputs:
-        """The values that weighted means of latents are projected to."""
+        """The output of each head, projected from its weighted mean of latents."""
         return mixed @ self.v_proj.weight.to(mixed.dtype).unflatten(0, (self.num_heads, -1)).mT
 
     def position_part(self, q: Queries) -> Float[Tensor, "batch num_heads q_seq position_dim"]:

@@ -21,7 +21,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(d_model, eps=eps, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise in fp32 also where the weights were gathered in bf16, which torch refuses to mix on a CPU."""
+        """Normalise fp32 inputs in fp32 even if FSDP gathered the weights in bf16: torch mixes no dtypes on a CPU."""
         if x.dtype != torch.float32 or self.weight.dtype == x.dtype:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.float()
@@ -35,7 +35,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(d_model, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise in the higher dtype of input and weight; under autocast torch would warn about mixed ones."""
+        """Normalise in the higher precision of input and weight; torch would warn about mixed dtypes under autocast."""
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)
 
@@ -60,7 +60,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def find_activation(activation: str) -> Callable[[Tensor], Tensor]:
-    """The activation function of a name in `ACTIVATIONS`."""
+    """The activation function with this name in `ACTIVATIONS`."""
     require_choice("activation", activation, ACTIVATIONS)
     return ACTIVATIONS[activation]
 
@@ -90,7 +90,7 @@ class GatedFeedForward(nn.Module):
 
     Args:
         d_ff: width of the hidden layer; by default 8/3 d_model, rounded up to a multiple of 8, so that the three
-            matrices have as many parameters as the two of `FeedForward`.
+            matrices have as many parameters as the two matrices of `FeedForward`.
         activation: a name in `ACTIVATIONS`.
     """
 
@@ -111,7 +111,7 @@ class GatedFeedForward(nn.Module):
 class Residual(nn.Module):
     """skip * x + branch * f(x) (He et al. 2015, arXiv 1512.03385), in the dtype of x.
 
-    `skip=0` removes the connection, `branch=0` the sublayer. Each is one number, or a list with one for each layer.
+    `skip=0` removes the connection, and `branch=0` removes the sublayer. A list has one number for each layer.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ def _scale_of_layer(
 
 
 def make_dropout(dropout: float) -> nn.Module:
-    """Dropout of a probability; for 0 the identity, which costs nothing."""
+    """A dropout module with this probability; the identity if it is 0."""
     if not 0 <= dropout <= 1:
         raise ArgumentError("dropout", dropout, "must be between 0 and 1", {"dropout": 0.1})
     return nn.Dropout(dropout) if dropout else nn.Identity()

@@ -1,6 +1,6 @@
-"""The attention maps of a layer of any class, and the kernel that computed its output, from torch's dispatcher.
+"""The exact attention maps of a layer of any class, and the name of the kernel that computed its output.
 
-A map holds the weights that, applied to the values, give the output of a head.
+An attention map is the matrix of weights whose product with the values is the output of a head.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,21 +31,21 @@ KERNELS = {
     "_scaled_dot_product_fused_attention": "fused",
     "_varlen_attn": "varlen",
 }
-"""The short names of kernels, by parts of the names of torch's operators and of CUDA kernels. The first three have no
-operator of their own; "varlen" is flash over packed sequences."""
+"""The short name of each kernel, by a substring of the name of torch's operator or of the CUDA kernel. The first three
+have no operator in torch; "varlen" is flash over packed sequences."""
 
 
 def kernel_among(names: Iterable[str]) -> str:
-    """The first entry of `KERNELS` that one of these names contains; "math" if none does: plain matrix products."""
+    """The first short name in `KERNELS` whose substring is in one of `names`; else "math", plain matrix products."""
     seen = list(names)
     return next((kernel for part, kernel in KERNELS.items() if any(part in name for name in seen)), "math")
 
 
 class KernelObserver(TorchDispatchMode):
-    """Records the attention operators that torch dispatches inside the block.
+    """A context that records the attention operators that torch dispatches in it.
 
     Attributes:
-        calls: the name of each operator, and the dtype of its queries.
+        calls: the name of each dispatched operator, and the dtype of its queries.
     """
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class KernelObserver(TorchDispatchMode):
 
 
 def running_kernel(call: Callable[[], Any]) -> str:
-    """The short name of the kernel that computes attention in a call, see `KERNELS`."""
+    """The short name of the kernel that computes attention while `call` runs, see `KERNELS`."""
     with KernelObserver() as observer:
         call()
     return observer.kernel
 
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest error of the output that a layer's maps give, as a share of its largest value; 0.03 in lower precision."""
+"""Largest error of an output recomputed from attention maps, relative to its maximum, by dtype; 0.03 for others."""
 
 Weights: TypeAlias = Float[Tensor, "batch maps q_seq k_seq"]
 """Attention weights: a map for each softmax of each head."""
@@ -91,7 +91,7 @@ Source: TypeAlias = Float[Tensor, "batch k_seq input_dim"]
 
 
 class QKV(NamedTuple):
-    """Queries, keys and values of each head; with a cache, keys and values of the earlier tokens come first."""
+    """Queries, keys and values of each head; keys and values of cached tokens come before those of new tokens."""
 
     q: Float[Tensor, "batch num_q_heads q_seq head_dim"]
     k: Float[Tensor, "batch num_k_heads k_seq head_dim"]
@@ -102,9 +102,9 @@ class AttentionInputs(NamedTuple):
     """The inputs of attention in one forward pass of a layer.
 
     Attributes:
-        is_cross: whether the keys belong to another sequence.
-        num_behind: number of cached tokens outside the window of every query, which are not among the keys.
-        weights: attention weights that replace those of the softmax, one map per softmax; None to keep the softmax.
+        is_cross: whether the keys belong to another sequence than the queries.
+        num_behind: number of earlier tokens outside the window of every query, which `qkv.k` does not contain.
+        weights: attention weights that replace the result of the softmax, one map per softmax; None to keep it.
     """
 
     qkv: QKV
@@ -129,14 +129,14 @@ def is_own(part: object) -> bool:
 def exact_maps(
     layer: "tinyformer.nn.attention.BaseAttention", call: AttentionInputs, rows: Int[Tensor, " rows"] | None = None
 ) -> AttentionMaps:
-    """The maps of a call for all queries or those at `rows`, without dropout: `apply_weights` of them gives `attend`.
+    """The attention maps of a call, without dropout, for all queries or the queries at `rows`.
 
-    A user-defined class may compute other weights than those of `attention_maps`. What it computes then decides: the
-    weight of a key is the derivative of `attend` with respect to its value, and its logit is the logarithm of that.
-    Keys that the cache has dropped get weight 0.
+    From these maps, `apply_weights` computes the output of `attend`. If the `attention_maps` of a user-defined class do
+    not give this output, the weight of a key is the derivative of `attend` with respect to the key's value, and the
+    logit is the logarithm of the weight. Keys that the cache has dropped get weight 0.
 
     Raises:
-        NoMapsError: the output is no product of such weights with the values.
+        NoMapsError: these weights do not give the output, either.
     """
     if is_own(layer):
         maps = AttentionMaps(*(part if rows is None else part[..., rows, :] for part in _maps_of_own(layer, call)))
@@ -149,13 +149,13 @@ def exact_maps(
 
 
 def _maps_of_own(layer: "tinyformer.nn.attention.BaseAttention", call: AttentionInputs) -> AttentionMaps:
-    """The maps of `attention_maps` if the output is that of these, or else those of what `attend` computes."""
+    """The maps of `attention_maps` if they give the output of `attend`, or else the maps of `_derived_maps`."""
     was_training = layer.training
     layer.train(False)
     try:
         expected = layer.attend(call.qkv, call.mask, call.is_cross)
         for maps_of in (layer.attention_maps, partial(_derived_maps, layer)):
-            with suppress(RuntimeError):  # of sizes that do not fit
+            with suppress(RuntimeError):  # sizes do not fit
                 maps = maps_of(call.qkv, call.mask, call.is_cross)
                 error = (layer.apply_weights(maps.weights, call.qkv, call.is_cross) - expected).abs().max()
                 if error <= TOLERANCES.get(expected.dtype, 0.03) * expected.abs().max():
@@ -169,7 +169,7 @@ def _maps_of_own(layer: "tinyformer.nn.attention.BaseAttention", call: Attention
 def _derived_maps(
     layer: "tinyformer.nn.attention.BaseAttention", qkv: QKV, mask: AttentionMask, is_cross: bool
 ) -> AttentionMaps:
-    """∂ attend / ∂ value of each key: the outputs for unit vectors as values, minus those for zeros."""
+    """The derivative of `attend` by each key's value: outputs for unit vectors as values, minus the one for zeros."""
     k_seq, width = qkv.v.shape[-2:]
 
     def attend(values: Tensor) -> HeadOutputs:

@@ -1,4 +1,4 @@
-"""Attention masks: one description, which each kernel turns into its own form."""
+"""The attention mask: one description, which each kernel converts to its own format."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +32,12 @@ class Grid(NamedTuple):
         device: torch.device,
         rows: Int[Tensor, " rows"] | None = None,
     ) -> "Grid":
-        """The grid of these sizes, for all queries or those at `rows`.
+        """The grid of these sizes, for all queries or the queries at the indices `rows`.
 
-        The last query is at the position of the last key, so `q_idx` may start above 0, or below.
+        The last query is at the position of the last key, so `q_idx` starts at `k_seq - q_seq`.
         """
         first = k_seq - q_seq
-        # Parts of one range, which a GPU makes with one launch.
+        # Slices of one range, which takes one kernel launch on a GPU.
         indices = torch.arange(min(0, first), max(batch, num_heads, k_seq), device=device)
         from_zero, q_idx = indices[max(0, -first) :], indices[max(0, first) :][:q_seq]
         return cls(
@@ -50,10 +50,10 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """The keys that each query may attend to: those that all conditions allow; without arguments, all keys.
+    """The keys that each query may attend to: all keys that meet every given condition.
 
     The last query is at the position of the last key: with fewer queries than keys (decoding with a cache), query `i`
-    is at position `k_seq - q_seq + i`. The output of a query without any key is zero on every backend.
+    is at position `k_seq - q_seq + i`. The output of a query without any visible key is zero on every backend.
 
     Args:
         causal: whether a query attends only to keys at its own position and before.
@@ -61,13 +61,13 @@ class AttentionMask:
         documents: index of the document that each key belongs to, in rows packed with several documents; it never
             decreases along a row. A query attends to keys of its own document only.
         window: number of keys that a query attends to, its own position included (Beltagy et al. 2020, arXiv
-            2004.05150): the last ones if causal, else `window // 2` before and `(window - 1) // 2` after it.
-        document_starts: where documents begin in the rows of `documents` laid end to end, from 0 on, and the number of
-            tokens; a repeated start makes an empty document. They must agree with `documents`. Without them, kernels
+            2004.05150): the last keys if causal, else `window // 2` keys before and `(window - 1) // 2` after it.
+        document_starts: index of each document's first token in the concatenated rows of `documents`, followed by the
+            number of tokens; a repeated index is an empty document. It must agree with `documents`. Without it, kernels
             for packed sequences wait for the GPU to count the documents.
-        allowed: a mask of any pattern, True where a query may attend: `q_seq k_seq` for all, `batch q_seq k_seq` with
-            a pattern for each example, or `batch num_heads q_seq k_seq`, where an axis of size 1 stands for all. Four
-            axes are kept. In decoding, its queries are those of the call, its keys are all keys, cached ones included.
+        allowed: a mask of any pattern, True where a query may attend. Its shape is `q_seq k_seq`, `batch q_seq k_seq`
+            or `batch num_heads q_seq k_seq`; axes of size 1 are broadcast, and four axes are stored. In decoding, its
+            queries are the queries of the call, and its keys include the cached keys.
     """
 
     causal: bool = False
@@ -86,12 +86,12 @@ class AttentionMask:
         if not 2 <= self.allowed.ndim <= 4:
             reason = "must have the axes q_seq k_seq, batch q_seq k_seq or batch num_heads q_seq k_seq"
             raise ArgumentError("allowed.shape", tuple(self.allowed.shape), reason)
-        if self.allowed.ndim < 4:  # of all examples, or of all heads
+        if self.allowed.ndim < 4:  # for all examples, or for all heads
             four_axes = self.allowed[None, None] if self.allowed.ndim == 2 else self.allowed.unsqueeze(1)
             object.__setattr__(self, "allowed", four_axes)
 
     def to(self, device: str | torch.device) -> "AttentionMask":
-        """This mask on a device."""
+        """A copy of this mask with its tensors on a device."""
         names = ("lengths", "documents", "document_starts", "allowed")
         tensors = {name: tensor.to(device) for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, **tensors)
@@ -103,18 +103,18 @@ class AttentionMask:
         return replace(self, window=window)
 
     def require_sizes(self, batch: int, num_heads: int) -> None:
-        """Refuse a pattern for another number of examples or heads than these; 1 stands for all."""
+        """Raise an `ArgumentError` if `allowed` is for another batch size (except 1) or number of heads (except 1)."""
         shape = () if self.allowed is None else tuple(self.allowed.shape)
         if any(size not in (1, whole) for size, whole in zip(shape, (batch, num_heads), strict=False)):
-            reason = f"must be of {batch} examples and {num_heads} heads, or of 1 for all of them"
+            reason = f"must have {batch} examples and {num_heads} heads, or 1 in place of either number"
             raise ArgumentError("allowed.shape", shape, reason)
 
     def aligned(self, window: int, first: int, q_seq: int, k_seq: int) -> "AttentionMask":
         """This mask with a window of the keys around position t for query t (local-m, Luong et al. 2015, §3.2).
 
-        Queries, the first of which is query `first`, and keys are those of two sequences that are read at the same
-        pace (arXiv 1508.04025: p_t = t); a query beyond the last key has the window of the last. The window has
-        `window // 2` keys before p_t and `(window - 1) // 2` after it.
+        Queries and keys are of two sequences that are aligned one to one (arXiv 1508.04025: p_t = t), and `first` is
+        the index of the first query. A query beyond the last key has the window of the last key. The window has
+        `window // 2` keys before p_t and `(window - 1) // 2` keys after it.
         """
         device = None if self.lengths is None else self.lengths.device
         keys = torch.arange(k_seq, device=device)
@@ -139,13 +139,13 @@ class AttentionMask:
         )
 
     def for_last(self, k_seq: int) -> "AttentionMask":
-        """This mask for the last query alone: causality, or a window of `k_seq` or more, hides no key from it."""
+        """This mask for the last query alone, without conditions that hide no key from this query, such as `causal`."""
         is_wide = self.window is None or k_seq <= self.window
         return replace(self, causal=False, window=None) if self.causal and is_wide else self
 
     @property
     def span(self) -> tuple[int, int]:
-        """The most keys before, and after, its own position that a query attends to; -1 for no limit."""
+        """The largest number of keys before and after its own position that a query attends to; -1 for no limit."""
         if self.window is None:
             return -1, 0 if self.causal else -1
         return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)
@@ -176,7 +176,7 @@ class AttentionMask:
     def dense(
         self, q_seq: int, k_seq: int, device: torch.device, rows: Int[Tensor, " rows"] | None = None
     ) -> Bool[Tensor, "#batch #num_heads #q_seq k_seq"] | None:
-        """The dense mask of all queries or those at `rows`, True where they may attend; None if nothing is masked."""
+        """The dense mask of all queries or the queries at `rows`, True if visible; None if all keys are visible."""
         mods = self.mask_mods(q_seq, k_seq)
         if not mods:
             return None
@@ -198,7 +198,7 @@ class AttentionMask:
         return 1 if self.allowed is None else self.allowed.shape[1]
 
     def is_plain(self, q_seq: int, k_seq: int) -> bool:
-        """Return True if kernels have a flag for the mask: none, or causality alone with as many queries as keys."""
+        """Return True if kernels need no mask tensor: there is no condition, or only `causal` with `q_seq == k_seq`."""
         is_special = any(part is not None for part in (self.lengths, self.documents, self.window, self.allowed))
         return not is_special and (not self.causal or q_seq == k_seq)
 
@@ -210,7 +210,7 @@ class AttentionMask:
 
 
 def _pattern(allowed: Bool[Tensor, "batch num_heads #q_seq #k_seq"], q_seq: int, k_seq: int) -> MaskMod:
-    """The mask modification of `allowed`, checked; the last query is at the position of the last key."""
+    """The mask modification of `allowed`, after a check of its sizes; the last query is at the last key's position."""
     if any(size not in (1, whole) for size, whole in zip(allowed.shape[2:], (q_seq, k_seq), strict=True)):
         reason = f"must have {q_seq} queries and {k_seq} keys, or 1 for all of them"
         raise ArgumentError("allowed.shape", tuple(allowed.shape), reason)
@@ -224,7 +224,7 @@ def _pattern(allowed: Bool[Tensor, "batch num_heads #q_seq #k_seq"], q_seq: int,
 
 
 def window_of_layer(window: int | Sequence[int | None] | None, layer_index: int) -> int | None:
-    """The window of one layer, from one number or a pattern over the layers."""
+    """The window of one layer, given one number for all layers or a pattern that repeats over the layers."""
     pattern = [window] if window is None or isinstance(window, int) else list(window)
     if not pattern or any(width is not None and width < 1 for width in pattern):
         reason = "must be at least 1 (the query's own position), or a pattern of such numbers"

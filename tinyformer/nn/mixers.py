@@ -13,46 +13,46 @@ from tinyformer.nn.mask import AttentionMask, window_of_layer
 
 
 class TokenMixer(nn.Module):
-    """Base of causal modules in the place of self-attention, which have neither heads nor maps.
+    """Base class of causal modules that replace self-attention and have neither heads nor attention maps.
 
-    A token reads those before it in its own document. Padding, which comes after all tokens of a row, is read by none.
+    A token's output depends on this token and the earlier tokens of its document, and not on the padding after a row.
     """
 
     d_model: int
     multiply_adds: int = 0
-    """Multiply-adds for each token, in addition to those of the matrices of linear and recurrent layers."""
+    """Multiply-adds for each token, in addition to the multiply-adds of linear and recurrent layers."""
     cache_elements: int
-    """Elements of the cache for each token that it holds."""
+    """Number of cached elements for each cached token."""
     window: int
-    """The most tokens that the cache holds, as the window of an attention layer."""
+    """Largest number of tokens that the cache holds, like the window of an attention layer."""
 
     def forward(self, x: Stream, mask: AttentionMask | None = None, cache: LayerCache | None = None) -> Stream:
-        """One vector for each token, from those that the mask allows; the cache holds the state before `x`.
+        """Return one vector for each token; the cache holds the state after the tokens before `x`.
 
         Raises:
-            ArgumentError: the mask is none but causality, lengths and documents, or there are documents in a cache.
+            ArgumentError: the mask is not causal, has a window or a pattern, or has documents together with a cache.
         """
         self.require_causal(mask or AttentionMask())
         documents = None if mask is None else mask.documents
         if documents is None:
             return self.mix(x, cache)
         if cache is not None:
-            raise ArgumentError("mask.documents", "…", "must be None with a cache, whose state is of one document")
-        # Each document becomes a row, which begins without a state.
+            raise ArgumentError("mask.documents", "…", "must be None with a cache, which holds one document's state")
+        # Each document becomes a row, which starts without a cached state.
         starts = documents.diff(dim=1, prepend=documents[:, :1] - 1).flatten().nonzero().flatten()
         sizes = starts.diff(append=starts.new_tensor([documents.numel()])).cpu()
         rows = nn.utils.rnn.pad_sequence(list(x.flatten(0, 1).split(sizes.tolist())), batch_first=True)
         return torch.cat(nn.utils.rnn.unpad_sequence(self.mix(rows), sizes, batch_first=True)).view_as(x)
 
     def require_causal(self, mask: AttentionMask) -> None:
-        """Refuse a mask under which a token reads later ones, or not all of those before it."""
+        """Raise an `ArgumentError` unless the mask is causal, without a window or a pattern."""
         if not mask.causal or mask.window is not None or mask.allowed is not None:
-            reason = "reads the tokens from left to right, so it needs a causal mask, as for predicting the next token"
+            reason = "processes tokens from left to right, so it needs a causal mask, as for predicting the next token"
             raise ArgumentError("attention", type(self).__name__, reason)
 
     @abstractmethod
     def mix(self, x: Stream, cache: LayerCache | None = None) -> Stream:
-        """One vector for each token, from it and those before it."""
+        """Return one vector for each token, computed from this token and all earlier tokens."""
 
 
 class LSTM(TokenMixer):
@@ -60,7 +60,7 @@ class LSTM(TokenMixer):
 
     i, f, o = σ(W [x_t, h_{t-1}] + b);  c_t = f ⊙ c_{t-1} + i ⊙ tanh(W [x_t, h_{t-1}] + b);  h_t = o ⊙ tanh(c_t)
 
-    It has 8 d_model² weights, initialised as torch does. The cache holds h and c, whatever the length.
+    It has 8 d_model² weights with torch's initialisation. The cache holds one h and one c, regardless of the length.
     """
 
     window = 1
@@ -73,13 +73,13 @@ class LSTM(TokenMixer):
         self.lstm = nn.LSTM(d_model, d_model, bias=bias, batch_first=True)
 
     def mix(self, x: Stream, cache: LayerCache | None = None) -> Stream:
-        """The hidden state of each token, which continues from the cache's h and c."""
+        """The hidden state of each token, computed from the cached h and c onwards."""
         state = None
         if cache is not None and cache.length:
             state = tuple(part.transpose(0, 1).contiguous().to(x.dtype) for part in cache.tensors)
         hidden, (_, cell) = self.lstm(x, state)
         if cache is not None:
-            cache.extend(hidden, cell.transpose(0, 1), window=self.window)  # it keeps the last of each
+            cache.extend(hidden, cell.transpose(0, 1), window=self.window)  # only the last h and c remain
         return hidden
 
 
@@ -89,7 +89,7 @@ class BaseConv(TokenMixer):
     y_t = (W x_t + b₁) ⊙ (Σ_j h_j ⊙ x_{t-j} + b₂),  j from 0 to kernel_size - 1
 
     Each dimension has its own filter h. The sum is computed by FFT, in fp32, so that the time grows with
-    seq log seq. The cache holds the last inputs, as many as a filter is long.
+    seq log seq. The cache holds the last `kernel_size` inputs.
 
     Args:
         max_seq_len: length of the longest sequence, in tokens.
@@ -111,7 +111,7 @@ class BaseConv(TokenMixer):
             self.window = window_of_layer(kernel_size, layer_index) or max_seq_len
         self.d_model, self.cache_elements, self.multiply_adds = d_model, d_model, self.window * d_model
         self.gate_proj = nn.Linear(d_model, d_model)
-        # As torch.nn.Conv1d's: its last column is that of the token itself. Three axes, since it is no matrix.
+        # Laid out as in torch.nn.Conv1d, with the token itself last. Optimizers treat only two axes as a matrix.
         self.filters = nn.Parameter(torch.empty(d_model, 1, self.window).uniform_(-1, 1) * self.window**-0.5)
         self.filter_bias = nn.Parameter(torch.zeros(d_model))
 

@@ -1,4 +1,4 @@
-"""The base of networks: stacks of blocks, from token ids to vectors, and attention layers with their backends."""
+"""The stacks of blocks, the base class of networks, and the choice of the backend of each attention layer."""
 
 import copy
 import inspect
@@ -35,15 +35,15 @@ class Encoder(nn.Module):
     Args:
         max_seq_len: length of the longest sequence, in tokens.
         block: factory of a block, called with `layer_index` and `num_layers`.
-        norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks need none.
-        position: factory of the absolute positional encoding, if any.
-        dropout: of the embeddings.
+        norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks have none.
+        position: factory of the absolute positional encoding; None for no encoding.
+        dropout: dropout probability of the embeddings.
         embedding_norm: whether to normalise the sum of embeddings and positional encodings, as in BERT and BLOOM.
         checkpoint_activations: whether to store only the input of each layer in training and to recompute the other
-            activations in the backward pass: about a third more time, activation memory of one layer instead of all
-            (Chen et al. 2016, arXiv 1604.06174).
-        autocast_residual: whether the residual stream has autocast's dtype, such as bf16, in place of fp32: half the
-            memory traffic between the layers, but sums of 8 significant bits.
+            activations in the backward pass. This takes about a third more time, and the activation memory of one layer
+            instead of all layers (Chen et al. 2016, arXiv 1604.06174).
+        autocast_residual: whether the residual stream has autocast's dtype, such as bf16, in place of fp32. This halves
+            the memory traffic between layers, but rounds sums to the dtype's precision (8 bits in bf16).
         kind: "encoder" or "decoder" in a network that has both, see `Block`.
     """
 
@@ -96,10 +96,10 @@ class Encoder(nn.Module):
         cache: Cache | None = None,
         context: Context | None = None,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Encode a batch of sequences; without a mask each token attends to all.
+        """Return one vector for each token; without a mask, each token attends to all tokens of its sequence.
 
-        The cache holds the tokens before these, and is extended by them. Blocks with cross-attention attend to the
-        context. More than `max_seq_len` tokens are an `ArgumentError`.
+        The cache holds the tokens before `tokens`, and is extended by `tokens`. Blocks with cross-attention attend to
+        the context. An `ArgumentError` is raised for more than `max_seq_len` tokens, including cached tokens.
         """
         first = cache.length if cache else 0
         if first + tokens.shape[1] > self.max_seq_len:
@@ -117,16 +117,16 @@ class Encoder(nn.Module):
             if context is not None and cache is not None:
                 context = context._replace(cache=cache.context_layers[index])
             inputs: tuple[Any, ...] = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
-            if context is not None:  # blocks without cross-attention take none
+            if context is not None:  # blocks without cross-attention take no context
                 inputs = (*inputs, context)
             x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
         return self.final_norm(x)
 
 
 class Decoder(Encoder):
-    """An encoder whose blocks have cross-attention: it maps token ids and a `Context` to one vector for each token.
+    """A stack of blocks with cross-attention, which maps token ids and a `Context` to one vector for each token.
 
-    A causal mask makes it a decoder. Relative positions act in its self-attention only, since positions in two
+    Its self-attention is causal if the mask is. Relative positions act in self-attention only, since positions in two
     sequences have no distance.
 
     Args:
@@ -146,39 +146,39 @@ class Decoder(Encoder):
             super().__init__(*arguments, block=attending, kind="decoder", **options)
         except ArgumentError as error:
             if error.path[:2] == ("block", "cross_attention"):
-                error.path = error.path[1:]  # the block was given what is an argument of this class
+                error.path = error.path[1:]  # `cross_attention` is an argument of this class
             raise
 
 
 def attentions_in(module: nn.Module) -> list[BaseAttention]:
-    """The `BaseAttention` within a module, itself included."""
+    """All `BaseAttention` modules within a module, including the module itself."""
     return [part for part in module.modules() if isinstance(part, BaseAttention)]
 
 
 def mixers_in(module: nn.Module) -> list[TokenMixer]:
-    """The `TokenMixer` within a module, itself included."""
+    """All `TokenMixer` modules within a module, including the module itself."""
     return [part for part in module.modules() if isinstance(part, TokenMixer)]
 
 
 class Network(nn.Module):
-    """Base of the networks: `Transformer`, of one stack of layers, and `EncoderDecoder`, of two."""
+    """Base class of `Transformer`, with one stack of layers, and of `EncoderDecoder`, with two stacks."""
 
     encoder: Encoder
     readout: nn.Module
 
     kinds: ClassVar[Mapping[Address, tuple[str, ...]]]
-    """The kinds of attention by the beginning of their layers' addresses, and the arguments that made them: the stack
-    comes first, the sublayer last."""
+    """For each kind of attention, given as the prefix of its layers' addresses, the arguments that lead to its modules:
+    the stack comes first, the sublayer last."""
 
     def stacks(self) -> list[Encoder]:
         """The stacks of layers, in the order in which they run."""
         return [getattr(self, stack) for stack in dict.fromkeys(path[0] for path in self.kinds.values())]
 
     def attentions_by_address(self) -> dict[Address, BaseAttention]:
-        """The attention modules with heads by kind, those of each kind from the first layer to the last.
+        """The `BaseAttention` modules by address, sorted by kind of attention, then from the first layer to the last.
 
-        An address is the kind, if there are several, and the index of the layer, or of the module where a layer has
-        several. Followed by a head's number, it names the head: ["cross", 3, 0].
+        An address is the index of the layer; in an encoder–decoder, the kind of attention comes before it. If a layer
+        has several modules, the index counts modules. With a head's number, it identifies a head: ["cross", 3, 0].
         """
         found: dict[Address, BaseAttention] = {}
         for kind, (stack, *_, sublayer) in self.kinds.items():
@@ -190,15 +190,15 @@ class Network(nn.Module):
         return found
 
     def attentions(self) -> list[BaseAttention]:
-        """The attention modules with heads, see `attentions_by_address`."""
+        """The `BaseAttention` modules, in the order of `attentions_by_address`."""
         return list(self.attentions_by_address().values())
 
     def layer_addresses(self) -> list[Address]:
-        """The address of each of `attentions`."""
+        """The address of each module of `attentions`."""
         return list(self.attentions_by_address())
 
     def separate_blocks(self) -> list[nn.Module]:
-        """The blocks of all stacks; none where they share weights, as those of T5's positions."""
+        """The blocks of all stacks; an empty list if blocks share weights, such as T5's position table."""
         blocks = [block for stack in self.stacks() for block in stack.layers]
         weights = [weight for block in blocks for weight in block.parameters()]
         return blocks if len(set(weights)) == len(weights) else []
@@ -211,23 +211,23 @@ class Network(nn.Module):
                     yield module, getattr(block, f"{name}_residual", None)
 
     def other_attentions(self) -> list[nn.Module]:
-        """The attention modules without a `BaseAttention` in them."""
+        """The attention modules that contain no `BaseAttention`."""
         return [module for module, _ in self.attention_sublayers() if not attentions_in(module)]
 
     def require_heads(self) -> list[BaseAttention]:
-        """The attention modules; a `NoMapsError` if there is none."""
+        """The modules of `attentions`; raises a `NoMapsError` if there are none."""
         if not (found := self.attentions()):
             raise NoMapsError(self.other_attentions()[0], "is no BaseAttention, so it has no heads")
         return found
 
     def find_head(self, argument: str, entry: Any) -> tuple[int, int]:
-        """The index of a head's layer in `attentions`, and its own within the layer, given its address."""
+        """The index in `attentions` of a head's layer, and the index of the head in this layer, given its address."""
         head, layers = plain_address(entry if isinstance(entry, Sequence) else [entry]), self.attentions_by_address()
         for index, (address, layer) in enumerate(layers.items()):
             if head[:-1] == address and head[-1] in layer.head_map.ids:
                 return index, layer.head_map.ids.index(head[-1])
         if not layers:
-            reason = f"names a head, and {type(self.other_attentions()[0]).__name__} has none"
+            reason = f"names a head, but {type(self.other_attentions()[0]).__name__} has no heads"
             raise ArgumentError(argument, [list(head)], reason, {argument: []})
         kinds = [kind for kind in KINDS if any(kind in address for address in layers)]
         kind = next((kind for kind in kinds if kind in head), kinds[0]) if kinds else None
@@ -235,15 +235,15 @@ class Network(nn.Module):
         raise not_a_head(argument, head, len(of_kind), of_kind[-1].num_heads, kind)
 
     def layer_names(self) -> list[str]:
-        """A name for each of `attentions`: "layer_03", or "cross/layer_03" where there are several kinds."""
+        """The name of each module of `attentions`: "layer_03", or "cross/layer_03" in an encoder–decoder."""
         return ["/".join([*map(str, kind), f"layer_{index:02d}"]) for *kind, index in self.layer_addresses()]
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
-        """The mask of each of `attentions`, given that of a batch."""
+        """The mask of each module of `attentions`, given the mask of a batch."""
         return [mask] * len(self.attentions())
 
     def attention_paths(self) -> list[tuple[str, ...]]:
-        """The arguments that made each of `attentions`, for errors."""
+        """The path of arguments that leads to each module of `attentions`, for errors."""
         return [self.kinds[address[:-1]] for address in self.layer_addresses()]
 
     @property
@@ -257,12 +257,12 @@ class Network(nn.Module):
         return self.encoder.vocab_size
 
     def pruned_heads(self) -> list[list[str | int]]:
-        """The heads that were removed, as `[layer, head]`, or `[kind, layer, head]` where there are several kinds."""
+        """The heads that were removed, as `[layer, head]`, or `[kind, layer, head]` in an encoder–decoder."""
         layers = self.attentions_by_address().items()
         return [[*address, head] for address, layer in layers for head in layer.head_map.pruned]
 
     def prune(self, pruned_heads: Sequence[Sequence[str | int]]) -> None:
-        """Remove heads, `[layer, head]` or `[kind, layer, head]`, in place, see `prune_heads`."""
+        """Remove heads in place, given as `[layer, head]` or `[kind, layer, head]`; see `prune_heads`."""
         layers, heads = self.attentions_by_address(), defaultdict[Address, set[int]](set)
         for entry in pruned_heads:
             self.find_head("pruned_heads", entry)
@@ -280,9 +280,9 @@ class Network(nn.Module):
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> None:
         """Choose the attention backend of every layer, see `resolve_backend`.
 
-        A mask that a `TokenMixer` does not take is refused.
+        An `ArgumentError` is raised if a `TokenMixer` cannot use the mask.
         """
-        for mixer in mixers_in(self.encoder):  # those of a decoder are under a causal mask
+        for mixer in mixers_in(self.encoder):  # a decoder's mask is always causal
             with argument_path("encoder", "block"):
                 mixer.require_causal(mask)
         layers = zip(self.attentions(), self.attention_masks(mask), self.attention_paths(), strict=True)
@@ -291,7 +291,7 @@ class Network(nn.Module):
                 resolve_backend(layer, device, dtype, own, self.max_seq_len, training)
 
     def num_parameters(self) -> int:
-        """The number of trainable parameters, embeddings included; shared ones count once."""
+        """The number of trainable parameters, including embeddings; shared parameters count once."""
         return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
 
@@ -303,15 +303,15 @@ def resolve_backend(
     seq: int | None = None,
     training: bool = True,
 ) -> Backend:
-    """Select the backend of a layer for good, before the first step and before compiling.
+    """Fix the backend of a layer, before the first step and before compiling.
 
     Args:
-        layer: from now on it runs this backend.
-        device: the type, "cpu" or "cuda".
-        dtype: of queries, keys and values; the lower one under autocast.
+        layer: the layer, whose `resolved` backend is set.
+        device: device type, "cpu" or "cuda".
+        dtype: dtype of queries, keys and values; under autocast, the lower precision.
         mask: an example of the masks that `forward` will get.
-        seq: the length of the longest sequence; None for a long one.
-        training: whether there will be backward passes, and dropout.
+        seq: length of the longest sequence; None if it is long or unknown.
+        training: whether there will be dropout and backward passes.
     """
     layer.resolved = select_backend(layer.backend, layer.planned_case(device, dtype, mask, seq, training))
     return layer.resolved
@@ -320,14 +320,14 @@ def resolve_backend(
 def kernel_of_layer(
     layer: BaseAttention, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8, training: bool = True
 ) -> str:
-    """The kernel that the resolved backend runs on such input, observed in one call; see `resolve_backend`."""
+    """The name of the kernel that the resolved backend runs, observed in one call; arguments as `resolve_backend`."""
     if layer.resolved is None or layer.resolved.name in ("eager", "flex"):
         return "eager" if layer.resolved is None else layer.resolved.name
     seq = seq if mask.documents is None else mask.documents.shape[1]
     heads, kv_heads = layer.num_heads, layer.num_kv_heads
     sizes = [(heads, layer.head_dim), (kv_heads, layer.head_dim), (kv_heads, layer.v_head_dim)]
     q, k, v = (torch.zeros(mask.num_rows, n, seq, dim, device=device, dtype=dtype) for n, dim in sizes)
-    if mask.allowed is not None:  # one entry of it fits any number of queries and keys
+    if mask.allowed is not None:  # a single entry is broadcast to any number of queries and keys
         mask = replace(mask, allowed=mask.allowed[:1, :1, :1, :1])
     probe = copy.deepcopy(layer).to(device, dtype).train(training)
     with torch.set_grad_enabled(training):
@@ -338,7 +338,7 @@ def kernel_of_layer(
 
 
 def heads_pass(layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True) -> Pass:
-    """One pass of a layer's heads by a backend, without their projections, and backward if there is a gradient."""
+    """A function that runs a layer's heads with a backend, without projections; with `gradient`, also backward."""
     qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
     leaves = [*qkv, *(weight for weight in layer.parameters() if weight.requires_grad)]
     (batch, _, q_seq, _), v = call.qkv.q.shape, call.qkv.v

@@ -1,7 +1,7 @@
 """Positional encodings.
 
-Absolute ones are added to the token embeddings. Relative ones act inside attention: they rotate queries and keys
-(rotary), or add to the scores a term that depends on the distance between query and key (ALiBi, T5, Shaw).
+Absolute encodings are added to the token embeddings. Relative encodings act inside attention: they rotate queries and
+keys (rotary), or add to the scores a term that depends on the distance between query and key (ALiBi, T5, Shaw).
 """
 
 import math
@@ -33,7 +33,7 @@ class LearnedPosition(nn.Module):
 class _Fp32Tables(nn.Module):
     """A module whose buffers stay in fp32 when it is cast to a lower precision.
 
-    With 8 significant bits, bf16 cannot tell position 300 from 301, nor their rotations.
+    With 8 significant bits, bf16 cannot represent the difference between the positions 300 and 301.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_Fp32Tables":
@@ -54,8 +54,8 @@ class SinusoidalPosition(_Fp32Tables):
 
     Args:
         base: the longest wavelength is 2π times this.
-        interleaved: whether sines and cosines alternate, as in the paper; else all sines come first, as in its code and
-            in Marian.
+        interleaved: whether sines and cosines alternate, as in the paper; else all sines come first, as in the paper's
+            code and in Marian.
     """
 
     table: Tensor
@@ -77,24 +77,24 @@ class SinusoidalPosition(_Fp32Tables):
 
 
 class RelativePosition(_Fp32Tables):
-    """Base of relative positional encodings, which does nothing itself. Attention makes one with its `head_dim`."""
+    """Base class of relative positional encodings, without effect itself; attention creates one with `head_dim`."""
 
     mixed_dim: int | None = None
-    """Dimensions of the vectors that `mix` adds to the output; None if it adds nothing."""
+    """Size of the vectors that `mix` adds to the output; None if `mix` adds nothing."""
 
     def __init__(self, head_dim: int | None = None) -> None:
         super().__init__()
 
     def rotate(self, x: Queries, offset: int = 0) -> Queries:
-        """Queries or keys with their positions encoded, from position `offset` on."""
+        """Queries or keys rotated by their positions, which start at `offset`."""
         return x
 
     def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod | None:
-        """The modification of the attention scores, if any; `scale` is the factor of the dot product in them."""
+        """The modification of the attention scores, or None; `scale` is the factor of the dot product in the scores."""
         return None
 
     def mix(self, q_seq: int, k_seq: int) -> Callable[[Tensor], Tensor] | None:
-        """A function from the attention weights to a term that is added to the output of each head, if any."""
+        """A function from the attention weights to a term that is added to the output of each head, or None."""
         return None
 
 
@@ -131,8 +131,8 @@ class RotaryPosition(RelativePosition):
 class ALiBi(RelativePosition):
     """Attention with linear biases: score ← score - slope_h · |i - j| (Press et al. 2021, arXiv 2108.12409).
 
-    The slopes of n heads are 2^(-8/n), 2^(-16/n), …, 2^-8 and are not learned. If n is not a power of two, they are
-    those of the next smaller power, then every other one of the next larger, as in the paper's code.
+    The slopes of n heads are 2^(-8/n), 2^(-16/n), …, 2^-8 and are not learned. If n is not a power of two, the slopes
+    for the next smaller power come first, then every other slope for the next larger power, as in the paper's code.
     """
 
     slopes: Tensor
@@ -142,7 +142,7 @@ class ALiBi(RelativePosition):
         self.register_buffer("slopes", torch.tensor(_alibi_slopes(num_heads)), persistent=False)
 
     def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod:
-        """Subtract slope times distance; independent of the scale."""
+        """The modification that subtracts slope times distance from a score, regardless of `scale`."""
         slopes = self.slopes
 
         def subtract(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class T5Position(RelativePosition):
     """Learned bias for each bucket of distances: score ← score + table[bucket(j - i), h].
 
     From T5 (Raffel et al. 2019, arXiv 1910.10683, §2.1). Half of the buckets hold one distance each; the others hold
-    ranges that are spaced logarithmically up to `max_distance`, and the last one everything beyond. Without a causal
+    ranges spaced logarithmically up to `max_distance`, and the last bucket all larger distances. Without a causal
     mask, half of the buckets are for keys before the query and half for keys after it. T5 shares the table between all
     layers (see `Shared`) and does not scale the scores (see `DotScore`).
     """
@@ -173,7 +173,7 @@ class T5Position(RelativePosition):
         self.embedding = nn.Embedding(num_buckets, num_heads)
 
     def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod:
-        """Add the bias of the distance's bucket; independent of the scale."""
+        """The modification that adds the bias of the distance's bucket to a score, regardless of `scale`."""
         table = self.embedding.weight
 
         def add(score: Tensor, batch: Tensor, head: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class T5Position(RelativePosition):
         return ScoreMod(add, additive=True, learned=True, by_head=True)
 
     def bucket(self, distance: Int[Tensor, "*grid"], causal: bool) -> Int[Tensor, "*grid"]:
-        """The bucket of each distance, the position of the key minus that of the query."""
+        """The bucket of each distance, which is the position of the key minus the position of the query."""
         num_buckets = self.num_buckets if causal else self.num_buckets // 2
         first = 0 if causal else (distance > 0).long() * num_buckets
         distance = (-distance).clamp(min=0) if causal else distance.abs()
@@ -214,7 +214,7 @@ class ShawPosition(RelativePosition):
         self.mixed_dim = head_dim if values else None
 
     def score_mod(self, q: Queries, k_seq: int, scale: float, causal: bool) -> ScoreMod:
-        """Add scale · qᵢᵀ a_K[clip(j - i)], computed once for each query and distance."""
+        """The modification that adds scale · qᵢᵀ a_K[clip(j - i)] to a score."""
         products = scale * (q @ self.keys.weight.to(q.dtype).T)
         products = products.to(torch.promote_types(q.dtype, torch.float32))
         first = k_seq - q.shape[2]
@@ -225,7 +225,7 @@ class ShawPosition(RelativePosition):
         return ScoreMod(add, additive=True, learned=True)
 
     def mix(self, q_seq: int, k_seq: int) -> Callable[[Tensor], Tensor] | None:
-        """Σⱼ w_ij a_V[clip(j - i)], computed from the sum of the weights at each distance."""
+        """The function from weights to Σⱼ w_ij a_V[clip(j - i)], computed from the sum of weights at each distance."""
         if self.values is None:
             return None
         table = self.values.weight
@@ -241,12 +241,12 @@ class ShawPosition(RelativePosition):
         return mix
 
     def clip(self, distance: Int[Tensor, "*grid"]) -> Int[Tensor, "*grid"]:
-        """The row of each distance, the position of the key minus that of the query."""
+        """The table's row for each distance, which is the position of the key minus the position of the query."""
         return distance.clamp(-self.max_distance, self.max_distance) + self.max_distance
 
 
 class Shared:
-    """Factory that gives every layer the same relative position, as T5 shares its table."""
+    """A factory that gives every layer the same relative position, as T5 shares its table."""
 
     def __init__(self, position: Callable[..., RelativePosition]) -> None:
         self._factory = position

@@ -18,17 +18,17 @@ from tinyformer.nn.layers import LayerNorm, Stream, find_activation, make_dropou
 from tinyformer.nn.mask import AttentionMask
 
 IGNORED = -100
-"""The target that is not scored: `ignore_index` of PyTorch's cross-entropy."""
+"""The target id that the loss ignores, as `ignore_index` of PyTorch's cross-entropy."""
 
 
 CPU_LOGITS = 2**24
-"""Logits held at a time on a CPU: 64 MB in fp32; larger chunks are slower."""
+"""Number of logits in memory at a time on a CPU, 64 MB in fp32; larger chunks are slower."""
 
 GPU_FRACTION = 1 / 4
 """The fraction of a GPU's memory for logits and their gradients."""
 
 BYTES_PER_LOGIT = 16
-"""The bytes of a logit, its gradient and copies of both in fp32. Compiled code holds each once, and no copies."""
+"""The bytes of a logit, its gradient and copies of both in fp32. Compiled code makes no copies."""
 
 
 def vocabulary_scores(
@@ -68,10 +68,10 @@ def vocabulary_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean of -log softmax(x Wᵀ + b)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
 
-    At most `max_logits` logits are in memory at a time, by default `CPU_LOGITS`, or what `GPU_FRACTION` allows. If
-    there are more, those of the first rows are kept for the backward pass, and the others are computed in chunks, and
-    again in the backward pass. `label_smoothing` is the share of the target probability that is spread evenly over the
-    vocabulary (Szegedy et al. 2015, arXiv 1512.00567).
+    At most `max_logits` logits are in memory at a time; the default is `CPU_LOGITS`, or on a GPU what `GPU_FRACTION`
+    allows. If there are more logits, the logits of the first rows are kept for the backward pass; the others are
+    computed in chunks, and recomputed in the backward pass. `label_smoothing` is the share of the target probability
+    that is spread evenly over the vocabulary (Szegedy et al. 2015, arXiv 1512.00567).
     """
     x, targets = x.flatten(0, -2), targets.flatten()
     scored = targets != IGNORED
@@ -84,7 +84,7 @@ def vocabulary_cross_entropy(
     else:
         recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
         chunk_size = min(len(x) - most, most // 2)
-        sizes = [most - chunk_size, len(x) - most + chunk_size]  # rows whose logits are kept, and the others
+        sizes = [most - chunk_size, len(x) - most + chunk_size]  # rows whose logits are kept, and all other rows
         (kept, others), (kept_targets, other_targets) = x.split(sizes), targets.split(sizes)
         sums = [_summed_nats(kept, weight, kept_targets, bias, label_smoothing)]
         for chunk, target in zip(others.split(chunk_size), other_targets.split(chunk_size), strict=True):
@@ -95,7 +95,7 @@ def vocabulary_cross_entropy(
 
 @torch.compiler.assume_constant_result
 def _most_logits(device: torch.device, is_compiled: bool) -> int:
-    """The number of logits that a device holds at a time."""
+    """The largest number of logits to hold in a device's memory at a time."""
     if device.type != "cuda":
         return CPU_LOGITS
     memory = GPU_FRACTION * torch.cuda.get_device_properties(device).total_memory
@@ -114,11 +114,11 @@ def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None
 
 
 class TargetNats(torch.autograd.Function):
-    """-log softmax(scores)[target] of each row in nats, 0 where the target is `IGNORED`, and its log-sum-exp.
+    """-log softmax(scores)[target] of each row in nats, 0 where the target is `IGNORED`, and each row's log-sum-exp.
 
-    The gradient, softmax(scores) - one-hot(target), is written out: compiled, it is one pass over the scores, in their
-    dtype. That of `F.cross_entropy` takes three on a GPU, one of them to sum a row in which only the target's entry is
-    not zero. Uncompiled, each operation here would be a pass of its own.
+    The gradient, softmax(scores) - one-hot(target), is written out: compiled, it takes one pass over the scores, in
+    their dtype. The gradient of `F.cross_entropy` takes three passes on a GPU, one of them to sum rows that are zero
+    except at the target. Without compilation, each operation here takes a separate pass.
     """
 
     @staticmethod
@@ -172,7 +172,7 @@ class TokenReadout(nn.Module):
             self.proj.weight = token_embedding.weight
 
     def features(self, x: Stream) -> Stream:
-        """The vectors that the output matrix is applied to: the encoder's own, or scaled."""
+        """The vectors that the output matrix is applied to: `x`, divided by √d_model if `scaled`."""
         return x if self.scale is None else x * self.scale
 
     def forward(self, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "batch seq vocab_size"]:
@@ -215,7 +215,7 @@ class MaskedTokenReadout(TokenReadout):
 
 
 def first_token(x: Stream, is_token: Tensor) -> Float[Tensor, "batch d_model"]:
-    """The vector of the first token, as BERT's `[CLS]` (Devlin et al. 2019, arXiv 1810.04805)."""
+    """The vector of the first token, like BERT's `[CLS]` (Devlin et al. 2019, arXiv 1810.04805)."""
     return x[:, 0]
 
 
@@ -228,7 +228,7 @@ class AttentionPooling(nn.Module):
     """The mean over the tokens, weighted by additive attention with one learned query.
 
     weights = softmax(u · tanh(W x)), where u is the query (Yang et al. 2016, "Hierarchical Attention Networks for
-    Document Classification"; the score is that of Bahdanau et al. 2014, arXiv 1409.0473).
+    Document Classification"; the score is from Bahdanau et al. 2014, arXiv 1409.0473).
     """
 
     def __init__(self, d_model: int) -> None:
@@ -248,7 +248,7 @@ POOLINGS: dict[str, Callable[[int], Callable[[Tensor, Tensor], Tensor]]] = {
     "mean": lambda d_model: mean_of_tokens,
     "attention": AttentionPooling,
 }
-"""How the vectors of a sequence become one, by name; each is called with `d_model`."""
+"""Factories of functions that pool the vectors of a sequence to one vector, by name; called with `d_model`."""
 
 
 class ClassReadout(nn.Module):
@@ -257,7 +257,7 @@ class ClassReadout(nn.Module):
     Args:
         labels: the names of the classes.
         pooling: a name in `POOLINGS`.
-        dropout: of the pooled vector.
+        dropout: dropout probability of the pooled vector.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class ClassReadout(nn.Module):
 class SpanReadout(nn.Module):
     """BERT's output layer for SQuAD (Devlin et al. 2019, arXiv 1810.04805).
 
-    Two scores of every token: as the first and as the last token of the answer.
+    Every token gets two scores: as the first and as the last token of the answer.
     """
 
     def __init__(self, token_embedding: nn.Embedding, dropout: float = 0.0) -> None:

@@ -1,6 +1,6 @@
 """Attention score functions, and modifications of scores and weights.
 
-Besides the mask, a kernel is given a `Scoring`, which the layer makes for each call.
+For each call, the layer creates a `Scoring`, which the kernel takes together with the mask.
 """
 
 import math
@@ -27,10 +27,10 @@ class ScoreMod:
     """A modification of the scores.
 
     Args:
-        additive: whether it adds a bias that does not depend on the score.
+        additive: whether `function` adds a bias that does not depend on the score.
         learned: whether gradients flow into the bias.
-        by_head: whether it looks up heads in a table with all heads of the original layer, so that a pruned layer has
-            to pass the original head numbers.
+        by_head: whether `function` indexes a table by head number, so that a pruned layer has to pass the heads'
+            original numbers.
     """
 
     function: ScoreFunction
@@ -48,7 +48,7 @@ class ScoreMod:
         return torch.allclose(self.function(zeros + scores, *grid), expected, atol=1e-3, equal_nan=True)
 
     def of_heads(self, head_ids: Int[Tensor, " heads"]) -> "ScoreMod":
-        """This modification for the heads of a pruned layer, given their original numbers."""
+        """This modification for a pruned layer, given the original numbers of its heads."""
         if not self.by_head:
             return self
 
@@ -68,8 +68,8 @@ class Scoring:
         mods: modifications of the scores, in order.
         sink: a logit for each head that takes part in the softmax without a value, so that weights sum to less than 1
             (Agarwal et al. 2025, arXiv 2508.10925, gpt-oss).
-        reweigh: computes new weights from the weights and their grid.
-        mix: computes from the weights what is added to the output besides the weighted values.
+        reweigh: computes new weights from the weights and their grid; None to keep the weights.
+        mix: computes from the weights a term that is added to the weighted values; None for no term.
     """
 
     scale: float = 1.0
@@ -80,7 +80,7 @@ class Scoring:
     mix: Callable[[Tensor], Tensor] | None = None
 
     def modify(self, scores: Float[Tensor, "*scores"], grid: Grid) -> Float[Tensor, "*pairs"]:
-        """The scores of the pairs in the grid after all modifications."""
+        """The scores of all pairs of the grid after all modifications."""
         for mod in self.mods:
             scores = mod.function(scores, *grid)
         return scores
@@ -94,18 +94,18 @@ class Scoring:
 class ScaledDotScore(nn.Module):
     """score(q, k) = scale · qᵀk (Vaswani et al. 2017, arXiv 1706.03762); the base class of all score functions.
 
-    A parameter whose first axis is as long as there are heads has a row for each head, and any other is shared.
+    A parameter whose first axis has `num_heads` elements has a row for each head; the heads share all other parameters.
 
     Args:
-        scale: None for 1 / √head_dim, 0 for attention that does not depend on queries and keys.
+        scale: factor of the dot product; None for 1 / √head_dim, 0 for attention that ignores queries and keys.
     """
 
     compare: Callable[[Tensor, Tensor], Tensor] | None = None
     """Computes the scores of queries and keys in place of a dot product; only some kernels take such scores."""
 
     is_rotation_invariant: bool = False
-    """Whether `compare` gives the same score if query and key are rotated alike, as a dot product does. Rotary
-    positions need it."""
+    """True if `compare` gives the same score when query and key are rotated alike, as a dot product does. Rotary
+    positions require this."""
 
     def __init__(self, num_heads: int, head_dim: int, scale: float | None = None) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class AdditiveScore(ScaledDotScore):
     """score(q, k) = vᵀ tanh(q + k) with a vector for each head (Bahdanau et al. 2014, arXiv 1409.0473).
 
     The paper's W s + U h are the projected query and key. Luong's "concat", vᵀ tanh(W [s; h]), is the same with one
-    matrix. It holds a tensor of shape `batch heads q_seq k_seq head_dim` in memory.
+    matrix. The computation holds a tensor of shape `batch heads q_seq k_seq head_dim` in memory.
     """
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
@@ -178,7 +178,7 @@ def make_score(
     """The score function of a layer, from a name in `SCORES` or a subclass of `ScaledDotScore`."""
     if scale is not None:
         if score != "scaled_dot":
-            reason = "is a factor of the scaled dot product, and `score` is another function"
+            reason = "is a factor of the scaled dot product, but `score` is another function"
             raise ArgumentError("scale", scale, reason, {"scale": None})
         return ScaledDotScore(num_heads, head_dim, scale)
     factory = SCORES.get(score) if isinstance(score, str) else score
@@ -214,7 +214,7 @@ class LocalGaussian(nn.Module):
     def forward(
         self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool
     ) -> tuple[list[ScoreMod], Callable[[Tensor, Grid], Tensor]]:
-        """The modification that hides source tokens more than D from the centre, and what reweighs the weights."""
+        """The modification that hides keys beyond D (cross-attention only), and the function that reweighs weights."""
         logit = torch.tanh(q @ self.weight.to(q.dtype)) @ self.vector.to(q.dtype)
         share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
         before, after = (self.window // 2, self.window // 2) if is_cross else mask.span

@@ -1,4 +1,4 @@
-"""The options of attention, which change the scores, weights and mask of its softmax, its gates and its kernel."""
+"""The options that all attention layers share, and the base class that implements them."""
 
 from collections.abc import Callable, Sequence
 from typing import TypedDict
@@ -16,21 +16,21 @@ from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring,
 from tinyformer.nn.score import softcap as softcap_mod
 
 PLANNED_SEQS = (8, 256)
-"""Number of tokens in a planned case: when a layer is made, which knows no length of sequences; and at most."""
+"""Number of tokens in `planned_case`: the default, for a layer that does not know its lengths, and the maximum."""
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The keyword arguments of every kind of attention; their defaults are those of `SoftmaxAttention`.
+    """The keyword arguments of all attention classes; `SoftmaxAttention` shows the defaults.
 
     Attributes:
-        dropout: of attention weights.
+        dropout: dropout probability of attention weights.
         score: the score function: a name in `SCORES`, or a subclass of `ScaledDotScore`, which is called with
             `num_heads` and `head_dim`.
         scale: factor of the dot product, only with `score="scaled_dot"`; None for 1 / √head_dim.
         window: number of keys that a query attends to, its own position included; None for all. A list is a pattern
             that repeats over the layers: [128, 128, None] is two local layers, then a global one.
-        local_gaussian: weigh the keys of the window by a Gaussian around a predicted centre, see `LocalGaussian`; in
-            cross-attention, the window is around that centre, too.
+        local_gaussian: whether to weigh the keys of the window by a Gaussian around a predicted centre, see
+            `LocalGaussian`; in cross-attention, the window is around that centre, too.
         softcap: bound on the scores' absolute values, before positions are added; None for no bound.
         sink: whether each head has a logit that takes part in the softmax without a value, see `Scoring`.
         backend: "auto" or a name in `BACKENDS`.
@@ -60,15 +60,15 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class SoftmaxAttention(nn.Module):
-    """The parts of attention that its options make, and the `scoring` that a kernel is given.
+    """Base class of attention layers, which implements `AttentionOptions` and creates the `Scoring` of each call.
 
     Args:
         d_model: size of the vectors that queries are projected from.
-        num_heads: query heads.
+        num_heads: number of query heads.
         head_dim: size of a query and of a key in one softmax.
         v_head_dim: size of a value; None for `head_dim`.
         position_dim: size of the part of queries and keys that the relative position acts on; None for `head_dim`.
-        num_kv_heads: None for `num_heads`.
+        num_kv_heads: number of heads of keys and values; None for `num_heads`.
 
     The keyword arguments are `AttentionOptions`.
     """
@@ -112,7 +112,7 @@ class SoftmaxAttention(nn.Module):
         self.window = window_of_layer(window, layer_index)
         if local_gaussian and (window is None or not (isinstance(window, int) or any(window))):
             raise ArgumentError("local_gaussian", True, "needs a `window`", {"window": 16})
-        # In a pattern of local and global layers, only the local ones have a Gaussian.
+        # In a pattern of local and global layers, only local layers have a Gaussian.
         self.gaussian = LocalGaussian(num_heads, head_dim, self.window) if local_gaussian and self.window else None
         self.softcap = softcap_mod(softcap) if softcap is not None else None
         self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
@@ -124,13 +124,13 @@ class SoftmaxAttention(nn.Module):
         self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind))
         self.inputs_hook = nn.Identity()  # its hooks see each `AttentionInputs`, and may replace it
         self.resolved: Backend | None = None
-        """The backend that `resolve_backend` has chosen; None where each call selects one."""
+        """The backend that `resolve_backend` has chosen; None to select a backend at each call."""
 
     def _require_fitting_position(self, score: str | Callable[..., ScaledDotScore]) -> None:
-        """Refuse a position that does not go with the score function or with the size of the values."""
+        """Raise an `ArgumentError` if the position does not fit the score function or the size of the values."""
         rotates = type(self.position).rotate is not RelativePosition.rotate
         if rotates and self.score.compare is not None and not self.score.is_rotation_invariant:
-            others = "the positions alibi, t5, relative, learned, sinusoidal and none go with it"
+            others = "the positions alibi, t5, relative, learned, sinusoidal and none work with it"
             reason = f"depends on absolute positions where queries and keys are rotated; {others}"
             raise ArgumentError("score", score, reason, {"score": "scaled_dot"})
         if self.position.mixed_dim not in (None, self.v_head_dim):
@@ -146,7 +146,7 @@ class SoftmaxAttention(nn.Module):
         return q
 
     def scoring(self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool) -> Scoring:
-        """The scoring of a call, given its transformed queries."""
+        """The `Scoring` of a call, given its queries after `transform_queries`."""
         mods = [self.softcap] if self.softcap else []
         mix = reweigh = None
         if not is_cross:
@@ -161,7 +161,7 @@ class SoftmaxAttention(nn.Module):
     def planned_case(
         self, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int | None = None, training: bool = True
     ) -> KernelRequirements:
-        """The case that this layer's calls will make; see `resolve_backend` for the arguments."""
+        """The kernel requirements of this layer's later calls; see `resolve_backend` for the arguments."""
         weight, mask = next(self.parameters(), torch.empty(0)), mask.within(self.window)
         length = min(seq or PLANNED_SEQS[0], PLANNED_SEQS[1])
         numbers = torch.linspace(-1, 1, length * self.head_dim, device=weight.device, dtype=weight.dtype)
@@ -170,7 +170,7 @@ class SoftmaxAttention(nn.Module):
         scoring = self.scoring(q, length, mask, is_cross=False)
         grid = Grid.of(1, self.num_heads, length, length, weight.device)
         if not all(mod.is_as_declared(grid) for mod in scoring.mods):
-            reason = "declares its score modification additive, but what it adds depends on the score"
+            reason = "declares its score modification as additive, but the added term depends on the score"
             raise ArgumentError("position", type(self.position).__name__, reason)
         dropout = self.dropout if training else 0.0
         case = KernelRequirements.of(q, q, v, mask, scoring, dropout, training)

@@ -1,4 +1,4 @@
-"""Attention as textbooks write it, `forward(query, key, value, mask)` with a tensor as mask, in the place of ours."""
+"""An adapter for attention as textbooks write it: `forward(query, key, value, mask)` with a tensor as mask."""
 
 import inspect
 from typing import Any
@@ -17,10 +17,10 @@ from tinyformer.nn.mask import AttentionMask
 class TextbookAttention(BaseAttention):
     """A user-defined attention whose `forward` takes queries, keys, values and a boolean mask, True at visible keys.
 
-    Its maps are what it returns after the output, or stores as an attribute. They can be shown, not changed.
+    Its attention maps are found among its results after the output, or its attributes. They can be shown, not changed.
 
     Raises:
-        ArgumentError: queries depend on keys that the mask hides, whether it has an axis of heads or not.
+        ArgumentError: the output depends on hidden keys, for a mask with and for a mask without an axis of heads.
     """
 
     def __init__(self, attention: nn.Module, d_model: int) -> None:
@@ -35,17 +35,17 @@ class TextbookAttention(BaseAttention):
         return super().__getattr__(name)
 
     def forward(self, x: Tensor, *inputs: Any, **named: Any) -> Float[Tensor, "batch q_seq d_model"]:
-        """The output, given the arguments of `BaseAttention.forward`, but no cache."""
+        """The output, given the arguments of `BaseAttention.forward` except a cache."""
         call = self.inputs_hook(self.inputs(x, *inputs, **named))
         return self.attend(call.qkv, call.mask, call.is_cross).squeeze(1)
 
     def project(self, x: Tensor, context: Tensor | None = None, cache: Any = None) -> QKV:
-        """The vectors, as if of one head."""
+        """The input vectors themselves, as the queries, keys and values of a single head."""
         source = (x if context is None else context).unsqueeze(1)
         return QKV(x.unsqueeze(1), source, source)
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
-        """The output, as if of one head."""
+        """The output of the user-defined attention, as the output of a single head."""
         output: Tensor = _results(self.attention, qkv, self._visible(qkv, mask))[0]
         return output.unsqueeze(1)
 
@@ -62,7 +62,7 @@ class TextbookAttention(BaseAttention):
         return AttentionMaps(weights, weights.log())
 
     def ablated(self) -> list[bool]:
-        """False for each head."""
+        """A flag for each head, always False, since these heads cannot be ablated."""
         return [False] * self.num_heads
 
     def _visible(self, qkv: QKV, mask: AttentionMask) -> Bool[Tensor, "batch *_ q_seq k_seq"]:
@@ -74,7 +74,7 @@ class TextbookAttention(BaseAttention):
 
 
 def _results(attention: nn.Module, qkv: QKV, visible: Bool[Tensor, "batch *_ q_seq k_seq"]) -> Any:
-    """The output, and what the attention returns after it."""
+    """The results of the attention as a tuple, whose first element is the output."""
     roles = list(inspect.signature(attention.forward).parameters)[:4]
     given = {name: getattr(qkv, name[0]).squeeze(1) for name in roles[:3]} | dict.fromkeys(roles[3:], visible)
     results = attention(**given)
@@ -82,7 +82,7 @@ def _results(attention: nn.Module, qkv: QKV, visible: Bool[Tensor, "batch *_ q_s
 
 
 def _maps(attention: nn.Module, results: Any, qkv: QKV) -> Weights | None:
-    """The attention weights among the results, or else among the attributes: rows over the keys that sum to 1."""
+    """The first tensor among the results, or else the attributes, that is an attention map: its rows sum to 1."""
     shape = (qkv.q.shape[2], qkv.k.shape[2])
     for found in (*results[1:], *(value for part in attention.modules() for value in vars(part).values())):
         is_map = isinstance(found, Tensor) and found.ndim > 2 and found.shape[-2:] == shape
@@ -92,7 +92,7 @@ def _maps(attention: nn.Module, results: Any, qkv: QKV) -> Weights | None:
 
 
 def _try_out(attention: nn.Module, d_model: int) -> tuple[int, int]:
-    """The number of dimensions of the mask that an attention takes, and of its maps, 0 if there are none."""
+    """The number of dimensions of the mask that an attention takes, and its number of attention maps, possibly 0."""
     x = torch.arange(8.0 * d_model).sin().view(2, 1, 4, d_model)
     changed, visible = x.clone(), torch.ones(2, 4, 4, dtype=torch.bool).tril()
     visible[1, 1:, 0] = False  # in the second example, later queries do not see the first token

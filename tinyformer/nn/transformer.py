@@ -21,7 +21,7 @@ from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.readout import IGNORED, TokenReadout
 
 RESIDUAL_PROJECTIONS = ("o_proj", "down_proj")
-"""Linear layers whose output is added to the residual stream."""
+"""The names of linear layers whose output is added to the residual stream."""
 
 
 def normal(model: nn.Module, num_branches: int, std: float) -> None:
@@ -37,13 +37,12 @@ def normal(model: nn.Module, num_branches: int, std: float) -> None:
 
 
 def xavier(model: nn.Module, num_branches: int, std: float) -> None:
-    """Glorot & Bengio 2010: U(-a, a) with a = √(6 / (fan_in + fan_out)), so that variances pass through a layer.
+    """Glorot & Bengio 2010: U(-a, a) with a = √(6 / (fan_in + fan_out)), so that a layer preserves variances.
 
-    Each projection is a matrix of its own, also those of queries, keys and values, which `torch.nn.MultiheadAttention`
-    initialises as one. Embeddings of tokens and positions, and a readout that is tied to one, are N(0, 1 / d_model), as
-    in the code of the original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4) they have a variance of 1.
-    The tables of relative positions, which act on the scores of single heads, are N(0, std²), as with `normal`.
-    `num_branches` is not used.
+    Each projection is initialised separately; `torch.nn.MultiheadAttention` initialises queries, keys and values as one
+    matrix. Token and position embeddings, and a readout tied to an embedding, are N(0, 1 / d_model), as in the code of
+    the original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4), they have a variance of 1. The tables of
+    relative positions, which act on scores of single heads, are N(0, std²), as in `normal`. `num_branches` is unused.
     """
     relative = {part for module in model.modules() if isinstance(module, RelativePosition) for part in module.modules()}
     embeddings = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -61,9 +60,9 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
     """Initialise the weights of a module; biases become 0, and norms keep their scale of 1.
 
     Args:
-        model: the module.
-        num_branches: residual branches of all its layers: two in each, or three with cross-attention.
-        std: the standard deviation of `normal`, and of the tables of relative positions with either `init`.
+        model: the module whose weights are initialised.
+        num_branches: number of residual branches in all layers: two per layer, or three with cross-attention.
+        std: standard deviation of all weights with `normal`, and of tables of relative positions with either `init`.
         init: a name in `INITIALISATIONS`.
     """
     require_choice("init", init, INITIALISATIONS)
@@ -75,7 +74,7 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
 
 
 class NoInitialisation(TorchFunctionMode):
-    """A context in which parameters are allocated and not initialised, for a network whose weights are loaded."""
+    """A context that skips the initialisation of parameters, for a network whose weights are loaded afterwards."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -120,10 +119,10 @@ class Transformer(Network):
         cache: Cache | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"] | Float[Tensor, ""]:
-        """The logits of the readout.
+        """Return the logits of the readout, or with `targets` their mean cross-entropy in nats.
 
-        Given targets, the token to predict at each position or `IGNORED`, their mean cross-entropy in nats instead,
-        without holding the logits of a large vocabulary in memory all at once.
+        A target is the token to predict at a position, or `IGNORED`. The cross-entropy does not hold the logits of a
+        large vocabulary in memory all at once.
         """
         x = self.encoder(tokens, mask, cache)
         if targets is not None and isinstance(self.readout, TokenReadout):
@@ -175,7 +174,7 @@ class EncoderDecoder(Network):
         with argument_path("readout"):
             self.readout = readout(decoder.token_embedding)
         self.prune(pruned_heads)
-        init_weights(self.readout, 1, init_std, init)  # before the embedding that it may be tied to
+        init_weights(self.readout, 1, init_std, init)  # before the embedding, which may be tied to the readout
         init_weights(encoder, 2 * len(encoder.layers), init_std, init)
         init_weights(decoder, 3 * len(decoder.layers), init_std, init)
 
@@ -193,14 +192,14 @@ class EncoderDecoder(Network):
         return self.decode(tokens, context, mask, targets=targets, label_smoothing=label_smoothing)
 
     def encode(self, source: Int[Tensor, "batch source_seq"], source_mask: AttentionMask | None = None) -> Context:
-        """The source as the decoder attends to it: a vector for each token, and a mask that hides padding.
+        """The context of the decoder: one vector for each source token, and a mask that hides padding.
 
-        The `lengths` of `source_mask` hide padding from the decoder, too; its documents, which the decoder could not
-        tell apart, are refused.
+        The `lengths` of `source_mask` hide padding from the encoder and the decoder. An `ArgumentError` is raised for
+        a mask with documents, since the decoder cannot tell them apart.
         """
         mask = source_mask or AttentionMask()
         if mask.documents is not None:
-            raise ArgumentError("source_mask.documents", "…", "must be None: each source is a row of its own")
+            raise ArgumentError("source_mask.documents", "…", "must be None: each source needs a separate row")
         return Context(self.encoder(source, mask), AttentionMask(lengths=mask.lengths))
 
     def decode(
@@ -214,28 +213,28 @@ class EncoderDecoder(Network):
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, ""]:
         """The logits of the next token at each position of the target, given the encoded source.
 
-        Given targets, the tokens to predict or `IGNORED`, their mean cross-entropy in nats instead. Without a mask the
-        decoder is causal. With a cache, `tokens` are those that are not in it; the source is projected into it once.
+        With targets, the tokens to predict or `IGNORED`, it returns their mean cross-entropy in nats. The default mask
+        is causal. With a cache, `tokens` are the tokens that are not cached yet; the source is projected only once.
         """
         x = self.decoder(tokens, mask or AttentionMask(causal=True), cache, context)
         return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets, label_smoothing)
 
     def attentions_by_kind(self) -> dict[str, list[BaseAttention]]:
-        """The attention modules, from the first layer to the last, of "encoder", "decoder" and "cross", if any."""
+        """The `BaseAttention` modules, from the first layer to the last, by kind: "encoder", "decoder" or "cross"."""
         by_kind = defaultdict[str, list[BaseAttention]](list)
         for (kind, _), layer in self.attentions_by_address().items():
             by_kind[str(kind)].append(layer)
         return dict(by_kind)
 
     def cross_attentions(self) -> list[BaseAttention]:
-        """The cross-attention modules; a `NoMapsError` if there is none."""
+        """The cross-attention modules; raises a `NoMapsError` if there are none."""
         if not (found := self.attentions_by_kind().get("cross")):
             last = self.other_attentions()[-1]
             raise NoMapsError(last, "is no BaseAttention, so it has no heads", "cross_attention")
         return found
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
-        """The source's mask for the encoder, a causal one for the decoder, the source's padding for cross-attention."""
+        """The masks of `attentions`: `mask` (of the source), a causal mask (decoder), the source's padding (cross)."""
         masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
         return [
             masks[kind].aligned(layer.window, 0, 1, 1) if kind == "cross" and layer.window else masks[str(kind)]

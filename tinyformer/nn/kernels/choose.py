@@ -1,4 +1,4 @@
-"""The backends by name, what each can compute, which is the fastest for a case, and `run_kernel`, which calls one."""
+"""The attention backends: what each can compute, which is the fastest for a call, and `run_kernel`, which runs one."""
 
 import functools
 import importlib.util
@@ -25,7 +25,7 @@ from tinyformer.nn.score import Scoring
 
 
 class Feature(StrEnum):
-    """A feature that some kernels lack; its value is what errors call it."""
+    """A feature of attention that some kernels lack; its value is its name in error messages."""
 
     CAUSAL = "a causal mask"
     PADDING = "padding"
@@ -85,15 +85,15 @@ def features_of(
 
 
 class KernelRequirements(NamedTuple):
-    """A call as a kernel sees it: all that decides whether the kernel can compute it, and how fast.
+    """The properties of a call (a "case") that determine whether a kernel can compute it, and how fast.
 
     Attributes:
-        device: the type, "cpu" or "cuda".
-        dtype: of queries, keys and values inside the kernel; under autocast, the one of lower precision.
+        device: device type, "cpu" or "cuda".
+        dtype: dtype of queries, keys and values in the kernel; under autocast, the lower precision.
         head_dim: the larger of the head sizes of keys and values.
-        features: what it needs beyond plain attention.
-        seq: the length of the longest sequence; None if it is not known, which counts as long.
-        has_one_query: whether it has a single query, as a step of cached generation.
+        features: the features that the call needs beyond plain attention.
+        seq: length of the longest sequence; None if it is unknown, which is treated as long.
+        has_one_query: whether there is a single query, as in a step of cached generation.
     """
 
     device: str
@@ -107,7 +107,7 @@ class KernelRequirements(NamedTuple):
     def of(
         cls, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scoring, dropout: float, gradient: bool
     ) -> "KernelRequirements":
-        """The case of a call; `gradient` says whether a backward pass follows."""
+        """The requirements of a call; `gradient` says whether a backward pass follows."""
         q_seq, k_seq, q_dim, v_dim = q.shape[2], k.shape[2], q.shape[-1], v.shape[-1]
         features = features_of(mask, scoring, q_seq, k_seq, dropout > 0, gradient, q_dim != v_dim)
         return cls(q.device.type, q.dtype, max(q_dim, v_dim), features, max(q_seq, k_seq), q_seq == 1)
@@ -129,7 +129,7 @@ LACKS: dict[tuple[str, str], frozenset[Feature]] = {
 }
 """The features that a backend cannot compute on a device (torch 2.11 to 2.13).
 
-Eager computes everything, and a feature in no entry is computed by all.
+Eager computes all features, and all backends compute a feature that is in no entry.
 """
 
 _VARLEN = {Feature.PADDING, Feature.DOCUMENTS, Feature.WINDOW}
@@ -147,11 +147,11 @@ class AttentionFunction(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute attention.
+    """A named implementation of attention.
 
     Args:
-        refusal: why it cannot compute a case, or None if it can.
-        activate: called whenever it is selected, before it computes.
+        refusal: function that returns the reason why the backend cannot compute a case, or None if it can.
+        activate: function that is called whenever the backend is selected, before `compute`.
     """
 
     name: str
@@ -161,11 +161,11 @@ class Backend:
 
 
 def _lacking(name: str) -> Callable[[KernelRequirements], str | None]:
-    """The refusal by the table of the backend of this name."""
+    """The `refusal` function of a backend according to the table `LACKS`."""
 
     def refusal(case: KernelRequirements) -> str | None:
         lacks = LACKS.get((name, case.device))
-        if lacks is None and name != "sdpa":  # which runs wherever torch does
+        if lacks is None and name != "sdpa":  # sdpa runs wherever torch does
             return f"has no kernel for the device '{case.device}'"
         lacking = sorted(case.features & (lacks or _MORE_THAN_A_BIAS))
         return f"cannot compute {' or '.join(lacking)} on {case.device.upper()}" if lacking else None
@@ -174,7 +174,7 @@ def _lacking(name: str) -> Callable[[KernelRequirements], str | None]:
 
 
 def _flash_refusal(case: KernelRequirements) -> str | None:
-    """The refusal by the table, and by the dtypes and sizes that the CUDA kernel takes."""
+    """The reason why flash cannot compute a case, from `LACKS` or the dtypes and sizes of the CUDA kernel, or None."""
     reason = _lacking("flash")(case)
     if reason is not None or case.device != "cuda":
         return reason
@@ -197,15 +197,15 @@ def _is_installed(package: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _activate(version: str) -> None:
-    """Make a version of FlashAttention torch's flash kernel, for good, since the backward pass needs it, too.
+    """Register a version of FlashAttention as torch's flash kernel, and leave it registered for the backward pass.
 
-    Cached until another version is activated, since torch registers the kernels anew at each call.
+    The cache skips repeated calls, at which torch would register the kernels again.
     """
     activate_flash_attention_impl(version)
 
 
 def _newer_flash(version: str, package: str) -> Backend:
-    """FlashAttention 3 or 4, where its package is installed. Not yet tested on a GPU."""
+    """The backend of FlashAttention 3 or 4, which needs its own package; it has not yet been tested on a GPU."""
 
     def refusal(case: KernelRequirements) -> str | None:
         if case.device != "cuda":
@@ -242,7 +242,7 @@ def run_kernel(
     scoring: Scoring,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """The output of each head by `eager`, `sdpa`, `flash` or `flex`: a backend chosen before, or one by name."""
+    """The output of each head, computed by `backend`: a selected backend, a name in `BACKENDS`, or "auto"."""
     if not scoring.scale and scoring.compare is None:  # a kernel would multiply the -inf of masked keys by 0
         q, scoring = q * 0.0, replace(scoring, scale=1.0)
     # In decoding, the one query needs no causal mask, which a kernel might lack.
@@ -254,9 +254,9 @@ def run_kernel(
 
 
 def select_backend(name: str, case: KernelRequirements) -> Backend:
-    """The backend that computes a case: the named one, or for "auto" the fastest that can.
+    """The backend that computes a case: the named backend, or for "auto" the fastest backend that can.
 
-    An `ArgumentError` says what the named one lacks, and which backends can compute the case.
+    If the named backend cannot, an `ArgumentError` says what it lacks, and which backends can compute the case.
     """
     if name == "auto":
         return BACKENDS[fastest(case, [other for other in ("sdpa", "flash", "flex") if _can(other, case)])]
@@ -267,14 +267,14 @@ def select_backend(name: str, case: KernelRequirements) -> Backend:
 
 
 def require_possible(name: str, case: KernelRequirements) -> None:
-    """Refuse a backend that does not exist, or that cannot compute a case on any device."""
+    """Raise an `ArgumentError` if a backend does not exist, or cannot compute a case on any device."""
     if name != "auto":
         require_choice("backend", name, ["auto", *BACKENDS])
         _require(name, [case._replace(device=device) for device in ("cpu", "cuda")])
 
 
 def _require(name: str, cases: Sequence[KernelRequirements]) -> None:
-    """Refuse a backend that can compute a case on none of several devices; `cases` is that case on each."""
+    """Raise an `ArgumentError` if a backend can compute none of `cases`, which are one case on several devices."""
     reasons = [BACKENDS[name].refusal(case) for case in cases]
     if None not in reasons:
         able = ", ".join(other for other in BACKENDS if all(_can(other, case) for case in cases))
@@ -296,22 +296,22 @@ EAGER_MAX_SEQ = {
     "more work": 96,  # torch's kernel has more work than plain attention,
     "sink": 192,  # and this work is a sink
     "bf16": 767,  # torch's kernel takes blocks of 256 queries in place of 64 from 768 on
-    "bf16, narrow": 160,  # it only has to skip what a causal mask hides, in narrow heads
+    "bf16, narrow": 160,  # torch's kernel only has to skip the keys that a causal mask hides, and heads are narrow
 }
 """The longest sequences for which eager takes no longer than sdpa on a CPU, forward and backward; measured from 64 to
 2048 tokens."""
 
 DECODING_SDPA_MAX_SEQ = 128
-"""Number of keys up to which sdpa, which computes short sequences in fp32, is faster in bf16 for a single query: in
-half of the time of eager's two products, each of which takes 20 µs at least."""
+"""Number of keys up to which sdpa is faster than eager for a single query in bf16. Sdpa computes short sequences in
+fp32, in half of the time of eager's two products, each of which takes at least 20 µs."""
 
 
 def fastest(case: KernelRequirements, able: Collection[str]) -> str:
-    """The fastest of the backends that can compute a case: measured on one CPU, by torch's documentation on CUDA.
+    """The name of the fastest of the backends in `able`, which can compute a case.
 
-    Other CPUs may differ; `nn.timing` compares on the machine that trains.
-    On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention, in 0.7 of flash's time; no whole run has
-    been made with it yet, so it is not chosen.
+    The choice follows measurements on one CPU, and torch's documentation on CUDA. Other CPUs may differ, so training
+    measures eager and sdpa on its machine. On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention,
+    in 0.7 of flash's time, but is not chosen, since no whole run has been made with it yet.
     """
     if case.device != "cpu":
         order = ("flash", "flex", "sdpa") if case.features & SKIPPED_BY_FLEX else ("flash", "sdpa", "flex")
@@ -323,11 +323,11 @@ def fastest(case: KernelRequirements, able: Collection[str]) -> str:
 
 
 def _eager_max_seq(case: KernelRequirements, is_fused: bool) -> float:
-    """The length up to which eager is the faster on a CPU; `is_fused` tells if sdpa runs torch's flash kernel.
+    """The sequence length up to which eager is faster than sdpa on a CPU; if `is_fused`, sdpa runs the flash kernel.
 
-    Flash skips what a causal mask hides, and eager has more work with padding. Without either, eager wins at any length
-    over unfused arithmetic, and in fp32 over flash with a sink's extra dimension and key or with padded head sizes. In
-    native bf16 it wins more often: 1.2 to 2 times as fast without a mask.
+    Flash skips keys that a causal mask hides, and padding costs eager time. With neither, eager is faster at any length
+    than unfused arithmetic, and in fp32 than flash with padded head sizes or a sink, which adds a dimension and a key.
+    In native bf16, eager is faster more often: 1.2 to 2 times as fast without a mask.
     """
     features, is_narrow = case.features, case.head_dim <= 32
     has_sink, is_padded, is_causal = (each in features for each in (Feature.SINK, Feature.PADDING, Feature.CAUSAL))

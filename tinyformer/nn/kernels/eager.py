@@ -1,4 +1,4 @@
-"""The definition of attention, softmax(q kᵀ / √head_dim) v, computed as written: what every other kernel must equal."""
+"""The definition of attention, softmax(q kᵀ / √head_dim) v, as written; every other kernel must give its results."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ def attention_weights(
 ) -> Float[Tensor, "batch num_heads q_seq k_seq"]:
     """Attention weights, softmax(scale · q kᵀ + mask) (Vaswani et al. 2017, arXiv 1706.03762), modified by `scoring`.
 
-    Query head `h` reads K/V head `h // (num_heads / num_kv_heads)` (grouped queries: Ainslie et al. 2023, arXiv
+    Query head `h` uses K/V head `h // (num_heads / num_kv_heads)` (grouped queries: Ainslie et al. 2023, arXiv
     2305.13245). The softmax is taken in fp32 at least. Rows sum to 1, to less with a sink, or to 0 where the mask
     allows no key.
     """
@@ -48,7 +48,7 @@ def weighted_values(
     v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"],
     mix: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """The product of weights and v, and what a relative position adds to it (`mix`, see `Scoring`)."""
+    """The product of weights and v, plus the term of a relative position (`mix`, see `Scoring`)."""
     grouped = weights.reshape(v.shape[0], v.shape[1], -1, v.shape[2])
     out = (grouped @ v).view(*weights.shape[:3], v.shape[-1])
     return out if mix is None else out + mix(weights)
@@ -73,10 +73,10 @@ def attention_maps(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> AttentionMaps:
-    """The attention weights and logits of all queries or those at `rows`, for analysis.
+    """The attention weights and logits of all queries or the queries at `rows`, for analysis.
 
-    Layers with one scoring, and no `compare`, may be stacked before the batch. The scoring is that of all queries; time
-    and memory grow with the number of `rows`.
+    Layers with the same scoring and without `compare` may be stacked in an axis before the batch. `scoring` is always
+    for all queries, but time and memory grow with the number of `rows`.
     """
     scores, hidden = _masked_scores(q, k, mask, scoring, rows)
     weights = _softmax(scores, hidden, q.shape[-2], mask, scoring, rows)
@@ -90,7 +90,7 @@ def _masked_scores(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, "*layers batch num_heads rows k_seq"], Bool[Tensor, "#batch #num_heads #rows k_seq"] | None]:
-    """The modified scores, with the dtype's minimum at masked keys; and which keys are masked, None if none are."""
+    """The modified scores, with the dtype's minimum at masked keys, and a mask of these keys (None without any)."""
     (*layers, batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[-3:-1]
     q = q if rows is None else q[..., rows, :]
     if scoring.compare is None:
@@ -118,7 +118,7 @@ def _softmax(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "*layers batch num_heads rows k_seq"]:
-    """The softmax over keys and sink, zero in rows without keys, reweighted if `scoring` says so."""
+    """The softmax over keys and sink, zero in rows without visible keys, and reweighted by `scoring.reweigh`."""
     batch, num_heads, _, k_seq = scores.shape[-4:]
     if scoring.sink is not None:
         sink = scoring.sink.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)

@@ -1,4 +1,4 @@
-"""FlashAttention by torch's kernels: the dense one, and on CUDA the one for packed sequences ("varlen")."""
+"""FlashAttention by torch's dense kernel, or on CUDA by torch's kernel for packed sequences ("varlen")."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ from tinyformer.nn.kernels.sdpa import HEAD_DIM_STEP, sdpa, widened
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.score import Scoring
 
-# Torch 2.11's kernel for packed sequences shares K/V heads without this argument; later versions require it.
+# Torch 2.11's kernel for packed sequences shares K/V heads without this argument, which later versions require.
 VARLEN_TAKES_ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
@@ -28,11 +28,11 @@ def flash(
     scoring: Scoring,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """FlashAttention (Dao et al. 2022, arXiv 2205.14135): torch's flash kernel, or an error."""
+    """FlashAttention (Dao et al. 2022, arXiv 2205.14135) by torch's flash kernel, without any fallback."""
     if q.device.type == "cuda":
         is_packed = not mask.is_plain(q.shape[2], k.shape[2])
         if mask.allowed is not None or scoring.mods or (is_packed and (dropout or scoring.sink is not None)):
-            reason = "cannot compute a pattern or a bias on CUDA, nor sinks or dropout together with a mask"
+            reason = "cannot compute on CUDA a pattern, a bias, or sinks or dropout together with a mask"
             raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
         if is_packed:
             return _flash_varlen(q, k, v, mask, scoring)
@@ -47,7 +47,7 @@ def _flash_varlen(
     mask: AttentionMask,
     scoring: Scoring,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """The kernel for packed sequences (CUDA only), for the padding, documents and windows that the dense one lacks."""
+    """The kernel for packed sequences (CUDA only), for padding, documents and windows, which the dense kernel lacks."""
     (batch, _, q_seq, _), k_seq, v_head_dim = q.shape, k.shape[2], v.shape[-1]
     width = -(-max(q.shape[-1], v_head_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
     # batch heads seq dim -> (batch seq) heads dim: the rows are concatenated.
@@ -55,7 +55,7 @@ def _flash_varlen(
     segments = _segments if torch.compiler.is_compiling() else _known_segments
     starts_q, starts_k = segments(mask, batch, q_seq, k_seq, q.device)
     sharing: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if VARLEN_TAKES_ENABLE_GQA else {}
-    # For single queries of shared K/V heads the kernel expects one in each segment; with padding, every other has none.
+    # At least 2: with 1 and shared K/V heads, the kernel expects a query in each segment, which padding does not have.
     sizes = (starts_q, starts_k, max(q_seq, 2), k_seq)
     out = varlen_attn(q, k, v, *sizes, scale=scoring.scale, window_size=mask.span, **sharing)
     assert isinstance(out, Tensor)
@@ -66,11 +66,10 @@ def _flash_varlen(
 
 
 def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cumulative sequence lengths of the packed queries and keys, from 0 to their number.
+    """Cumulative sequence lengths of the packed queries and of the packed keys, starting with 0.
 
-    With lengths, a row is two sequences: all its queries with its real keys, and no queries with the padding. So the
-    number of sequences is known without waiting for the GPU. With documents it is not, unless the mask has their
-    starts.
+    With lengths, each row becomes two sequences: all queries with the real keys, and no queries with the padding. So
+    the number of sequences is known without waiting for the GPU. With documents, only `document_starts` avoids waiting.
     """
     if mask.document_starts is not None:
         return mask.document_starts, mask.document_starts
@@ -88,6 +87,6 @@ def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: t
 
 @functools.lru_cache(maxsize=4)
 def _known_segments(mask: AttentionMask, *sizes: Any) -> tuple[Tensor, Tensor]:
-    """`_segments`, once for all layers of a step, which share the mask's tensors: they are compared by identity."""
+    """`_segments`, cached for all layers of a step: they share the mask's tensors, which are compared by identity."""
     with torch.inference_mode(False), torch.no_grad():  # see `flex._make_block_mask`
         return _segments(mask, *sizes)

@@ -16,8 +16,8 @@ from tinyformer.nn.score import Scoring
 # The smallest head size of the CUDA kernel.
 FLEX_MIN_HEAD_DIM = 16
 
-# Rows of queries that torch's kernel for decoding holds. For fewer than as many tokens torch chooses that kernel, which
-# takes all heads of a group together, and then finds no choice if these are too many (torch 2.11 to 2.13).
+# Rows of queries that fit torch's kernel for decoding. Torch chooses this kernel for fewer tokens than that, but the
+# kernel puts all heads of a group in one block, and torch fails if these are more rows (torch 2.11 to 2.13).
 DECODING_ROWS = 128
 
 
@@ -60,7 +60,7 @@ def flex(
 
 
 def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
-    """The kinds of mask and of score modifications, which determine the code of the kernel."""
+    """A key with the properties of mask and scoring that determine the code of the compiled kernel."""
     functions = tuple(getattr(mod.function, "__qualname__", type(mod.function)) for mod in scoring.mods)
     pattern = None if mask.allowed is None else tuple(size > 1 for size in mask.allowed.shape[:2])
     return mask.span, mask.lengths is None, mask.documents is None, pattern, functions, scoring.sink is None
@@ -70,8 +70,8 @@ def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
 def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
     """FlexAttention compiled for one structure.
 
-    Torch compiles a function anew for each structure, and after a few times runs it unfused, with the scores of all
-    pairs in memory. It counts by code object, so each structure gets its own; `fullgraph` makes the limit an error.
+    Torch recompiles a function for each structure, and after a few times runs it unfused, with the scores of all pairs
+    in memory. It counts by code object, so each structure gets a code object; `fullgraph` makes the limit an error.
     """
 
     def attend(*args: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
 
 
 def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
-    """The mask in FlexAttention's form, by blocks that are skipped, full or partly masked; None if it hides nothing."""
+    """FlexAttention's block mask, in which a block is skipped, full or partly masked; None if the mask hides no key."""
     has_tensors = any(part is not None for part in (mask.lengths, mask.documents, mask.allowed))
     return (_block_mask_of_batch if has_tensors else _block_mask_of_shape)(mask, q_seq, k_seq, device)
 
@@ -101,7 +101,7 @@ def _make_block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.
     # Torch counts the arguments, which a type checker's wrapper would hide; a lambda is not wrapped.
     mask_mod: MaskMod = lambda batch, head, q_idx, kv_idx: allows(batch, head, q_idx + first, kv_idx)  # noqa: E731
     rows, heads = (None if size == 1 else size for size in (mask.num_rows, mask.num_heads))
-    # It may be cached: one made in inference mode must serve training, too.
+    # The block mask is cached: if it is created in inference mode, it must work in training, too.
     with torch.inference_mode(False), torch.no_grad():
         return create_block_mask(mask_mod, rows, heads, q_seq, k_seq, device=str(device))
 

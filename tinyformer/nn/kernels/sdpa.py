@@ -68,9 +68,9 @@ def sdpa(
 
 
 def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
-    """Exclude cuDNN's kernel from masked calls, whose gradients are NaN at some lengths (pytorch/pytorch#196678).
+    """A context without cuDNN's kernel for masked calls: its gradients may be NaN (pytorch/pytorch#196678).
 
-    And from single queries, as of cached generation, for which it would make a plan at each new number of keys.
+    It also excludes cuDNN for single queries, as in cached generation: cuDNN makes a plan for each number of keys.
     """
     is_right = attn_mask is None and (q.shape[2] > 1 or not torch.backends.cuda.cudnn_sdp_enabled())
     return nullcontext() if q.device.type != "cuda" or is_right else sdpa_kernel(WITHOUT_CUDNN)
@@ -81,9 +81,9 @@ def _rounded_bias(
 ) -> Float[Tensor, "#batch #num_heads q_seq k_seq"]:
     """A bias in the dtype that a kernel takes, shifted so that its largest values are exact.
 
-    A softmax is invariant to a constant subtracted from a row, and lower precision is finest near zero: where a
-    query's nearest keys are padding, ALiBi's bias of the others is in the hundreds. On CPU the kernels take a bias in
-    fp32 with queries of lower precision, elsewhere in the queries' dtype.
+    A constant subtracted from a row does not change the softmax, and lower precision is finest near zero. Without the
+    shift, ALiBi's bias would be in the hundreds for queries whose nearest keys are padding. On CPU the kernels take a
+    bias in fp32 with queries of lower precision, elsewhere in the queries' dtype.
     """
     if dtype == bias.dtype:
         return bias
@@ -103,8 +103,8 @@ def _with_sink(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Prepend a key that no mask hides, whose score is the head's sink logit and whose value is zero.
 
-    One more dimension gives that score: it is sink / scale in the queries, 1 in the new key and 0 in the others. So
-    every kernel that computes dot products computes sinks, gradient included.
+    An extra dimension gives this score: it is sink / scale in the queries, 1 in the new key and 0 in the other keys. So
+    every kernel that computes dot products can compute sinks and their gradients.
     """
     assert scoring.sink is not None
     logits = (scoring.sink.to(q.dtype) / scoring.scale).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
@@ -113,12 +113,12 @@ def _with_sink(
     k = torch.cat([sink_key.expand(*k.shape[:2], 1, -1), F.pad(k, (0, HEAD_DIM_STEP))], dim=2)
     v = F.pad(v, (0, 0, 1, 0))
     if is_causal:
-        q = F.pad(q, (0, 0, 1, 0))  # keeps the diagonal; this row of the output is dropped
+        q = F.pad(q, (0, 0, 1, 0))  # an extra query keeps the diagonal; its output is dropped
     allowed = None if allowed is None else F.pad(allowed, (1, 0), value=True)
     bias = None if bias is None else F.pad(bias, (1, 0))
     return q, k, v, allowed, bias
 
 
 def widened(x: Float[Tensor, "*sizes head_dim"], width: int) -> Float[Tensor, "*sizes width"]:
-    """Heads padded with zeros to a width; those that are as wide are left as they are: torch would copy them."""
+    """Pad the last dimension with zeros to `width`; if it is wide enough, return `x` itself, without a copy."""
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
