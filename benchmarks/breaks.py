@@ -566,7 +566,7 @@ BREAKS = (
     # programs of their own
     Break(
         "a_wrong_eager_excuses_the_others",
-        "programs/doctor/exactness.py",
+        "programs/doctor/cells.py",
         "allowed = min(CEILING[dtype], max(FLOOR[dtype], FACTOR * (yardstick or 0.0)))",
         "allowed = max(FLOOR[dtype], FACTOR * (yardstick or 0.0))",
         ("tests/programs/test_doctor.py", "-k", "errors_of_eager"),

@@ -13,7 +13,8 @@ from tinyformer.errors import ArgumentError
 from tinyformer.nn import BACKENDS, ALiBi, AttentionMask, Scoring, attention_weights, resolve_backend
 from tinyformer.nn.kernels.eager import eager
 from tinyformer.nn.maps import KernelObserver
-from tinyformer.programs.doctor.exactness import DTYPES, MASKS, Cell, Problem, Shape, check_exactness, factory_of
+from tinyformer.programs.doctor.cells import Cell, check_exactness
+from tinyformer.programs.doctor.exactness import DTYPES, MASKS, Problem, Shape, factory_of
 
 FUSED = ON_CPU[1:]
 NIGHTLY = pytest.mark.nightly

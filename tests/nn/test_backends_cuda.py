@@ -9,7 +9,8 @@ from nn.variants import NAMES, able, documents, prepared, small
 from tinyformer.nn import AttentionMask, KernelRequirements, Scoring, select_backend
 from tinyformer.nn.kernels.choose import features_of
 from tinyformer.nn.maps import KernelObserver
-from tinyformer.programs.doctor.exactness import DTYPES, MASKS, Cell, Problem, Shape, check_exactness, factory_of
+from tinyformer.programs.doctor.cells import Cell, check_exactness
+from tinyformer.programs.doctor.exactness import DTYPES, MASKS, Problem, Shape, factory_of
 
 pytestmark = [
     pytest.mark.gpu,

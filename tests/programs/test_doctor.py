@@ -8,7 +8,8 @@ import torch
 
 from tinyformer.nn import BACKENDS
 from tinyformer.nn.kernels.eager import eager
-from tinyformer.programs.doctor.exactness import Errors, _excess
+from tinyformer.programs.doctor.cells import _excess
+from tinyformer.programs.doctor.exactness import Errors
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Test the exactness of every attention variant with every backend on this machine.
 
-`variants` lists the tested variants; `exactness` makes their modules and masks, measures each cell and compares it with
-the documented table.
+`variants` lists the tested variants; `exactness` makes their modules and masks and measures the error of a backend;
+`cells` compares backends, kernels and errors with the documented table.
 
 Exit code: 0 if all backends do what the documented table says, 1 if one does not, 2 for a mistake on the command line.
 """
@@ -22,7 +22,7 @@ from tinyformer.files import finite
 from tinyformer.programs.doctor.variants import BACKEND_NAMES, DTYPE_NAMES, MASK_NAMES, VARIANTS
 
 if TYPE_CHECKING:
-    from tinyformer.programs.doctor.exactness import Cell
+    from tinyformer.programs.doctor.cells import Cell
 
 KERNELS = {
     "flash": ("F", "flash"),
@@ -55,7 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     # These import torch, which takes seconds; --help does not wait for it.
     import torch
 
-    from tinyformer.programs.doctor.exactness import describe_machine, examine, one_thread, quiet
+    from tinyformer.programs.doctor.cells import examine
+    from tinyformer.programs.doctor.exactness import describe_machine, one_thread, quiet
 
     started = time.perf_counter()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))

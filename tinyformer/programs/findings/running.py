@@ -36,7 +36,8 @@ from tinyformer.hardware import Pass, median_seconds, peak_bytes
 from tinyformer.model.loading import train
 from tinyformer.nn import Attention, AttentionMask, Cache, Encoder, FeedForward, LayerNorm, PreNormBlock
 from tinyformer.programs.card import make_card
-from tinyformer.programs.doctor.exactness import describe_machine, examine, one_thread, quiet
+from tinyformer.programs.doctor.cells import examine
+from tinyformer.programs.doctor.exactness import describe_machine, one_thread, quiet
 from tinyformer.programs.findings.files import CONFIG_NAMES, QUIET, Finding
 from tinyformer.programs.findings.records import ENDED, PlannedRun, contents_of, digest_of, read_results
 from tinyformer.programs.findings.verdicts import in_force, now, versions_of
