@@ -142,7 +142,7 @@ def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_no
     assert [edge for edge in edges if edges[edge]] == [*circuit, ("layer 1 head 2", "logits", "")]
     assert found.lines["  heads"] == "layer 0 head 1, layer 1 head 2"
     assert found.lines["circuit"].startswith("3 of 75 edges keep ")
-    assert found.lines["attribution"].endswith("negative, it supports the answer; positive, it opposes it")
+    assert found.lines["attribution"].endswith("negative if it supports the answer, positive if it opposes it")
     kept = {edge: graph.all.clone() for edge in edges if edges[edge]}
     for at, edge in zip(graph.all.nonzero().tolist(), edges, strict=True):
         kept.get(edge, graph.all.clone())[*at] = False  # of the circuit, all edges but one
