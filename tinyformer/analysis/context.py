@@ -97,7 +97,7 @@ class AnalysisContext:
 
     @property
     def address_columns(self) -> list[str]:
-        """Columns of a table that distinguish layers: `layer`, after `kind` where attention has several."""
+        """Columns of a table that distinguish layers: `layer`; in an encoder–decoder, `kind` and `layer`."""
         return ["kind", "layer"][-len(self.network.stacks()) :]
 
     @property

@@ -84,7 +84,7 @@ class DataModule(lightning.LightningDataModule):
 
     @property
     def scored_whole(self) -> bool:
-        """Return True if a checkpoint of other data is scored on all these data: they have no validation split."""
+        """Return True if a checkpoint of other data is scored on the split "all", for lack of a validation split."""
         return False
 
     def setup(self, stage: str) -> None:

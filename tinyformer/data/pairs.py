@@ -85,7 +85,7 @@ class SpecialTokens:
                 raise ArgumentError(name, number, f"must be below {vocab_size}, the size of the vocabulary")
 
     def around(self, tokenizer: TextTokenizer | None) -> PairTokens:
-        """The `PairTokens` of a model; the tokenizer's post-processor, if it is used, sets the tokens around a text."""
+        """The `PairTokens` of a model; if the tokenizer uses a post-processor, this sets the tokens around a text."""
         eos = tokenizer.eos_id if self.eos is None and tokenizer is not None else self.eos
         if eos is None:
             raise ArgumentError("eos", None, "must be given, since there is no tokenizer", {"eos": 0})
@@ -125,7 +125,7 @@ class PairSplit(Split):
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that a model processes in one pass over the pairs, in sources and targets."""
+        """Number of tokens that the measured speed counts: those of the sources and of the targets."""
         return int(self.lengths.sum())
 
     def first(self, number: int) -> "PairSplit":
@@ -248,7 +248,7 @@ class PairFormat(RowFormat):
     def lengths(self, split: PairSplit) -> Int64[np.ndarray, " pairs"]:
         """A sort key of each pair: the length of the longer of source and target, then of the shorter.
 
-        With this key, 8 % of the tokens in batches of Spanish and English verses are padding; with the target's, 17 %.
+        In batches of Spanish and English verses, 8 % of the tokens are padding; with the target's length as key, 17 %.
         """
         longer, shorter = split.lengths.max(axis=1), split.lengths.min(axis=1)
         return longer * (int(longer.max(initial=0)) + 1) + shorter

@@ -194,7 +194,7 @@ def token_spans(
 def _with_offsets(
     tokenizer: TextTokenizer, contexts: Sequence[str], is_needed: Sequence[bool]
 ) -> Iterator[tuple[int, Int64[np.ndarray, "tokens 2"]]]:
-    """The index of each needed row, with the character offsets of its context's tokens; no context is encoded twice."""
+    """For each needed row, its index and the character offsets of its context's tokens, each context encoded once."""
     rows_of: dict[str, list[int]] = {}
     for row, context in enumerate(contexts):
         if is_needed[row]:
@@ -287,7 +287,7 @@ class QuestionFormat(RowFormat):
         return split.sizes
 
     def judged(self, split: QuestionSplit, rows: Rows) -> Int64[np.ndarray, " judged"]:
-        """The windows that contain the answer, and all windows of unanswerable questions; if none exist, all windows.
+        """The windows that contain the answer, and all windows of unanswerable questions; if there are none, all.
 
         The other windows of a long context, often most of its windows, have no answer that a model could find.
         """

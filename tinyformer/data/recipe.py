@@ -156,7 +156,7 @@ class Recipe:
         return tokenizer.with_mask() if self.row_format.needs_mask else tokenizer
 
     def _max_characters(self) -> int | None:
-        """Upper bound on the characters for `max_tokens` training tokens and the held-out text; None: no bound."""
+        """The most characters to load, for `max_tokens` training tokens and the held-out text; None: no bound."""
         if self.row_format.max_tokens is None:
             return None
         training_share = 1 - self.validation_fraction - self.test_fraction

@@ -49,13 +49,13 @@ class RowFormat(ABC):
         self.seq_len, self.max_examples = seq_len, max_examples
 
     def key(self, source: Source) -> list[Any]:
-        """The values that determine the tokens in addition to the source and its division, serialisable as JSON."""
+        """The values that, with the source and its division into splits, determine the tokens; serialisable as JSON."""
         return [type(self).__name__, self.max_examples, self.max_tokens]
 
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """Return the loaded splits that can be used (`whole`: to be joined as one), and JSON facts about them."""
+        """Return the loaded splits that can be used, and JSON facts about them; with `whole`, they are joined later."""
         return splits, {}
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
@@ -140,7 +140,7 @@ class WindowFormat(RowFormat):
         return filter(None, iterate_texts(rows))  # the two texts of a pair become one text of two lines
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write which tokens continue a word, if tokens are masked and do not show the word boundaries themselves."""
+        """Write which tokens continue a word: for masked models, if the tokens do not show the boundaries of words."""
         if self.needs_mask and not tokenizer.shows_words:
             parts = batches_of(self.texts(rows), 2**20)
             np.save(folder / f"{name}.continues.npy", np.concatenate([*map(tokenizer.continuations, parts)]))

@@ -119,8 +119,8 @@ def hold_out(
     twentieth of a split stays in training if enough groups are smaller. If the groups are too large to fill the splits,
     the largest groups are divided in up to three steps: runs of words in more than a hundredth of the documents are
     ignored; then only the first compared column is used; then only equal documents are a group. If single documents
-    are too large, a split has one document, or a few with at least half of the requested size. A single document is cut
-    by position into train, validation and test, in this order.
+    are too large, a split gets whole documents until it has at least half of the requested size. A single document is
+    cut by position into train, validation and test, in this order.
 
     Args:
         splits: the source's splits, including "train".
@@ -184,7 +184,7 @@ def _divide(
     fractions: Sequence[Fraction],
     generator: np.random.Generator,
 ) -> tuple[Int[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """For each of `rows`, 0 (train) or 1 + the index of its fraction; and whether its group of copies was divided."""
+    """For each of `rows`, 0 (train) or 1 + the index of its fraction; and True if its group of copies was divided."""
     asked = np.array([float(int(sizes.sum()) * fraction) for fraction in fractions])
     whole, documents = (_numbered(level()[rows]) for level in (levels[0], levels[-1]))
     groups = whole
@@ -214,7 +214,7 @@ def _numbered(values: np.ndarray) -> Groups:
 
 
 def _can_fill(asked: Float[np.ndarray, " splits"], groups: Groups, sizes: Groups, share: float = 1) -> bool:
-    """Return True if groups of at most `share` of each split hold twice the requested size, or everything."""
+    """Return True if groups of at most `share` of each split have twice the requested size, or are all text."""
     totals = np.bincount(groups, sizes)
     return bool(totals[totals <= asked.min() * share].sum() >= min(2 * asked.sum(), sizes.sum()) > 0)
 

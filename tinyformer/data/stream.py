@@ -81,7 +81,7 @@ class Split(ABC):
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that a model processes in one pass over the split."""
+        """Number of tokens that the measured speed counts; in a `TokenSplit`, all targets, scored or not."""
         return self.num_tokens
 
 
@@ -140,7 +140,7 @@ def write_rows(folder: Path, name: str, rows: datasets.Dataset) -> None:
 
 
 def open_split(folder: Path, name: str, tokenizer: TextTokenizer, counts: dict[str, Any]) -> TokenSplit:
-    """Load the split that `write_split` wrote, with `continues` if that file was written."""
+    """Load the split that `write_split` wrote; `continues` is None if its file was not written."""
     ids, offsets = np.load(folder / f"{name}.npy", mmap_mode="r"), np.load(folder / f"{name}.offsets.npy")
     words = folder / f"{name}.continues.npy"
     continues = np.load(words, mmap_mode="r") if words.exists() else None

@@ -1,4 +1,4 @@
-"""One pass over a split, which records some of its events: each query with its strongest key is an event."""
+"""One pass over a split, which records a part of its events; an event is a query with its strongest key."""
 
 import math
 from collections import defaultdict
@@ -41,10 +41,10 @@ VECTORS = ("queries", "keys", "outputs")
 
 
 class SplitEvents:
-    """One pass over a split: the `LayerEvents` of each layer, and for each kind of attention a sample of queries.
+    """One pass over a split, which fills the `LayerEvents` of each layer and samples queries of each kind of attention.
 
-    The sampled queries are the same for all heads, and are kept with the vectors of `LayerEvents.end`. A forward pass
-    stops after the last layer's heads.
+    The sampled queries are the same for all heads; with them are kept the vectors that `LayerEvents.end` returns. A
+    forward pass stops after the last layer's heads.
     """
 
     def __init__(self, context: AnalysisContext, seed: int) -> None:
@@ -72,7 +72,7 @@ class SplitEvents:
                 self.num_rows += len(batch["inputs"])
 
     def _choose(self, seed: int) -> dict[str, tuple[Tensor, Tensor, Entries]]:
-        """By kind of attention, the rows and positions of queries that may enter the sample, and their entries."""
+        """For each kind of attention, the rows, positions and entries of the queries that may enter the sample."""
         chosen = dict[str, tuple[Tensor, Tensor, Entries]]()
         for kind, kept in self.points.items():
             of = self._places[kind]
@@ -142,7 +142,7 @@ class LayerEvents:
         self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
     def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> AttentionInputs:
-        """Add the weights of a batch to the tally, and return the call with them; `shared` is a cache of all layers."""
+        """Add the weights of a batch to the tally and to the returned call; `shared` is a cache for all layers."""
         (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
         norms = (values @ self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
@@ -177,10 +177,10 @@ class LayerEvents:
     def end(
         self, joined: Float[Tensor, "batch seq joined"], places: Places, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep events, given the heads' joined outputs, the input of the output projection.
+        """Keep events; `joined` are the outputs of the heads, before the output projection.
 
-        Return the query, key and output vectors at some rows and positions. The key is that of the same position; in
-        cross-attention, it is the strongest key.
+        Return the query, key and output vectors at some rows and positions. The key vector is that of the same position
+        or, in cross-attention, of the strongest key.
         """
         outputs = joined.unflatten(-1, (self.layer.num_heads, -1)).transpose(1, 2).float()
         maps, norms, strengths, n = self._maps, self._norms, self._strengths, self.layer.num_softmaxes
@@ -203,7 +203,7 @@ class LayerEvents:
         return self._qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
     def _weights(self, call: AttentionInputs, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
-        """The attention weights of all queries, or of queries that end at the position of the last key."""
+        """The attention weights of a slice of queries to a slice of keys; causal slices end at the same position."""
         (q, k, v), mask = call.qkv, call.mask
         if (allowed := mask.allowed) is not None:
             parts = zip((queries, keys), allowed.shape[2:], strict=True)
@@ -226,7 +226,7 @@ class LayerEvents:
         return {name: of_maps.masked_fill(ablated, math.nan).tolist() for name, of_maps in found.items()}
 
     def _factors(self, outputs: HeadOutputs) -> Float[Tensor, "batch maps q_seq"]:
-        """The factor between each head's output and its weighted values; an error if there is no such factor."""
+        """The factor that turns each head's weighted values into its output; an error is raised if there is none."""
         self._is_checked, signs, maps = True, self._signs.view(-1, 1, 1), self._maps
         mixed = (maps.unflatten(1, (self.layer.num_heads, -1)) * signs).sum(dim=2) @ self._values
         factors = (mixed * outputs).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(maps.dtype).tiny)
@@ -246,7 +246,7 @@ class LayerEvents:
         outputs: HeadOutputs,
         places: Places,
     ) -> None:
-        """Offer the events that may be among the strongest or in the sample."""
+        """Offer to `strongest` and `sampled` the events that they may keep."""
         batch, num_maps, q_seq = strengths.shape
         numbers, positions = (torch.arange(size, device=maps.device) for size in (num_maps, q_seq))
         random = priorities(self.seed, places.rows.view(-1, 1, 1), positions, numbers.view(-1, 1)).double()

@@ -26,7 +26,7 @@ COLUMNS += [f"promoted_{number}" for number in range(1, NUM_PROMOTED + 1)]
 def events_of(events: LayerEvents) -> list[Entries]:
     """The events of each map: group 0 has the strongest, groups 1 to 10 random events from each decile of strengths.
 
-    All events in one bin of strengths are in the decile of its middle event.
+    All events in one bin of strengths are in the decile of the bin's middle event.
     """
     strongest, sampled, counts = events.strongest.kept(), events.sampled.kept(), events.counts
     middles = (counts.cumsum(dim=1) - counts / 2) / counts.sum(dim=1, keepdim=True).clamp(min=1)

@@ -60,13 +60,13 @@ class Side(NamedTuple):
         return cls(tokens, *(torch.searchsorted(documents, documents, right=right) for right in (False, True)))
 
     def stretch(self, rows: Tensor, positions: Tensor, centre: Tensor) -> Int[Tensor, "events 2"]:
-        """The first position and the end of at most `STRETCH` tokens around a centre, in a position's document."""
+        """The first position and the end of at most `STRETCH` tokens around a centre, within the document."""
         begins, ends = self.begins[rows, positions], self.ends[rows, positions]
         first = (centre - STRETCH // 2).minimum(ends - STRETCH).maximum(begins)
         return torch.stack([first, (first + STRETCH).minimum(ends)], dim=1)
 
     def positions(self, stretch: Int[Tensor, "events 2"]) -> Int[Tensor, "events stretch"]:
-        """The positions of a stretch, and further positions up to a length of `STRETCH`."""
+        """The positions of a stretch; a shorter stretch is extended to `STRETCH` positions."""
         steps = torch.arange(STRETCH, device=stretch.device)
         return (stretch[:, :1] + steps).clamp(max=self.tokens.shape[1] - 1)
 
@@ -85,7 +85,7 @@ class Places:
 
     @cached_property
     def key_classes(self) -> Float[Tensor, "3 batch k_seq"]:
-        """1 where a key is the first of its document, punctuation, or the first of a line."""
+        """1 where a key is in a class: the first token of its document, punctuation, the first token of a line."""
         tokens, begins, _ = self.keys
         is_first = begins == torch.arange(tokens.shape[1], device=tokens.device)
         starts_line = is_first | self.vocabulary.ends_line[tokens].roll(1, dims=1)
@@ -93,14 +93,14 @@ class Places:
 
     @cached_property
     def is_same(self) -> Float[Tensor, "batch q_seq k_seq"]:
-        """1 where a key is another occurrence of the query's token; in cross-attention, any occurrence."""
+        """1 where a key is the query's token at another position; in cross-attention, at any position."""
         same = (self.queries.tokens.unsqueeze(2) == self.keys.tokens.unsqueeze(1)).float()
         return same if self.is_cross else same - torch.eye(same.shape[1], device=same.device)
 
     def entries(self, rows: Tensor, queries: Tensor, keys: Tensor) -> Entries:
-        """The text around some queries and a key of each, at most `STRETCH` tokens of the document.
+        """The text around each of some queries and its key, at most `STRETCH` tokens of the document.
 
-        If both are in one sequence, it is the text around both, or around the query if the key is too far away.
+        If query and key are in one sequence, the text is around both, or around the query if the key is too far away.
         """
         centre = ((queries + keys) // 2).where((queries - keys).abs() < STRETCH, queries)
         of_queries = of_keys = self.queries.stretch(rows, queries, queries if self.is_cross else centre)
@@ -116,7 +116,7 @@ class Places:
 
 
 def places_by_kind(batch: Batch, first_row: int, vocabulary: Vocabulary) -> dict[str, Places]:
-    """The places of a batch by kind of attention; `first_row` is the number of rows before it."""
+    """The places of a batch by kind of attention; `first_row` is the number of rows in earlier batches."""
     inputs, are_queries, documents = batch["inputs"], queries_by_kind(batch), batch.get("documents")
     rows = batch.get("rows", first_row + torch.arange(len(inputs), device=inputs.device))
     own = Side.of(inputs, [*are_queries.values()][-1].sum(dim=1), documents)
@@ -130,9 +130,9 @@ def places_by_kind(batch: Batch, first_row: int, vocabulary: Vocabulary) -> dict
 
 
 def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:
-    """A random number from 0 to 2³² - 1 for each tuple of indices, which does not depend on the batch.
+    """For each tuple of indices, a random number from 0 to 2³² - 1 that does not depend on the batch.
 
-    The indices are mixed in one after another by a hash of 32 bits (Wellons 2018, "Prospecting for hash functions").
+    A 32-bit hash mixes in one index after another (Wellons 2018, "Prospecting for hash functions").
     """
     mixed = torch.as_tensor(seed)
     for index in indices:
@@ -146,8 +146,8 @@ def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:
 class Smallest:
     """The entries with the smallest scores in each group; of entries with equal scores, the first.
 
-    With random scores, they are a uniform sample of each group without replacement (Cohen & Kaplan 2007, "Summarizing
-    data using bottom-k sketches"). An entry whose score is not below the `limits` of its group need not be offered.
+    With random scores, the entries are a uniform sample of each group without replacement (Cohen & Kaplan 2007,
+    "Summarizing data using bottom-k sketches"). `offer` needs only entries with scores below their group's `limits`.
     """
 
     def __init__(self, num_groups: int, size: int, device: torch.device) -> None:
@@ -185,7 +185,7 @@ def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
 def of_queries(
     weights: Float[Tensor, "batch maps rows k_seq"], num_visible: Tensor, is_cross: bool
 ) -> Float[Tensor, "measures batch maps rows"]:
-    """The measures of each query, where the last rows are the last positions; nan if a measure is not defined."""
+    """The measures of each query, or nan if it is not defined; the last query is at the position of the last key."""
     entropies = formulas.entropy.of_queries(weights)
     values = [entropies, formulas.entropy_share.of_queries(weights, num_visible, entropies)]
     others = (formulas.distance, formulas.first_token, formulas.previous_token, formulas.self_attention, formulas.near)
@@ -193,7 +193,7 @@ def of_queries(
 
 
 def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*maps offsets"]:
-    """Sums over pairs of a query and a key by the key's offset, from 1 - q_seq to k_seq - 1."""
+    """Sums over the pairs of query and key with the same offset, key minus query, from 1 - q_seq to k_seq - 1."""
     q_seq, k_seq = values.shape[-2:]
     # Each row gets q_seq zeros at its end; viewed as rows of one entry less, it is shifted against the row before.
     flat = F.pad(values.flip(-1), (0, q_seq)).flatten(-2)[..., :-q_seq]
@@ -203,9 +203,9 @@ def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*map
 def visible_keys(
     mask: AttentionMask, places: Places
 ) -> tuple[Float[Tensor, "batch #maps q_seq"], Float[Tensor, "5 #maps offsets"]]:
-    """The number of keys that each query sees; and the number of such pairs by offset, in total and by class of key.
+    """The number of keys that each query sees; and by offset, the number of pairs of a query and a key that it sees.
 
-    The last class is left out. Padding sees no key.
+    Pairs are counted in total, and by class of key except `previous`. Padding sees no key.
     """
     queries, k_seq = places.is_query[:, None, :, None], places.keys.tokens.shape[1]
     allowed = mask.dense(queries.shape[2], k_seq, queries.device)
@@ -246,7 +246,7 @@ class Tally:
         self._visible[..., offsets] += visible
 
     def shares(self) -> Float[Tensor, "classes maps 2"]:
-        """The share of each class, and the share of fixed offsets; nan for the previous token in cross-attention."""
+        """The share of each class, and that of fixed offsets; in cross-attention, the class `previous` has nan."""
         expected = (self._by_offset * self._visible[1:] / self._visible[:1].clamp(min=1)).sum(dim=-1)
         previous = self._by_offset[None, :, [self.max_seq_len - 2] * 2] * (1 if len(self.histograms) > 2 else torch.nan)
         return torch.cat([torch.stack([self.on_class, expected], dim=-1), previous]) / self.num_queries

@@ -187,7 +187,7 @@ class LogitAttribution:
     def __post_init__(self) -> None:
         for name in ("target", "answer", "against"):
             if self.text is None and (value := getattr(self, name)) is not None:
-                raise ArgumentError(name, value, "needs `text`, the prompt that it belongs to", {name: None})
+                raise ArgumentError(name, value, "needs `text`, the prompt for which it is meant", {name: None})
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)

@@ -96,7 +96,7 @@ class EdgeGraph:
         self.readings[point] = slice(first, len(self.receivers)), stream, compute
 
     def case(self, pairs: Pairs) -> Case:
-        """The `Case` of some pairs, on which `run` depends."""
+        """The input of `run` for some pairs: clean prompts, their embeddings, and activations of the corrupted run."""
         streams = {stream for _, stream, _ in self.readings.values()}
         _, clean = pairs.clean.run(self.context, capture=["embedding"])
         _, corrupted = pairs.corrupted.run(self.context, capture=[*streams, *self.factors])
@@ -174,7 +174,7 @@ def _require_readable(block: Any) -> None:
 
 
 def _project(block: Any, part: str, vectors: Vectors) -> Float[Tensor, "batch heads seq dim"]:
-    """The queries ("q"), keys ("k") or values ("v") of each head, computed from its own input."""
+    """The queries ("q"), keys ("k") or values ("v") of heads; `vectors` has a separate input for each head."""
     qkv = block.attention.project(block.attention_norm(vectors.flatten(0, 1)))
     of_all = getattr(qkv, part).unflatten(0, vectors.shape[:2]).unflatten(2, (len(vectors), -1))
     return of_all.diagonal(dim1=0, dim2=2).movedim(-1, 1).flatten(1, 2)
@@ -235,7 +235,7 @@ class EdgeAttribution(PairAnalysis):
         return result
 
     def _halves(self, groups: Sequence[Pairs]) -> list[list[Pairs]]:
-        """The batches of pairs on which edges are chosen, and on which they are measured; a single pair is in both."""
+        """The batches of pairs for choosing edges, and the batches for measuring them; a single pair is in both."""
         sizes = [len(pairs.clean.answers) for pairs in groups]
         numbers = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(self.seed)).split(sizes)
         halves: tuple[list[Pairs], list[Pairs]] = [], []
@@ -246,7 +246,7 @@ class EdgeAttribution(PairAnalysis):
         return [half or halves[0] for half in halves]
 
     def _smallest(self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges) -> int:
-        """The smallest number of edges that keeps the share, by bisection below the first of `sizes` that keeps it."""
+        """The smallest number of edges that keeps the share: the first of `sizes` that does, lowered by bisection."""
         enough, below = len(ranked), 0
         while enough - below > 1:
             size = next((size for size in graph.sizes if below < size < enough), (below + enough) // 2)

@@ -40,7 +40,7 @@ def learned_gates(
 ) -> Float[Tensor, " heads"]:
     """The logits z that minimise L(σ(z)) - pressure · Σ z, by Adam with `logits` as initial values.
 
-    L is the loss with gates σ(z), in nats per target; `counts` are the weights of the windows in it.
+    L is the loss with gates σ(z), in nats per target; `counts` are the weights of the windows in L.
     """
     logits = logits.clone().requires_grad_()
     optimizer = torch.optim.Adam([logits], LEARNING_RATE)
@@ -76,8 +76,8 @@ class HeadGating:
     - Each fit starts from random gates, first learns them with λ = 0, and uses its own bootstrap resample of the first,
       third, … window. A head whose role differs between fits is `varying`: its role depends on the other heads that are
       kept, or its effect is close to the margin.
-    - On the other windows, the loss is measured with only the heads that g⁺ keeps (`harmless`), or g⁻ (`needed`), by
-      these thresholds, and so are the ablation and importance of each head. The control is the untrained network.
+    - On the other windows, the loss is measured with only the heads with g⁺ ≥ 1/2 (`harmless`), and with only those
+      with g⁻ ≥ 0.1 (`needed`). Ablation and importance use these windows, too. The control is the untrained network.
 
     Args:
         margin: 4 λ, in nats per target. If L is linear in a gate, a head with a smaller effect is irrelevant, since

@@ -64,7 +64,7 @@ class LogitLens:
     The method is that of nostalgebraist 2020, "interpreting GPT: the logit lens", applied to the decoder of an
     encoder–decoder. The last depth is the model's output. The readout was not trained for earlier depths: information
     that the lens does not show may be in other directions, and information that it shows need not be used. The control
-    is the untrained network, whose stream hardly changes by depth, so that its lens agrees with its output, too.
+    is the untrained network. Its stream hardly changes by depth, so its predictions are nearly the same at all depths.
 
     Args:
         text: the text; a pair of texts for a classifier of pairs; the source of an encoder–decoder. By default, the
@@ -116,7 +116,7 @@ def streams_of(context: AnalysisContext, row: Batch) -> list[Stream]:
 
 
 def log_probs(network: Network, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "places scores"]:
-    """The log-probabilities of a row's residual stream after the final norm and the readout, by token or for all."""
+    """The log-probabilities of a row's residual stream after final norm and readout; a classifier has one row."""
     x = network.stacks()[-1].final_norm(x.unsqueeze(0).to(next(network.parameters()).dtype))
     return network.readout(x, mask).flatten(0, -2).float().log_softmax(dim=-1)
 
@@ -180,7 +180,7 @@ def cells_of(context: AnalysisContext, row: Batch, lens: Lens) -> list[list[Cell
 
 
 def fit_lens(context: AnalysisContext, rows: Sequence[Batch]) -> Lens:
-    """The tuned lens, fitted on the targets of some rows, see `fit_translator`; the output is mapped to itself."""
+    """The tuned lens, see `fit_translator`, fitted on the targets of some rows; its last map is the identity."""
     of_rows = [[x[targets_of(row) != IGNORED] for x in streams_of(context, row)] for row in rows]
     *streams, output = (torch.cat(of_depth) for of_depth in zip(*of_rows, strict=True))
     return [*(fit_translator(x, output, partial(log_probs, context.network)) for x in streams), nn.Identity()]
@@ -274,7 +274,7 @@ def _picture(cells: Sequence[Sequence[Cell]], name: str, what: str) -> Picture:
 
 
 def _at_place(context: AnalysisContext, row: Batch, cells: Sequence[Sequence[Cell]], name: str) -> dict[str, str]:
-    """The predictions at the masked token, or else at the last token, by depth, as lines of the summary."""
+    """The predictions by depth at the masked token (if there is none, the last token), as lines of the summary."""
     ids, mask_id = row["inputs"][0].tolist(), context.tokenizer.mask_id
     at = ids.index(mask_id) if isinstance(context.task, MaskedLM) and mask_id in ids else -1
     last = cells[-1][at]

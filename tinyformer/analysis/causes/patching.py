@@ -62,7 +62,7 @@ def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequen
     scores, effects, num_rows = scores.detach(), Effects(), max(1, MAX_TOKENS // own.batch["inputs"].shape[1])
 
     def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
-        """The effect of each place alone on the scores; only places that differ need a forward pass."""
+        """The effect of each place alone on the scores: 0, without a forward pass, if both activations are equal."""
         patched = scores.unsqueeze(1).repeat(1, new.shape[1])
         differing = (at_own != new).flatten(2).any(dim=2).nonzero()
         for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
@@ -91,7 +91,7 @@ def patch_pairs(
 ) -> tuple[Float[Tensor, " pairs"], Effects]:
     """Clean minus corrupted scores, and how much of this difference each place restores and destroys.
 
-    Denoising restores, and noising destroys. Tokens are counted from the end, up to the length of the shortest group.
+    Denoising restores, noising destroys. Tokens are counted from the end, only as many as the shortest group has.
     """
     differences, effects = [], []
     for group in groups:
@@ -127,7 +127,7 @@ Shares: TypeAlias = Mapping[Place, Share]
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> Shares:
-    """The mean effects divided by the mean of `of` over the same pairs; all intervals hold simultaneously."""
+    """The mean effects as shares of the mean of `of` over the same pairs; all intervals hold simultaneously."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
     exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
     changes = simultaneous(exact, [none] * len(exact), num_resamples)
@@ -148,14 +148,14 @@ class ActivationPatching(PairAnalysis):
         restored = (patched - corrupted) / (clean - corrupted)    by denoising: whether an activation is enough
         destroyed = (clean - patched) / (clean - corrupted)       by noising: whether it is needed
 
-    (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv 2404.15255),
-    each a ratio of means over pairs. At each token, the residual stream and each sublayer's output are patched. For
-    each head, its output is patched at all tokens together, or recomputed with only its pattern, or only its values, of
-    the other prompt. Values that several heads share are patched for one head at a time.
+    (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv 2404.15255).
+    Each share is a ratio of means over pairs. At each token, the residual stream and each sublayer's output are
+    patched. For each head, its output is patched at all tokens together; or it is recomputed with only the pattern, or
+    only the values, of the other prompt. Values that several heads share are patched for one head at a time.
 
-    The printed lines name a head if the whole interval of its output is above `margin`. The control is the untrained
-    network, whose effects have the same unit. If clean and corrupted scores do not differ more than in the untrained
-    network, shares are not defined: effects are in logits, and no head is named.
+    The printed lines name a head if the interval of what its output restores, or of what it destroys, is wholly above
+    `margin`. The control is the untrained network, with effects in the same unit. If clean and corrupted scores do not
+    differ more than in the untrained network, effects are in logits instead of shares, and no head is named.
 
     Args:
         num_resamples: the number of bootstrap resamples of the pairs; for the pairs see `PairAnalysis`.
@@ -195,7 +195,7 @@ class ActivationPatching(PairAnalysis):
 
 @dataclass(frozen=True)
 class Patched:
-    """The measured effects of places; the methods add lines, tables and figures to a result."""
+    """The effects of patching each place; each method adds some of these effects to a result."""
 
     context: AnalysisContext
     groups: Sequence[Pairs]
@@ -206,7 +206,7 @@ class Patched:
     unit: str
 
     def add_tokens(self, found: AnalysisResult) -> None:
-        """Add the effects by token: lines for the largest of sublayers, and a table and a figure for each stack."""
+        """Add the effects by token: lines for the largest effects of sublayers, a table and a figure for each stack."""
         shares, labels = self.of_tokens, _labels(self.context, self.groups)
         sublayers = {place: share.most for place, share in shares.items() if place.point.endswith("output")}
         for place in largest(sublayers, NUM_PRINTED):
@@ -268,7 +268,7 @@ def _title(point: str) -> str:
 
 
 def _labels(context: AnalysisContext, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
-    """For each stack and index: the position, from the end if there are several groups, and the token or its role."""
+    """For each stack and token index, the position and the token, or the role of more than two different tokens."""
     keys = [side.keys(context, row) for of in groups for side in of[:2] for row in range(len(side.answers))]
     labels = {}
     for stack in keys[0]:

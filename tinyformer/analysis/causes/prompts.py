@@ -156,7 +156,7 @@ class PairAnalysis:
     needs_gradient = False  # of the run's backend: `exact_pass` uses the eager backend
 
     def pairs(self, context: AnalysisContext) -> list[Pairs]:
-        """The pair of two texts, the pairs of a file, or else `induction_pairs`, in groups of equal length."""
+        """The pair of two texts, the pairs of a file or, if neither is given, `induction_pairs`; grouped by length."""
         names = ("clean", "corrupted", "target", "answer", "against")
         if self.file is None and all(getattr(self, name) is None for name in names):
             return [induction_pairs(context, self.num_pairs, self.seed)]
@@ -169,7 +169,7 @@ class PairAnalysis:
     def result(
         self, context: AnalysisContext, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
     ) -> tuple[AnalysisResult, str, bool]:
-        """The result with clean minus corrupted scores, a sentence on them, and True if above untrained scores."""
+        """The result, a sentence on `trained`, and True if its mean is clearly above 0 and above `untrained`."""
         number, (own, control) = len(trained), map(compare, (trained, untrained))
         title = groups[0].clean.title(context) if number == 1 else f"{number} pairs"
         facts = {name: fact for name, fact in context.facts.items() if name != "data"}
@@ -209,7 +209,7 @@ class PairAnalysis:
 def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pairs:
     """Random tokens that begin to repeat: "… A B … C D … A" calls for B, the corrupted "… C B … A D … A" for D.
 
-    Both prompts contain both answers, at the same positions: only the tokens before them tell which answer is right.
+    Both prompts contain B and D at the same positions: only the tokens before B and D tell which of them is right.
     """
     if not isinstance(context.task, CausalLM):
         reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"

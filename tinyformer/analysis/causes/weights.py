@@ -55,7 +55,7 @@ class HeadWeights:
     of each untrained network. In an encoder–decoder, each stack's self-attention is analysed; OV needs linear logits.
 
     Args:
-        distances: distances of query and key in tokens, for rotary positions; others do not enter the circuits.
+        distances: distances of query and key in tokens, for rotary positions; no other positions enter the circuits.
         num_tokens: the number of largest, and of smallest, entries of each circuit in the table.
         num_untrained: the number of untrained networks, with the seeds that follow the model's own.
     """
@@ -163,7 +163,7 @@ class Chance(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The projections of the heads of a layer, with the norm before them and the scale of its branch folded in."""
+    """The projections of a layer's heads; its norms and the scale of its residual branch are folded in."""
 
     at: int  # in `AnalysisContext.layers`
     attention: BaseAttention
@@ -298,5 +298,5 @@ def folded(norm: nn.Module, weights: Tensor) -> Tensor:
 
 
 def centred(norm: nn.Module, weights: Tensor) -> Tensor:
-    """Weights with mean 0 over d_model where the norm subtracts the mean."""
+    """The weights, with mean 0 over d_model if the norm subtracts the mean."""
     return weights - weights.mean(dim=-1, keepdim=True) if isinstance(norm, LayerNorm) else weights

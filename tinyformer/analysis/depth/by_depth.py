@@ -94,14 +94,14 @@ def depth_table(context: AnalysisContext, measured: ByDepth, *columns: str) -> T
 
 
 def depth_scalar(model: Sequence[str], name: str) -> str:
-    """The name of a scalar of a model of `by_depth`: "analysis/encoder/trained_with_skips/…"."""
+    """The name of a scalar for one of the models in `by_depth`: "analysis/encoder/trained_with_skips/…"."""
     return "/".join(["analysis", *model, name]).replace(", ", "_").replace(" ", "_")
 
 
 def depth_charts(
     measured: ByDepth, charts: Mapping[str, tuple[str, str, str]], controls: ByDepth | None = None
 ) -> dict[str, Figure]:
-    """Charts over depth for each stack, one for each value, given their names, titles, y labels and y scales.
+    """For each stack, a chart over depth of each value; `charts` maps names to titles, y labels and y scales.
 
     `controls` are drawn in grey.
     """
@@ -125,9 +125,9 @@ def depth_charts(
 class AccuracyByDistance:
     """The accuracy of the next token by the distance from the input token to its last earlier occurrence.
 
-    On `data=recall`, the input token is a key, and the distance is that to its earlier key–value pair (Arora et al.
-    2023, arXiv 2312.04927). The control `copied` is the accuracy if the token after that occurrence is predicted: 1 on
-    recall; on a text, that of an induction head. Targets whose input is new are left out.
+    On `data=recall`, the input token is a key that occurs earlier in a key–value pair (Arora et al. 2023, arXiv
+    2312.04927). The control `copied` is the accuracy of copying the token after the last occurrence: 1 on recall; on a
+    text, the accuracy of an induction head. Targets whose input is new are left out.
     """
 
     width: int = 4  # tokens of distance that share a row of the table

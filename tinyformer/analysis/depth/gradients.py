@@ -51,7 +51,7 @@ class GradientFlow:
 
     The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
     respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and the norm for a
-    single target's loss, averaged over windows. The first is smaller if the gradients of different targets cancel.
+    single target's loss, averaged over windows. The norm of the mean loss is smaller if gradients of targets cancel.
     """
 
     num_windows: int = 32
@@ -74,7 +74,7 @@ class GradientFlow:
 
 
 def report_norms(found: AnalysisResult, context: AnalysisContext, norms: ByDepth) -> None:
-    """Add the gradient norms by depth, and their ratios to that at the last layer."""
+    """Add the gradient norms by depth, and the ratio of each to the norm at the last layer."""
     relative: ByDepth = {
         model: [(norm / values[-1][0] if values[-1][0] else math.nan,) for (norm,) in values]
         for model, values in norms.items()
@@ -220,7 +220,7 @@ def gradient_norms(context: AnalysisContext, network: Network) -> list[list[tupl
 
 
 def _ratio_in_words(ratio: float, num_layers: int) -> str:
-    """A sentence on the ratio of gradient norms, embeddings to last layer: it vanishes, explodes, or is kept."""
+    """The ratio of gradient norms, embeddings to last layer, in words: the gradient vanishes, explodes, or is kept."""
     if not ratio > 0:
         return "no ratio: a gradient norm is 0"
     word = "vanishes" if ratio < 1 / KEPT else "explodes" if ratio > KEPT else "is kept"

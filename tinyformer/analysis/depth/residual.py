@@ -81,7 +81,7 @@ def rank_by_depth(context: AnalysisContext, network: Network) -> list[list[tuple
 def linear_probe(
     x: Float[Tensor, "samples d_model"], labels: Int[Tensor, " samples"], is_fit: Bool[Tensor, " samples"]
 ) -> float:
-    """The accuracy of a linear probe on the samples that it is not fitted on, if their label occurs in the fit.
+    """The accuracy of a linear probe on the samples that it is not fitted on and whose labels occur in the fit.
 
     The probe is linear discriminant analysis (Fisher 1936), which predicts the label with the largest xᵀ Σ⁻¹ μ - μᵀ Σ⁻¹
     μ / 2 + ln π, where μ are the means of the labels, π their shares, and Σ the covariance within them: unlike logistic
@@ -110,8 +110,8 @@ def readings(
 ) -> list[list[tuple[float, ...]]]:
     """For each stack and depth, embeddings first, the accuracy of a `linear_probe` for tokens, and for positions.
 
-    Every other row of the sample, without padding, is used to fit the probes, the others to test them. `seen` maps a
-    residual stream to the probes' input: zeros give the share of the most frequent label, which is chance.
+    Rows 1, 3, … of the sample, without padding, fit the probes, and rows 2, 4, … test them. `seen` maps a residual
+    stream to the probes' input: zeros give the share of the most frequent label, which is chance.
     """
     samples: list[list[tuple[Tensor, ...]]] = [[] for _ in network.stacks()]  # stream, token, position, row of tokens
     num_rows = 0
@@ -189,7 +189,7 @@ class ResidualSurgery:
         )
 
     def _losses(self, context: AnalysisContext) -> tuple[Losses, dict[tuple[Any, ...], Change]]:
-        """The losses, and their change by stack, layer, residual connection, and the one of `PARTS` that is removed."""
+        """The losses, and the change of loss by stack, layer, residual connection and removed part, see `PARTS`."""
         base, changes = context.losses(), {}
         for kind, stack in stacks_of(context.network).items():
             for depth, layer in enumerate(stack.layers):

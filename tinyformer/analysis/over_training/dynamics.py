@@ -72,7 +72,7 @@ def centred(x: Activations) -> Activations:
 
 
 def reduced(left: Matrices, right: Matrices | None = None) -> Matrices:
-    """Small matrices with the nonzero singular values of `left @ right`, by QR; `left` itself without `right`."""
+    """Small matrices with the nonzero singular values of `left @ right`, by QR; `left` if `right` is None."""
     return left if right is None else torch.linalg.qr(left).R @ torch.linalg.qr(right.mT).R.mT
 
 
@@ -199,7 +199,7 @@ class TrainingDynamics:
 
 
 def chosen(known: Mapping[str, Any], patterns: Any, default: Sequence[str], argument: str) -> list[str]:
-    """The names that match the patterns of an argument or, if they are None, the default patterns."""
+    """The names that match `patterns`, given by an argument, or `default` if `patterns` is None."""
     if patterns is not None:
         return list(matching(known, [patterns] if isinstance(patterns, str) else patterns, argument))
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in default)]

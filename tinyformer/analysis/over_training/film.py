@@ -129,7 +129,7 @@ class Film:
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
     def strip(self) -> Figure:
-        """A figure of some heads that acquired a role, or else of the first heads, at steps around their events."""
+        """A figure of heads that acquired a role (of the first heads if none did), at steps around these events."""
         heads, last = (self.formed or [*range(len(self.titles))])[:NUM_HEADS], len(self.steps) - 1
         after = [bisect_left(self.steps, event.step) for head, event in self.acquired if head in heads]
         places = dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])

@@ -101,7 +101,7 @@ def joined(tables: Mapping[int, Table]) -> Table:
 def charts(tables: Mapping[str, Table]) -> dict[str, Figure]:
     """A chart by step of each scalar, and of one column of each table with a row for each head.
 
-    The column is `change`, or else the first measure. The `MOST_NAMED` heads that change most are in colour.
+    The column is `change`; if there is none, the first measure. The `MOST_NAMED` heads that change most are in colour.
     """
     drawn = {}
     for name, (columns, rows) in tables.items():

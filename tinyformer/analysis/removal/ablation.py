@@ -99,10 +99,9 @@ def mean_outputs(context: AnalysisContext) -> list[Tensor]:
 
 
 def resampled_positions(lengths: Int[Tensor, " batch"], num_positions: int) -> Int[Tensor, "batch positions"]:
-    """For each position of a row, the position in another row whose output is the replacement.
+    """For each position of each row, the position in the replacing row; replacing rows have `lengths` tokens.
 
-    The other rows have `lengths` tokens. Up to the end of the other row, both positions are equal; beyond it, a
-    position of one of its tokens is drawn at random.
+    Both positions are equal if the replacing row has a token there; otherwise, one of its tokens is drawn at random.
     """
     ends, place = lengths.clamp(min=1).unsqueeze(1), torch.arange(num_positions, device=lengths.device)
     generator = torch.Generator().manual_seed(0)
@@ -151,7 +150,7 @@ def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]]
 
 
 def losses_along(context: AnalysisContext, order: Sequence[Head], chosen: int, mode: str = "zero") -> dict[int, Losses]:
-    """The losses after ablating the first n heads of an order, by n: `MAX_POINTS` values from 0 on, and `chosen`."""
+    """The losses after ablating the first n heads of an order, by n: `chosen`, and up to `MAX_POINTS` even steps."""
     counts = sorted({round(i * len(order) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {chosen})
     return dict(zip(counts, losses_without(context, [order[:count] for count in counts], mode), strict=True))
 
@@ -189,7 +188,7 @@ class HeadAblation:
         mode: the replacement of a head's output: `zero`; its `mean` over all tokens (Wang et al. 2022, arXiv
             2211.00593), which removes differences between tokens and keeps the constant part; or `resample`, its output
             at the same position of another window (Chan et al. 2022, causal scrubbing), which keeps the output's
-            distribution. If that window is shorter, the output at a random token of it is used, at the same token for
+            distribution. If that window is shorter, the output at a random token of it is used, the same token for
             every head. `tinyformer.Model.ablated` has the same modes.
     """
 

@@ -106,7 +106,7 @@ class HeadCircuit:
     def _result(
         self, context: AnalysisContext, measured: Measured, found: Sequence[Head], rows: list[list[Any]]
     ) -> AnalysisResult:
-        """The result: measures of heads, and loss and accuracy with each set of heads; lines are means over draws."""
+        """Return measures of heads, and loss and accuracy with each set of heads; printed values are means of draws."""
         means = {}
         for name in dict.fromkeys(row[0] for row in rows):
             scores = torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64)

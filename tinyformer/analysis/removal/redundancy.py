@@ -63,7 +63,7 @@ class HeadRedundancy:
 
     - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. If it
       is positive, each head makes up for the loss of the other, as backup heads do (Wang et al. 2022, arXiv
-      2211.00593). If it is negative, both heads serve one effect, which is lost already without one of them. A pair
+      2211.00593). If it is negative, both heads serve one effect, which is lost if one is removed. A pair
       counts if its `simultaneous` interval is above `margin` or below `-margin`. The control is the untrained network.
     - Sets of heads grow by importance on one half of the windows, and at random. The loss without them is measured on
       the other half, and compared with the sum of Δ over the single heads.
@@ -251,7 +251,7 @@ def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, 
 
 
 def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads heads"]]:
-    """For each layer the linear CKA of its heads' outputs over all tokens, then its value by chance, for shuffled ones.
+    """For each layer, the linear CKA of its heads' outputs over all tokens; and the CKA by chance, of random tokens.
 
     CKA is ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
     (Kornblith et al. 2019, arXiv 1905.00414).
@@ -291,7 +291,7 @@ def head_overlaps(context: AnalysisContext) -> list[dict[str, Float[Tensor, "2 h
 
 
 def overlaps(context: AnalysisContext) -> list[Overlap]:
-    """The overlap of each two heads of a layer, trained and untrained; projections that both share are left out."""
+    """The overlap of each two heads of a layer, trained and untrained; projections that they share are left out."""
     trained, untrained = (head_overlaps(replace(context, network=network)) for network in context.networks().values())
     found = []
     for (layer, a), (other, b) in itertools.combinations(context.active_heads, 2):

@@ -28,9 +28,9 @@ class CrossAlignment:
 
     Bahdanau et al. 2014 (arXiv 1409.0473, figure 3) inspect alignments by eye; here they are counted. A word of the
     target, such as a number or a name, counts as copied if it occurs once in the target and once in the source, in as
-    many tokens; then the source token of each of its tokens is known. A head hits a copied token if the row that
-    predicts it has its largest weight on that source token. The best head is chosen on one half of the pairs and tested
-    on the other, for the trained and the untrained network.
+    many tokens; then the source token of each of its tokens is known. A head hits a copied token if, in the row that
+    predicts this token, the largest weight is on its source token. The best head is chosen on one half of the pairs and
+    tested on the other, for the trained and the untrained network.
     """
 
     num_windows: int = 200  # half of the pairs choose the head
@@ -99,7 +99,7 @@ def copied_tokens(pair: TokenPair, tokenizer: TextTokenizer, min_length: int = 2
 
 
 def _once(ids: Sequence[int], tokenizer: TextTokenizer) -> dict[str, list[int]]:
-    """The positions of the tokens of each word that occurs once, without white space and `eos`."""
+    """For each word that occurs once, the positions of its tokens except white space and special tokens."""
     words = words_of(ids, tokenizer)
     is_text = [token not in tokenizer.special_ids and bool(tokenizer.decode([token]).strip()) for token in ids]
     counts = Counter(words.names)

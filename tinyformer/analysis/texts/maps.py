@@ -216,7 +216,7 @@ def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMea
 
 
 def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:
-    """The traits that random maps and untrained heads lack (untrained heads may be uniform), and a table of all."""
+    """The traits that random maps lack (and untrained heads, for a trait with `ends`), and a table of all traits."""
     supported, rows = dict[str, Trait](), list[list[Any]]()
     for name, trait in TRAITS.items():
         reached = {control: control_of(trait, found.values) for control, found in controls.items()}

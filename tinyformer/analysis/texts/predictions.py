@@ -22,7 +22,7 @@ NUM_WORST = 50  # number of rows in the table of the worst examples
 
 @singledispatch
 def analyse_predictions(task: Task, network: Network, batches: Iterable[Batch], split: Any) -> AnalysisResult:
-    """The tables and figures of a model's predictions, by the class of the task; most tasks have none."""
+    """The tables and figures of a model's predictions, which depend on the task's class; most tasks have none."""
     return AnalysisResult()
 
 

@@ -34,7 +34,7 @@ CONTROLS = ("fixed_offset", "same_distances", "untrained")
 
 
 class Placed(NamedTuple):
-    """The token ids of a line, and its words' positions: rows of the maps for the query, columns for the others."""
+    """The token ids of a line, and its words' places in the maps: rows of the query, columns of key and distractor."""
 
     ids: list[int]
     query: range
@@ -68,7 +68,7 @@ class HeadRoles:
 
 
 def read_columns(file: str, columns: Sequence[str], others: str = "") -> list[Sequence[Any]]:
-    """The rows of a .csv or .jsonl file with the given columns; `others` ends the error text with alternatives."""
+    """The rows of a .csv or .jsonl file with the given columns; an error about other files ends with `others`."""
     path = Path(file).expanduser()
     if not path.is_file() or stem_and_format(path)[1] not in {*READERS} - {".txt"}:
         reason = f"is no .csv or .jsonl file with the columns {', '.join(columns)}{others}"
@@ -154,9 +154,10 @@ class RelationLines:
         return torch.stack(found)
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
-        """The mean preference of each head at other positions of all lines with equal distances; nan if there are none.
+        """For each head, the mean preference if a line's words are shifted to other positions; nan if there are none.
 
-        They have as many tokens as the words, so a preference for a distance, or for longer words, shows here, too.
+        These positions are in all lines. Distances and numbers of tokens are kept, so a preference for a distance, or
+        for longer words, shows here, too.
         """
         line, (before, after) = self.placed[index], map(len, self.context.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))
@@ -191,7 +192,7 @@ class RelationLines:
         return int(preferred[self.halves[0]].mean(dim=0).masked_fill(torch.tensor(self.is_ablated), -1).argmax())
 
     def controls(self, elsewhere: Float[Tensor, " tested"]) -> dict[str, Float[Tensor, " tested"]]:
-        """The preferences of the controls in the tested half, by name; `elsewhere` is that of the chosen head."""
+        """The preferences of the controls in the tested half, by name; `elsewhere` is one of them."""
         offset, by_offset = self.best_offset()
         return {
             f"a fixed offset of {offset:+d} tokens" if offset else "the nearer of both words": by_offset,
@@ -217,7 +218,7 @@ def compare(values: Float[Tensor, " lines"], control: Float[Tensor, " lines"] | 
 
 
 def p_values(differences: Float[Tensor, "lines heads"]) -> Float[Tensor, " heads"]:
-    """The z test of each head's mean difference against 0 or less, with Holm's correction for all heads."""
+    """p-values of the z test that a head's mean difference is above 0, with Holm's correction for all heads."""
     mean = differences.nanmean(dim=0)
     errors = ((differences - mean).square().nanmean(dim=0).clamp(min=1e-18) / len(differences)).sqrt()
     return holm(torch.special.ndtr(-mean / errors))
@@ -267,7 +268,7 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
 def head_table(
     relation: RelationLines, roles: HeadRoles, found: Tensor, elsewhere: Tensor, p: Tensor, chosen: int
 ) -> Table:
-    """A row for each head: how often it prefers the key in each half, and the same for other positions."""
+    """A row for each head: how often it prefers the key in each half, and at other positions with equal distances."""
     context, (choosing, tested) = relation.context, (found[half] for half in relation.halves)
     rows = []
     for at, address in enumerate(context.map_addresses):

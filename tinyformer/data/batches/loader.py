@@ -25,7 +25,7 @@ class EpochLoader(ABC):
     Each iteration is one epoch, or the rest of an interrupted epoch. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: number of batches in a whole epoch (`len` of the loader); Lightning takes the same share as `limit`.
+        length: number of batches in a whole epoch. Lightning applies its limit to this number, the loader's `len`.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
     """
 
@@ -43,7 +43,7 @@ class EpochLoader(ABC):
         """
 
     def limit(self, batches: int | float, is_repeated: bool = False) -> None:
-        """Read only the first batches (a number or a fraction) of each epoch; `is_repeated`: always of epoch 0."""
+        """Read only the first `batches` (a number or fraction) of each epoch; with `is_repeated`, always of epoch 0."""
         self.num_read = int(self._length * batches) if isinstance(batches, float) else min(batches, self._length)
         self._is_repeated = is_repeated
 

@@ -91,7 +91,7 @@ class Line(NamedTuple):
 def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
     """Make distinct lines of one of `SETS`, in which neither distance nor vocabulary tells key and distractor apart.
 
-    The key is the nearer of both to the query in half of the lines, distances vary, and both come from the same words.
+    In half of the lines, the key is nearer to the query than the distractor; both come from the same words.
     """
     rng, made = random.Random(f"{name} {seed}"), dict[str, Line]()
     templates, *matches, which = SETS[name]

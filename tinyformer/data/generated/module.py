@@ -119,7 +119,7 @@ class GeneratedDataModule(DataModule):
         )
 
     def _symbol_ids(self) -> UInt16[np.ndarray, " symbols"]:
-        """The token id of each symbol; the tokenizer of a text that lacks a symbol may have no token for it."""
+        """The token id of each symbol; a symbol without a token, as in the tokenizer of another text, is an error."""
         tokens = dict(zip(self._symbols, self.tokenizer.encode_batch(list(self._symbols)), strict=True))
         lacking = [symbol for symbol, ids in tokens.items() if len(ids) != 1 or ids == [self.tokenizer.unk_id]]
         if lacking:
@@ -192,7 +192,7 @@ class RandomDataModule(GeneratedDataModule):
 
 
 def require_symbols(name: str, number: int, alphabet: str = ALPHABET, smallest: int = 1) -> str:
-    """The first `number` symbols of an alphabet; `name` is the argument in the error about an invalid number."""
+    """The first `number` symbols of an alphabet; an error about an invalid number names the argument `name`."""
     if not smallest <= number <= len(alphabet):
         raise ArgumentError(name, number, f"must be from {smallest} to {len(alphabet)}", {name: min(26, len(alphabet))})
     return alphabet[:number]

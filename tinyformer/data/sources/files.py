@@ -51,7 +51,7 @@ class Layout:
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
-        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: its first line names them."""
+        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: a file has a header."""
         for column in self.needed:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
@@ -112,8 +112,8 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
     """Find the first dialect that fits a table; the usual delimiter of the file's format is tried first.
 
     A dialect fits if the first row has all needed columns; without a header, if the first hundred rows have as many
-    fields as there are columns. If no dialect fits, the usual delimiter is used. Spaces after delimiters are kept,
-    unless the header has the needed columns only without the spaces, or a quotation mark follows a space.
+    fields as there are columns. If no dialect fits, the usual delimiter is used. Spaces after delimiters are
+    dropped only if a quotation mark follows a space, or the header lacks a needed column with the spaces.
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}
@@ -151,7 +151,7 @@ def _read_table(file: Path, layout: Layout, usual: str) -> Iterator[dict[str, An
                 reason = f"its first row is one field, {line[0]:.500}, but there are {len(names)} columns "
                 raise _error(file, f"{reason}({', '.join(names)}); write one of , ; | or a tab between fields")
             if begin == 1 and line == layout.columns:
-                reason = f"{file} has a header row of these names; leave out `columns`, so that it is the header"
+                reason = f"{file} has a header row of these names; leave out `columns`, to use this row as header"
                 raise ArgumentError("columns", line, reason, {"columns": None})
             if len(line) > len(names):
                 reason = f"line {begin} has {len(line)} fields, but there are {len(names)} columns ({', '.join(names)})"
@@ -198,7 +198,7 @@ def _not_json(file: Path, problem: str) -> ArgumentError:
 
 
 def flatten(row: dict[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Flatten nested values of a row as deep as `columns` are; keys become paths, such as `translation.en`."""
+    """Flatten the nested values of a row to paths such as `translation.en`, to the depth of the deepest column."""
     for _ in range(max(column.count(".") for column in columns)):
         nested = ((key, value) for key, value in row.items() if isinstance(value, dict))
         row = {f"{key}.{name}": value for key, inner in nested for name, value in inner.items()} | row

@@ -37,7 +37,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
     If the Hub cannot be reached, a `HubUnreachableError` is raised within seconds, after one attempt.
     """
     if repo_type == "dataset" and Path(path).exists():
-        reason = "is also a folder here, which `datasets` would load in place of the Hub's; run in another folder"
+        reason = "is also a folder here, and `datasets` would load it, not the Hub's data; run in another folder"
         raise ArgumentError("path", path, reason)
     try:
         commit = HfApi().repo_info(path, revision=revision, repo_type=repo_type, timeout=_TIMEOUT).sha

@@ -100,7 +100,7 @@ class HubDataset:
         return json.loads(self._commits_file.read_text(encoding="utf-8")) if self._commits_file.exists() else {}
 
     def load(self, rows: str = "texts", max_characters: int | None = None) -> dict[str, datasets.Dataset]:
-        """The rows of each split; with `max_characters`, texts are streamed until they have as many characters.
+        """The rows of each split; with `max_characters`, texts are streamed until they have that many characters.
 
         The class number -1 means no label. Questions must have the columns of `rajpurkar/squad`.
         """
@@ -185,7 +185,7 @@ class HubDataset:
     def _columns(
         self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
     ) -> datasets.Dataset:
-        """Select columns of texts: decoding others could download pictures; `arguments` are their names in errors."""
+        """Select columns of texts, since decoding others could download pictures; errors name `arguments`."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_of(rows.features[column], _TEXT):

@@ -128,7 +128,7 @@ class Pydoc:
 
 
 class Summaries:
-    """Pairs of a docstring's body, the source, and the docstring's first line, the target: a summary.
+    """Docstrings to summarise: the source is the body, and the target is the first line.
 
     Of pairs with the same body, only the first is kept.
 
@@ -186,7 +186,7 @@ class Docstrings:
 
 
 def _package(file: Path, modules: Collection[str]) -> str:
-    """The top-level package of a file; `_pydecimal` is the Python version of `decimal`."""
+    """The top-level package of a file; for `_pydecimal.py`, this is `decimal`, if `modules` has that name."""
     module = file.parts[0].removesuffix(".py")
     public = module.removeprefix("_py")
     return public if public in modules else module

@@ -85,7 +85,7 @@ class LocalFiles:
 
 
 def _split_of(file: Path, root: str) -> str | None:
-    """The split in a file's name, or else in the name of the innermost folder below the root that names a split."""
+    """The split in a file's name or, without one, in that of the innermost folder below the root that names a split."""
     names = stem_and_format(file)[0], *(parent.name for parent in Path(os.path.relpath(file, root)).parents)
     matches = (_SPLIT_NAME.fullmatch(name.lower()) for name in names)
     return next((SPLIT_OF[match[1]] for match in matches if match), None)

@@ -50,13 +50,13 @@ def unread_files(files: Sequence[str]) -> Counter[str]:
 
 
 def folder_of(name: str) -> Path:
-    """The absolute path of a folder; for a file or a pattern, of the innermost folder above without wildcards."""
+    """The absolute path of a folder; for a file or a pattern, of the innermost folder above it without a wildcard."""
     path = Path(os.path.abspath(Path(name).expanduser()))
     return path if os.path.isdir(path) else next(parent for parent in path.parents if not glob.has_magic(str(parent)))
 
 
 def _by_kind(name: str) -> dict[str, list[Path]]:
-    """The files that a path, a glob pattern or a folder matches, by the reason to ignore them; "": files to load."""
+    """The files that a path, a glob pattern or a folder matches, by the reason to ignore them; "" for files to load."""
     path, kinds = Path(name).expanduser(), defaultdict[str, list[Path]](list)
     if is_folder := os.path.isdir(path):  # `Path.is_dir` raises an error for a name that is too long
         matches = [*_walk(path)]

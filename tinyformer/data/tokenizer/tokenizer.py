@@ -57,7 +57,7 @@ class TextTokenizer:
     `encode` adds no special tokens, and encodes the name of a special token in a text ("<eos>") as plain characters.
     `read` adds the special tokens that begin and end a text, and encodes the name of a special token as that token. No
     text is truncated or padded. The same text always has the same tokens: BPE dropout, which a `tokenizer.json` may ask
-    for, is off, since data are tokenised once. The class is also a `TokenizerRecipe`, whose `build` returns itself.
+    for, is off, since data are tokenised once. The class is also a `TokenizerRecipe`: `build` returns the object.
 
     Args:
         tokenizer: the tokenizer, which is changed in place: truncation, padding and dropout are turned off.
@@ -118,7 +118,7 @@ class TextTokenizer:
             return cls(Tokenizer.from_str(named.pop("tokenizer")), **named)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`; if other arguments differ from their defaults, a JSON object with these and the file."""
+        """A `tokenizer.json`; if other arguments are not the defaults, a JSON object of it and these arguments."""
         text = json.dumps(json.loads(self._tokenizer.to_str()))
         named: dict[str, object] = {"ends": self.end_ids} if self.end_ids != (self.eos_id,) else {}
         named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
