@@ -82,14 +82,14 @@ class NotAdmittedError(ValueError):
 
 
 def never_instantiated(key: str, name: Any) -> bool:
-    """Return True for every class: nothing is instantiated from the config."""
+    """Trust every class, for callers that instantiate nothing from the config."""
     return True
 
 
 def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
-    """Raise `NotAdmittedError` if a file may not set a value at a key; the key may be an axis, or "norm._target_".
+    """Raise `NotAdmittedError` if a file may not set a key to a value; the key may also be an axis, or "norm._target_".
 
-    With `is_argument`, the file also names the class of the key's node, which may have arguments beyond our YAML.
+    With `is_argument`, the file also names a class for the key's node; then the key may be missing in our YAML.
     """
     if key in files():
         if value not in (None, *choices_of(key)):
@@ -174,7 +174,7 @@ def admit_override(entry: str, in_sweep: bool = False) -> str:
 
 
 def alternatives(entry: str) -> list[str]:
-    """The values that an override lists, as typed, with `glob(…)` as choices of an axis; [] if that is not possible."""
+    """The values that an override lists, as typed, or the choices that `glob(…)` matches; [] if they are unknown."""
     if not is_swept(entry):
         return [entry.partition("=")[2]]
     override = parsed(entry)
@@ -304,7 +304,7 @@ def _put(config: DictConfig, base: Plain, key: str, value: Any, is_argument: boo
 
 
 def recorded_sources(overrides: Plain) -> Plain:
-    """The values of `SOURCES` in the run of a checkpoint, by key, without values that equal our YAML's."""
+    """The data sources (`SOURCES`) that a checkpoint records, by key, except values that our YAML has as well."""
     ours = dict(leaves(composed(overrides)[0]))
     return {key: overrides[key] for key in SOURCES if overrides.get(key) not in (None, ours.get(key))}
 
@@ -322,7 +322,7 @@ def _is_interpolation(value: Any) -> bool:
 def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
     """The nodes of a run's unresolved config that a checkpoint stores, and the choice of each axis.
 
-    Only the overrides that choose or delete are applied, not the values; an unknown choice becomes the default.
+    Only choices on axes and deletions of keys are applied, no other values; an unknown choice becomes the default.
     """
     if not OmegaConf.has_resolver("default_num_kv_heads"):
         register_resolvers()
@@ -344,7 +344,7 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
 def register_score(config: Mapping[str, Any]) -> None:
     """Import the user's classes that `attention.score` or `cross_attention.score` names, and add them to `SCORES`.
 
-    The config is unresolved: a value that an interpolation refers to was not admitted as the name of a class.
+    The config is unresolved. Interpolations are skipped, since the values behind them were not admitted as classes.
     """
     values = dict(leaves(config))
     for key in SCORE_KEYS:

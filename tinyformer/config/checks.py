@@ -41,7 +41,7 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
 
 
 def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
-    """Return True if a user-defined attention class may lack an argument: our config files set it, not the user."""
+    """Return True if a user's own attention class may lack an argument, because our files, not the user, set it."""
     owner, _, name = path.rpartition(".")
     is_attention = owner.endswith("attention")
     return is_attention and (key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, []))
@@ -67,9 +67,9 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
 
 @functools.cache
 def _parameters(function: Any) -> dict[str | None, Any]:
-    """The parameters of a function, or of a class and the bases that receive its keywords, each with its owner.
+    """The parameters of a function or class by name, each with the function or class that declares it.
 
-    The key None is present if keywords of any name are accepted.
+    If a class passes keywords on to its base, the base's parameters are included; the key None stands for any name.
     """
     signature = inspect.signature(function).parameters.values()
     parameters: dict[str | None, Any] = {p.name: function for p in signature}
@@ -134,7 +134,7 @@ def targets(config: DictConfig, part: str) -> Iterator[tuple[str, dict[str, Any]
 
 
 def check_early(config: DictConfig) -> None:
-    """Refuse a config that lacks an axis, before torch and Lightning are imported, which takes seconds."""
+    """Refuse a config that lacks an axis, before torch and Lightning are imported: their import takes seconds."""
     for axis, choice in axes_of("train").items():
         if choice and config.get(axis) is None:
             raise ConfigError(f"~{axis}: a run needs this axis; leave ~{axis} out, or choose, as in {axis}={choice}.")

@@ -58,10 +58,10 @@ def is_multirun(words: Sequence[str]) -> bool:
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
-    """Quote the values of a command line so that Hydra parses them: paths, prompts and values outside its grammar.
+    """Quote the values of a command line that Hydra's grammar does not allow, such as some paths and prompts.
 
-    So `data.files=café.txt` and `generate.prompt=a, b` need only the quotes of the shell. In a sweep, commas separate
-    the values of several runs.
+    The user quotes `generate.prompt=a, b` only for the shell, and `data.files=café.txt` not at all. In a sweep, commas
+    separate the values of several runs.
     """
     found = []
     for before, word in zip(["", *words], words, strict=False):
@@ -136,10 +136,10 @@ def key_of(written: Any, path: str | Sequence[str]) -> str:
 
 
 def key_of_argument(written: Any, path: Sequence[str]) -> str:
-    """The config key of an argument, given the object's path and the argument's name; the bare name if no key sets it.
+    """The config key that sets an argument, given the object's path and the argument's name; if none does, the name.
 
-    An argument that the object's own node does not set was passed on by an enclosing object, as an encoder passes
-    `num_layers` on to its blocks; the nearest enclosing node with that name sets it.
+    If the object's own node does not set the argument, an enclosing object passes the argument on, as an encoder passes
+    `num_layers` on to its blocks; the key then belongs to the nearest enclosing node that sets the argument.
     """
     *owner, name = path
     for depth in range(len(owner), min(len(owner), 1) - 1, -1):
@@ -247,7 +247,7 @@ def _merged(base: Any, own: Any) -> Any:
 
 
 def default_choices(chosen: Mapping[str, str]) -> dict[str, str | None]:
-    """The choice of each axis of a training run, given the `chosen` axes; a task may replace defaults of other axes."""
+    """Add to the `chosen` choices of a training run, by axis, the defaults of other axes; a task may replace them."""
     choices: dict[str, Any] = axes_of("train") | dict(chosen)
     for node in read(choices["task"], "task")["defaults"]:
         if isinstance(node, dict):  # such as "override /data@_global_.data: summaries"
@@ -307,7 +307,7 @@ def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
 
 
 def describe_axes(axes: Sequence[str] = ()) -> str:
-    """The text of `--help` on some axes, by default all axes of `train`: choices and the first comment of each."""
+    """The text of `--help` on some axes, by default all of `train`: each choice with the first comment of its file."""
     lines = []
     for axis in axes or sorted(axes_of("train")):
         lines.append(axis)

@@ -214,7 +214,7 @@ def _unknown_key(key: str, program: str) -> str:
 
 
 def _similar_key(key: str, program: str) -> str:
-    """A suggestion of keys that are spelled like a key, or whose last component is; otherwise a hint at --help."""
+    """A suggestion of keys that are spelled alike, whole or in their last component; without any, a hint at --help."""
     if key in OTHER_NAMES:
         return f" Did you mean {OTHER_NAMES[key]}?"
     keys = [known for known in values_of_keys() if known.partition(".")[0] in axes_of(program) | read(program)]

@@ -48,7 +48,7 @@ def is_in_slurm() -> bool:
 
 
 def is_in_torchrun() -> bool:
-    """Return True if torchrun has started this process; the store of its agent outlives restarts of the processes."""
+    """Return True if torchrun has started this process and has a store that outlives restarts of the processes."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -174,7 +174,7 @@ def is_first_process() -> bool:
 def process_number() -> str | None:
     """The environment variable that numbers this process, such as "RANK=1"; None in the first process of a run.
 
-    A variable that no launcher has set for this run is refused, since no process would be the first.
+    A variable that no launcher has set for this run is refused: with it, no process would be the first.
     """
     found = {name: os.environ[name] for name in SET_WITH if name in os.environ}
     for name, value in found.items():
@@ -193,7 +193,7 @@ def has_checkpoint(run: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path, key: str = "hydra.run.dir") -> Iterator[None]:
-    """Hold the lock of a folder, or raise a `ConfigError`; later processes of the run do not lock."""
+    """Hold the lock of a folder, or raise a `ConfigError`; only the first process of a run locks."""
     if not is_first_process():
         yield
         return

@@ -200,7 +200,7 @@ def training_words(words: Sequence[str]) -> list[str]:
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     """Put the architecture of the checkpoint that `init_from=` names before the arguments of a training run.
 
-    The arguments take precedence over the checkpoint's values, but must not contradict its sizes or choices of axes.
+    An argument replaces the checkpoint's value. It is refused if it sets another size, or another choice on an axis.
     """
     given = _given(arguments := with_last(arguments))
     file = given.get("init_from", "null")

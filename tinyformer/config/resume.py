@@ -34,7 +34,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Replace `resume=RUN new=…` by the overrides that started the run, the new overrides, and the run's folder.
 
     With `-m`, RUN is the folder of a sweep; `continue_job` resumes, starts or skips each job. `resume=auto` is replaced
-    if the run has a checkpoint. This precedes Hydra, whose resolvers are called only after the config is composed.
+    if the run has a checkpoint. An interpolation could not do this: Hydra resolves it after composing the config.
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
@@ -77,7 +77,7 @@ def _tell(what: str, words: Sequence[str]) -> None:
 
 
 def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[str], in_sweep: bool) -> list[str]:
-    """Check the overrides of a file; one that is not admitted is left out if `new` sets its key, else refused."""
+    """Check the overrides in a file; one that is not admitted is dropped if `new` sets the same key, else refused."""
     overrides = []
     for entry in entries:
         try:
@@ -91,7 +91,7 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
 
 
 def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Overrides for values of a run that differ from the config of `started` now; keys in `typed` are left out."""
+    """Overrides that keep a run's values where `started`, composed now, gives other values; without `typed` keys."""
 
     def read(*names: str) -> dict[str, Any]:
         paths = (folder / name for name in names)

@@ -112,7 +112,7 @@ def read_t5_fields(fields: Fields) -> Fields:
 
 
 def read_t5_weights(weights: Weights) -> Weights:
-    """Give each layer the position biases of its stack; give the output layer the embedding if it has no weights."""
+    """Give each layer the position biases of its stack; if the output layer has no weights, give it the embedding."""
     weights = spread_embedding(weights)
     layers = {match.groups() for name in weights if (match := re.match(r"(encoder|decoder)\.block\.(\d+)\.", name))}
     for stack, layer in layers:
@@ -216,7 +216,7 @@ IN_TRAINING = "Dropout inside the feed-forward network and of whole layers, used
 
 
 def read_bart_weights(weights: Weights) -> Weights:
-    """Leave out the rows before the first position, and move the bias of the logits to the output layer."""
+    """Drop the unused rows before the first position, and move the bias of the logits to the output layer."""
     weights = _read_bias(spread_embedding(weights))
     tables = {name: weights[name][NUM_BEFORE:] for name in POSITIONS}
     return weights | tables

@@ -63,7 +63,7 @@ class Field:
         return self.choices[value]
 
     def write(self, value: Any) -> Any:
-        """The field's value for our value; the field's default if there is none, which `find_differences` reports."""
+        """The family's value for our value; without one, the default, a difference that `find_differences` reports."""
         if self.choices is None:
             return value if self._is_of_kind(value) else self.default
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
@@ -93,7 +93,7 @@ class Module:
     by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the name in the family and our names for the weight and for the bias of every layer."""
+        """Yield, for the weight and the bias of every layer, the name in the family and our names."""
         stack = self.ours.partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
@@ -118,7 +118,7 @@ class Module:
 
 
 def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
-    """The modules of all layers; `names` maps names in a layer to ours, and both others are prefixes, as "h.{}."."""
+    """The modules of all layers; `names` maps the family's names to ours; `theirs` ("h.{}.") and `ours` prefix them."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
         for name, module in names.items()

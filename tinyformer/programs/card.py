@@ -1,6 +1,6 @@
 """Cost card of a variant before it is trained: `tinyformer card attention=mha,gqa model=base`.
 
-Parameters, floating-point operations and KV cache, counted without memory for weights; `costs/network.py` defines
+Parameters, floating-point operations and KV cache, counted without allocating weights; `costs/network.py` defines
 each number, and `costs/memory.py` the numbers of a batch.
 """
 
@@ -114,7 +114,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def make_card(overrides: Sequence[str], config: DictConfig) -> Card:
-    """The card of a variant, given the overrides that name it and its config of `card` with its `hydra` node."""
+    """The card of a variant, given its overrides and its config of the program `card`, including the `hydra` node."""
     # These import torch, which takes seconds; a config that does not compose is reported without it.
     from hydra.utils import instantiate
     from torch import device

@@ -12,7 +12,7 @@ from tinyformer.config.errors import printable
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], num_left: int = 1, title: str = "", show_header: bool = True
 ) -> None:
-    """Print rows of text below the names of their columns, of which the first `num_left` are aligned to the left."""
+    """Print rows of text below the names of their columns; the first `num_left` columns are aligned to the left."""
     table = Table(title=title, box=box.SIMPLE_HEAD, show_header=show_header)
     for index, column in enumerate(columns):
         table.add_column(_cell(column), justify="left" if index < num_left else "right")

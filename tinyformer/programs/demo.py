@@ -1,4 +1,4 @@
-"""The demonstration: `tinyformer demo` trains a small model, shows how its induction head forms, and removes it.
+"""The demonstration: `tinyformer demo` trains a small model, shows how an induction head forms, and removes the head.
 
 The model is `experiment=induction_cpu`, with snapshots.
 """

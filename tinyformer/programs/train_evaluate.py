@@ -79,7 +79,7 @@ def _run_program(start: Callable[[], int | None], program: str) -> int:
 def guard_imports() -> None:
     """Prevent processes that libraries start from importing modules of the current folder.
 
-    By default, Python searches it first under `-c` or `-m`; instead, it now searches this process's first folder.
+    Under `-c` or `-m`, they would search the current folder first; now they first search this process's `sys.path[0]`.
     """
     if os.environ.get("PYTHONSAFEPATH") != "1":
         path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -87,7 +87,7 @@ def guard_imports() -> None:
 
 
 def run_job(run: Callable[[], dict[str, Any]], folder: Path, invocation: CommandLine) -> None:
-    """Start a run. In a sweep, only its scores and folder are printed, and the rest of the output only if it fails."""
+    """Start a run. A run of a sweep prints only its scores and folder, and all other output only if it fails."""
     if not (invocation.is_sweep and is_first_process()):
         run()
         return

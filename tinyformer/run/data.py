@@ -111,7 +111,7 @@ def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]
 
 
 def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapping[str, Any]) -> None:
-    """Refuse to generate the run's data with other splits, which could contain sequences that it was trained on.
+    """Refuse to generate the run's data with other splits: they could contain sequences that the run has trained on.
 
     `settings` has the values of the evaluation's `data` group, `of_run` the values of this group in the training run.
     """
@@ -127,8 +127,8 @@ def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapp
 def known_text(checkpoint: Checkpoint, of_own_data: bool = False) -> UInt64[np.ndarray, " fingerprints"] | None:
     """The fingerprints of the text that the weights of a checkpoint were trained on; None if none are known.
 
-    With `of_own_data`, only text that the run's initial weights were trained on: the held-out splits of the run's own
-    data have no text in common with its training split.
+    With `of_own_data`, only text that the run's initial weights were trained on is included, since the held-out splits
+    of the run's own data have no text in common with its training split.
     """
     rows, number = checkpoint.trained_on, checkpoint.facts.get("inherited", 0) if of_own_data else None
     return None if rows is None or not len(rows[:number]) else rows[:number].numpy().view(np.uint64)
@@ -166,7 +166,7 @@ def make_task(config: DictConfig, data: DataModule, generation: Generation) -> T
             needed = f"{name} needs {task.network_class.__name__}, and this is {network.__name__}"
             raise ConfigError(f"network: {needed}; leave network= out.")
         if config.get("cross_attention") is not None and not issubclass(network, EncoderDecoder):
-            raise ConfigError("cross_attention: only an encoder–decoder has it, as task=seq2seq trains; leave it out.")
+            raise ConfigError("cross_attention: only an encoder–decoder has it (task=seq2seq); leave it out.")
     if not task.generates:
         with argument_path("generate"):
             reason = f"{name} cannot generate text; a model trained with task=causal_lm can"

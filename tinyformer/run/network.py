@@ -210,7 +210,7 @@ def running_kernels(network: Network, settings: Settings, mask: AttentionMask, t
 def measured_backends(
     network: Network, settings: Settings, mask: AttentionMask, task: Task, data: DataModule
 ) -> list[str] | None:
-    """For a long run on a CPU, measure the faster backend of each layer whose backend is "auto"; None for other runs.
+    """For a long run on a CPU, measure which backend is faster in each layer with the backend "auto"; else None.
 
     The faster backend depends on the processor. A layer's heads compute one batch forward and backward, by eager and by
     sdpa, and the cache folder stores the result for this machine. A resumed run keeps its backends, since others round
@@ -284,7 +284,7 @@ def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
 
 
 def faster(usual: str, passes: Mapping[str, Pass], device: str) -> str:
-    """The name of the fastest pass; `usual` unless the usual pass takes more than `MIN_SPEEDUP` times as long."""
+    """The name of the fastest pass, if the pass `usual` takes more than `MIN_SPEEDUP` times as long; else `usual`."""
     seconds = median_seconds(passes, device, REPEATS)
     fastest = min(seconds, key=seconds.__getitem__)
     return fastest if seconds[usual] > MIN_SPEEDUP * seconds[fastest] else usual

@@ -280,7 +280,7 @@ def is_partial(limit: float | None) -> bool:
 
 
 def describe_events(telemetry: Sequence[AttentionTelemetry], folder: Path) -> str | None:
-    """The first events of heads, and the number of the others."""
+    """The first events of heads, and the number of further events."""
     events = [event for callback in telemetry for event in callback.detector.events]
     lines = [str(event) for event in events[:MOST_EVENTS]]
     if len(events) > MOST_EVENTS:
@@ -289,10 +289,7 @@ def describe_events(telemetry: Sequence[AttentionTelemetry], folder: Path) -> st
 
 
 def describe_roles(telemetry: Sequence[AttentionTelemetry], folder: Path) -> str | None:
-    """A line for each role of heads at the last measurement, the rarest first, with the head of the largest value.
-
-    The value is the measure that defines the role.
-    """
+    """A line for each role at the last measurement, rarest first, with the head furthest beyond the threshold."""
     lines = []
     for callback in telemetry:
         if callback.latest is not None:

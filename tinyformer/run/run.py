@@ -133,7 +133,7 @@ def fit(run: Run) -> None:
             if resumed is None or run.checkpoints.num_begun > 1 or isinstance(error, ArgumentError | ConfigError):
                 raise
             needed = "the optimizer, trainer and callbacks must be the same as in the run"
-            raise ConfigError(f"resume={run.config.resume}: {needed}, and its state complete ({error!r}).") from error
+            raise ConfigError(f"resume={run.config.resume}: {needed}, and its checkpoint whole ({error!r}).") from error
         how = "Nothing was saved."
         if run.checkpoints.last.exists():
             how = f"Steps since the last checkpoint are lost. To continue: {resume()}"

@@ -48,7 +48,7 @@ class InitialCheckpoint:
         return num_rows if num_rows > self.tokenizer.vocab_size else None
 
     def require_class(self, name: str) -> None:
-        """Refuse a checkpoint whose network is not of the class `name`, as an encoder–decoder for a language model."""
+        """Refuse a checkpoint whose network is not of the class `name`, which the run trains."""
         names = (self.stored["network"]["_target_"], name)
         if names[0] != names[1]:
             reason = "is of class {}, and this run trains {}; start from a checkpoint of the same kind of task"

@@ -160,7 +160,7 @@ def scoring_trainer(
 def with_environment(plugins: Sequence[Any], is_alone: bool) -> list[Any]:
     """Add a plugin that describes the launcher of the run's processes to the plugins of Lightning's trainer.
 
-    With `is_alone`, the trainer has one process. Lightning's default for Slurm would save checkpoints at a signal.
+    With `is_alone`, there is one process. Under Slurm, Lightning's default plugin would save checkpoints at a signal.
     """
     if any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         return list(plugins)
@@ -215,7 +215,7 @@ def make_loggers(group: DictConfig, folder: Path, is_sweep: bool = False, first_
 
 
 def _facts_of_run(node: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
-    """The arguments of a logger that the run sets unless its node does: the folder or server, and the run's name."""
+    """The arguments that a run gives to a logger if the logger's node lacks them, such as the folder and a name."""
     logger = get_class(node._target_)
     facts: dict[str, Any] = {"save_dir": str(folder), "run_name": "/".join(folder.parts[-2:])}
     if issubclass(logger, RunWandbLogger):
@@ -252,7 +252,7 @@ def wandb_location(loggers: list[Logger]) -> str | None:
 
 
 def _hyperparameters(config: dict[str, Any], network: Network) -> dict[str, Any]:
-    """The resolved config, except `${oc.env:NAME}`, as nested plain values without folders of paths; and `costs`."""
+    """The resolved config as nested plain values, and `costs`. `${oc.env:NAME}` is kept; paths lose their folders."""
     ours = {value for values in values_of_keys().values() for value in values if isinstance(value, str)}
 
     def shortened(text: str) -> str:

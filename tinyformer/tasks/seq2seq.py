@@ -79,7 +79,7 @@ class Seq2Seq(TokenTask):
         return metrics | {"perplexity": perplexity(metrics["loss"])}
 
     def final_metrics(self, network: Network, split: PairSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
-        """`text_metrics` of decoded targets, `num_decoded`, and `*_ceiling`: those of decode(encode(reference))."""
+        """`text_metrics` of decoded targets, `num_decoded`, and `*_ceiling`: metrics of decode(encode(reference))."""
         self.outputs = self.decode_split(cast(EncoderDecoder, network), split)
         texts = [decoded.output for decoded in self.outputs]
         references = [decoded.reference for decoded in self.outputs]
@@ -141,7 +141,7 @@ class Seq2Seq(TokenTask):
         return reader.padded(rows if isinstance(texts, Tensor) else [tokens.wrapped(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """A batch of sources and targets; None: the model decodes the targets, which are truncated to its context."""
+        """A batch of sources and targets. If `targets` is None, the model decodes them, cut to the model's context."""
         source, lengths = self.tokenize(reader, texts)
         tokens = self.special_tokens.around(reader.own_tokenizer)
         if targets is None:

@@ -42,8 +42,8 @@ class SpanExtraction(Task):
     Args:
         max_answer_length: maximum number of tokens of a predicted answer; a tokenizer of bytes or characters needs a
             larger value.
-        no_answer_threshold: the model gives no answer if the null score exceeds the score of the best span by more than
-            this value, as in SQuAD 2.0; None: the model always answers.
+        no_answer_threshold: the model gives no answer if the null score (of the first token as a span) exceeds the
+            score of the best span by more than this value, as in SQuAD 2.0; None: the model always answers.
     """
 
     monitor = "accuracy"
@@ -143,14 +143,14 @@ class SpanExtraction(Task):
         return _nats(self.logits(network, batch), batch).mean()
 
     def nats(self, network: nn.Module, batch: Batch) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"]]:
-        """The negative log-likelihood of each answer, the mean of its two tokens; one target per window."""
+        """The negative log-likelihood of each answer, a mean over its first and last token; one target per window."""
         return _nats(self.logits(network, batch), batch), self.num_targets(batch)
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums over the windows of a batch: `nats`, and three numbers of windows.
 
-        `windows` is the number of all windows, `judged` of the windows that determine the accuracy (see `metrics`), and
-        `correct` of the judged windows whose most probable first and last token are both right.
+        `windows` counts all windows, `judged` the windows that determine the accuracy (see `metrics`), and `correct`
+        the judged windows whose most probable first and last token are both right.
         """
         logits, judged = self.logits(network, batch), batch["starts"] > 0
         if self.no_answer_threshold is not None:
@@ -178,7 +178,7 @@ class SpanExtraction(Task):
         - `f1_characters`: see `character_f1`.
         - `f1_without_question` and `exact_match_without_question`: upper bounds for a model that does not see the
           question, see `scores_without_question`; None if contexts have fewer than two questions on average.
-        - `exact_match_ceiling`, `f1_ceiling`: scores of the true tokens' text, if tokens cut an answer inexactly.
+        - `exact_match_ceiling`, `f1_ceiling`: scores of the true spans of tokens, if a span differs from its answer.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()

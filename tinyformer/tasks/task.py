@@ -83,7 +83,7 @@ class Task(ABC):
         return self.nats(reader.network, batch)
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> Int[Tensor, " batch"] | None:
-        """The index in each text of the logits that predict a token; None if the logits are for the whole text."""
+        """For each text, the index of the logits that predict a token; None if the logits are for the whole text."""
         raise ArgumentError("task", type(self).__name__, "does not predict a token after a text; CausalLM does")
 
     def prompts(self, reader: TextReader, texts: Sequence[str]) -> list[list[int]]:
@@ -135,7 +135,7 @@ class TokenTask(Task):
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums over the targets of a batch: `nats`, the negative log-likelihood, and three numbers of targets.
 
-        `tokens` is the number of all targets; `top1` and `top5`, of targets among the one or five most likely tokens.
+        `tokens` counts all targets; `top1` and `top5` count the targets among the one or five most likely tokens.
         """
         logits, targets = self.logits(network, batch).flatten(0, 1), batch["targets"].flatten()
         rows = max(1, MAX_SCORES // logits.shape[-1])
@@ -184,7 +184,7 @@ class CausalLM(TokenTask):
     generates = True
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """A causal mask, within documents if the batch has them; it also hides padding, which is on the right."""
+        """A causal mask, so padding on the right is hidden; if there are documents, a token attends only to its own."""
         documents, starts = batch.get("documents"), batch.get("document_starts")
         return AttentionMask(causal=True, documents=documents, document_starts=starts)
 
@@ -273,7 +273,7 @@ class MaskedLM(TokenTask):
         self.pseudo_perplexity_tokens = pseudo_perplexity_tokens
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """A bidirectional mask that hides padding, within documents if the batch has them."""
+        """A bidirectional mask that hides padding; if there are documents, a token attends only to its own."""
         if "documents" in batch:  # padding is a separate document
             return AttentionMask(documents=batch["documents"], document_starts=batch.get("document_starts"))
         return super().mask(batch)
@@ -320,7 +320,7 @@ class MaskedLM(TokenTask):
         return is_masked.int().argmax(dim=1)
 
     def nats_of_texts(self, reader: TextReader, batch: Batch) -> tuple[Float[Tensor, " texts"], Int[Tensor, " texts"]]:
-        """The negative pseudo-log-likelihood of each text (each of its targets is masked once), and their number."""
+        """The negative pseudo-log-likelihood of each text, and the number of its targets, each masked once."""
         mask_id = reader.tokenizer.mask_id
         assert mask_id is not None
         nats, places = [], [(row != IGNORED).nonzero()[:, 0] for row in batch["targets"]]

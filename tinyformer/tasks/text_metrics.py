@@ -87,7 +87,7 @@ def scores_without_question(
 
     For each context, the answer that scores best over all its questions is chosen: for exact match, from the answers to
     these questions; for F1, from these answers and all spans of words of the context. Both may be the empty answer. The
-    scores are upper bounds for a model that does not see the question; of F1, if its answers consist of whole words
+    scores are upper bounds for a model that does not see the question; for F1, only if the model answers in whole words
     (parts of words seldom score better). To reach the bounds, a model would have to know the answers. If each context
     has a single question, the bounds are 1.
 

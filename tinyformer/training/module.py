@@ -123,7 +123,7 @@ class TrainingModule(L.LightningModule):
         """Do nothing: Lightning counts the batches of a step anew in each epoch; see `on_train_batch_start`."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        """Turn the accumulated gradients into a mean, before clipping and before callbacks use it, and step."""
+        """Turn the accumulated gradients into a mean before clipping and callbacks use them, and take the step."""
 
         def compute_gradients() -> Any:
             loss, accumulated = optimizer_closure(), self.trainer.accumulate_grad_batches
@@ -138,7 +138,7 @@ class TrainingModule(L.LightningModule):
         self._start_averages()
 
     def _start_averages(self) -> None:
-        """Set averages that have no update yet to the current weights, so that validation uses no initial weights."""
+        """Set weight averages that have no update yet to the current weights, so that validation uses these."""
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, WeightAveraging) and not callback._latest_update_step:
                 assert callback._average_model is not None
@@ -210,7 +210,7 @@ class TrainingModule(L.LightningModule):
             self.last_batch = own - 1 if int(most) > own else -1
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Add the scores of a batch. If other processes have one more, run the last again to gather weights."""
+        """Add the scores of a batch. If other processes have one more batch, repeat the last one to gather weights."""
         self.add_scores(self.sums, batch)
         if batch_index == self.last_batch:
             self.task.score(self.network, batch)
@@ -240,7 +240,7 @@ def num_steps(trainer: L.Trainer) -> int | None:
 
 
 def _require_fitting_state(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse state whose shape is not its parameter's: a fused kernel would read and write past its end."""
+    """Refuse state of another shape than its parameter: a fused kernel would read and write past the state's end."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             is_dense = isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point()

@@ -161,7 +161,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()  # loading creates new group dictionaries
 
     def _share_groups(self) -> None:
-        """Share the optimizers' group dictionaries, so that a learning rate that a schedule sets here is set there."""
+        """Use the optimizers' own group dictionaries, so that they see a learning rate that a schedule sets here."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 

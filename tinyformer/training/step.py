@@ -1,7 +1,7 @@
 """An optimizer step as functions of tensors: the mean over targets, the check for NaN and infinity, clipping.
 
 Lightning's hooks in `TrainingModule` and `FiniteCheck` call them; `train_step` takes a whole step without Lightning.
-Collective operations between the processes of a run come first; the host does not wait for them.
+The file begins with collective operations between the processes of a run; the host does not wait for them.
 """
 
 import math
@@ -125,7 +125,7 @@ def weighted_loss(loss: Float[Tensor, ""], targets: Float[Tensor, ""], unit: Flo
 def mean_factor(targets: Sequence[Float[Tensor, ""]], unit: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """The factor that turns the sum of the weighted losses of a step into the mean over the targets of all processes.
 
-    `targets` are the numbers of targets of this process's batches. Gradients averaged over processes have this factor.
+    `targets` are the numbers of targets of this process's batches. The factor is for gradients averaged over processes.
     """
     return unit * num_processes() / sum_over_processes(torch.stack([*targets]).sum()).clamp(min=1)
 

@@ -40,7 +40,7 @@ class FitLoop(_FitLoop):
 
     @property
     def skip(self) -> bool:
-        """Return True if there is nothing to do; a run that is resumed after its last step is validated again."""
+        """Return True if no step is left; False for a resumed run, which is validated even after its last step."""
         return self.done and not self.is_resuming
 
     def on_run_start(self) -> None:
@@ -129,8 +129,8 @@ class ReplicatedStrategy(DDPStrategy):
 class WholeCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint whole or not at all, even if the process is killed; `last.ckpt` becomes `previous.ckpt`.
 
-    Lightning's own class holds a second copy in memory and writes through the system's temporary folder, from which it
-    copies the file if that is another file system; a process that is killed meanwhile leaves a part of a checkpoint.
+    Lightning's own class holds a second copy in memory and writes through the system's temporary folder. If that
+    folder is on another file system, the file is copied; a process killed meanwhile leaves a part of a checkpoint.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:

@@ -69,7 +69,7 @@ def _output_folder(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def _print_table(comparison: Comparison, notes: Sequence[str]) -> None:
-    """Print one row per setting; below, the settings that all runs share, and the notes."""
+    """Print one row per setting; below, the values that all runs share, and the notes."""
     counted = "seeds" if comparison.by == "seed" else f"values of {comparison.by}"
     columns = [*comparison.columns, comparison.metric, "±", counted, "parameters", "tokens/s"]
     largest = max(abs(row.mean) for row in comparison.rows if row.mean is not None)

@@ -61,7 +61,7 @@ def import_model(source: str, path: Path) -> list[str]:
     if tokenizer is not None and tokenizer.vocab_size > settings["model.vocab_size"]:
         reason = (
             f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has embeddings for "
-            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the others"
+            f"{settings['model.vocab_size']} only; resize_token_embeddings of transformers adds the missing ones"
         )
         raise ArgumentError("source", source, reason)
     network = meta_network(config)
@@ -179,7 +179,7 @@ def export_model(path: Path, folder: Path) -> list[str]:
 
 
 def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
-    """A checkpoint's config, in which sizes of null are replaced by the sizes of the weights."""
+    """A checkpoint's config, in which a `vocab_size` or `d_ff` of null is set to the size of the weights."""
     weights, model = checkpoint.weights, dict(config["model"])
     # A feed-forward network without `up_proj` is a user's class, which no family has anyway.
     up = weights.get("encoder.layers.0.feed_forward.up_proj.weight", weights[EMBEDDING])
@@ -189,7 +189,7 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """A family, its fields that are nearest to a config, the config that they describe, and the differences."""
+    """The nearest model of a family to a config: the family, the fields and config of that model, the differences."""
     values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
     configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
     plain = values | configs
@@ -205,7 +205,7 @@ def _function_of(config: DictConfig) -> Plain:
 
 
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
-    """The differences that change the function in evaluation; a bias that the model lacks is exported as zeros."""
+    """The differences that change outputs in evaluation; a missing bias does not, since zeros are exported for it."""
     bias_of_zeros = ("bias", False, True)
     return [d for d in differences if d.name not in WITHOUT_EFFECT and (d.name, d.value, d.other) != bias_of_zeros]
 

@@ -1,4 +1,4 @@
-"""The doctor's cells: the error of a backend against eager in float64, its kernel, each compared with the table."""
+"""The modules, masks and inputs on which the doctor runs a backend, and the errors against eager in float64."""
 
 import contextlib
 import copy
@@ -44,7 +44,7 @@ which a fused kernel rescales its sums."""
 
 
 def _lengths(rows: int, seq: int, device: torch.device) -> torch.Tensor:
-    """The number of keys that are not padding: two thirds of each row, none in the last row."""
+    """The number of keys in each row that are not padding: two thirds of the keys, but no key in the last row."""
     return torch.tensor([2 * seq // 3] * (rows - 1) + [0], device=device)
 
 
@@ -167,7 +167,7 @@ class Problem:
         return case._replace(dtype=dtype)
 
     def solve(self, backend: Backend, dtype: torch.dtype, gradient: bool = True, seed: int = SEEDS[0]) -> Solution:
-        """The output and the gradients of a backend, which is called even if it would refuse the case."""
+        """The output and the gradients of a backend; the backend is called even for a case that it would refuse."""
         module = self.module if dtype != torch.float64 else copy.deepcopy(self.module).double()
         module.resolved = backend
         upstream, *drawn = self._drawn(seed)
@@ -204,7 +204,7 @@ class Problem:
         return [max(gradient.abs().max().item() for gradient in gradients) for gradients in by_leaf]
 
     def _exact_without(self, dropped: Tensor) -> Solution:
-        """The solution in float64 with these weights dropped and the others rescaled."""
+        """The solution in float64 with the `dropped` attention weights set to 0 and all other weights rescaled."""
         scale = 1 - self.module.dropout
 
         def compute(
@@ -216,9 +216,9 @@ class Problem:
         return self.solve(replace(ORACLE, compute=compute), torch.float64)
 
     def _dropped(self, backend: Backend, dtype: torch.dtype) -> Tensor:
-        """The weights that a backend drops with the seed, determined by its outputs for unit vectors as values.
+        """The attention weights that a backend drops under the first seed, found by using unit vectors as values.
 
-        A kernel's random numbers do not depend on the values, so it dropped the same weights in its solution.
+        A kernel's random numbers do not depend on the values, so the same weights were dropped in the solution.
         """
         is_zero: list[Tensor] = []
 
@@ -252,7 +252,7 @@ class Problem:
 
 @contextlib.contextmanager
 def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Autocast to bf16 if it is the dtype; on CPU without tracing flex, which is not compiled there."""
+    """Autocast to bf16 if that is the dtype; on a CPU, do not trace flex, since it is not compiled there."""
     untraced = torch.compiler.set_stance("force_eager") if device.type == "cpu" else contextlib.nullcontext()
     with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16), untraced:
         yield
@@ -260,7 +260,7 @@ def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_kernel() -> Iterator[Callable[[], str]]:
-    """Profile a `with` statement; the yielded function returns, after it, the kernel that computed attention in it."""
+    """Profile a `with` statement. It yields a function that, called afterwards, names the kernel of attention."""
     # FlashAttention 2, 3 and 4 share one operator of torch and differ only in their CUDA kernels; flex has no operator.
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as watched:

@@ -171,7 +171,7 @@ class Finding(_Checked):
 
 
 def _runs_named_by(key: str, check: Check) -> list[str]:
-    """Check the quantity and the arguments of a check, and return the runs that it needs."""
+    """Verify a check's quantity and its arguments, and return the names of the runs that the check needs."""
     if check.quantity not in QUANTITIES:
         raise ValueError(f"quantity={check.quantity}: must be one of {', '.join(QUANTITIES)}")
     try:

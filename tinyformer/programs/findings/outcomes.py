@@ -108,7 +108,7 @@ def refuse_links(folder: Path, page: Path, names: Iterable[str]) -> None:
 
 
 def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path] | None:
-    """The title and the file of the picture of the first seed's run; of several files, the last."""
+    """The title and the file of the picture, from the run of the first seed; if several files match, the last one."""
     if finding.picture is None:
         return None
     run = next(run for run in planned if run.name == finding.picture.run)
@@ -119,7 +119,7 @@ def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path
 
 
 def _all_records(folder: Path, name: str) -> dict[str, list[Any]]:
-    """The packed records of the runs of each measurement, by its `_key`."""
+    """The packed records of each measurement's runs, by the `_key` of the measurement."""
     path = folder / f"{name}.records.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -175,7 +175,7 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
 
 
 def takeaway_of(finding: Finding, last: Measurement) -> str:
-    """The takeaway with the measured numbers; the title, if none was written for these verdicts."""
+    """The takeaway with the measured numbers; the title, if the verdicts or the statement have changed since."""
     if finding.concluded != last["verdicts"] or not is_current(finding, last):
         return f"{finding.title}."
     return finding.takeaway.format_map({key: shown(float(check["mean"]), 2) for key, check in last["checks"].items()})

@@ -35,9 +35,9 @@ def quantity(version: int) -> Callable[[Quantity], Quantity]:
 
 
 def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function whose name is a key of `words`, which are also its arguments after the first.
+    """The function that a key of `words` names. All of `words` are its keyword arguments, after a first argument.
 
-    Raises a ValueError if no key or several keys name a function, or if it does not take these arguments.
+    Raises a ValueError if no key or several keys name a function, or if the function does not take these arguments.
     """
     kinds = [kind for kind in functions if kind in words] if isinstance(words, Mapping) else []
     if len(kinds) != 1:
@@ -77,13 +77,13 @@ SOURCES: dict[str, Callable[..., float]] = {
 
 
 def number_of(record: Record, source: Source) -> float:
-    """The number of a run that a source names."""
+    """Look up the number that a source names in the record of a run."""
     return function_of("a source", source, SOURCES)(record, **source)
 
 
 @quantity(version=1)
 def value(records: Records, run: str, source: Source) -> float:
-    """The number of a run that `source` names."""
+    """The number that `source` names in the record of a run."""
     return number_of(records[run], source)
 
 
@@ -109,7 +109,7 @@ def ratio_within_run(records: Records, run: str, source: Source, other: Source) 
 def log_ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """The logarithm of a number of a run, divided by the logarithm of another number of the run; nan if undefined.
 
-    For two values of c^(a^n) whose n differ by one, it is a.
+    For the numbers c^(a^(n+1)) and c^(a^n), the result is a.
     """
     numbers = number_of(records[run], source), number_of(records[run], other)
     if min(numbers) <= 0 or numbers[1] == 1:
@@ -143,9 +143,9 @@ def exponent_in_table(records: Records, run: str, table: str, x: str, y: str, wh
 
 @quantity(version=1)
 def delay(records: Records, run: str, source: Source, level: float, other: Source, other_level: float) -> float:
-    """The first step at which a series is at least `level`, divided by the first step of `other` and `other_level`.
+    """The step at which `source` first reaches `level`, divided by the step at which `other` reaches `other_level`.
 
-    Infinite if only the first series never reaches its level, nan if the other series does not.
+    Infinite if only `source` never reaches its level, nan if `other` never does.
     """
     step = _crossing(records[run].series(source), level)
     other_step = _crossing(records[run].series(other), other_level)
@@ -211,7 +211,7 @@ def by_column(
 
 
 def by_run(records: Records, points: Mapping[str, Mapping[str, float]], source: Source) -> dict[str, Line]:
-    """A number against a value that differs between runs, by line: {"pre-norm": {"depth_2": 2, "depth_4": 4}}."""
+    """A number of each run against the run's value in `points`, by line: {"pre-norm": {"depth_2": 2, "depth_4": 4}}."""
     return {
         label: {x: number_of(records[run], source) for run, x in of_line.items()} for label, of_line in points.items()
     }

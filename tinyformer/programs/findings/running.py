@@ -1,4 +1,4 @@
-"""The runs of a finding, trained once, cached by their config and continued; and measurements without training."""
+"""The runs of a finding: trained once, cached by config, and continued if killed; and measurements without training."""
 
 import contextlib
 import functools
@@ -284,7 +284,7 @@ def measure_encoder(
 
 
 def forward_and_backward(network: nn.Module, tokens: torch.Tensor) -> Pass:
-    """A forward and a backward pass under a causal mask, which leaves no gradients."""
+    """A function that runs a forward and a backward pass under a causal mask, and clears the gradients."""
 
     def step() -> None:
         network(tokens, CAUSAL).sum().backward()

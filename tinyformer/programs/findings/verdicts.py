@@ -131,7 +131,7 @@ Statement: TypeAlias = dict[str, Any]  # plain values by names such as "checks.o
 
 
 def statement_of(finding: Finding) -> Statement:
-    """The part of a finding that must not change after the first run. Check names, reasons and notes may change."""
+    """The part of a finding that must not change after the first run. Names of checks, reasons and notes may change."""
     stated: Statement = {f"clauses.{key}": text.strip() for key, text in finding.clauses.items()}
     for key, check in finding.checks.items():
         values = check.model_dump(exclude={"name"}, exclude_defaults=True)

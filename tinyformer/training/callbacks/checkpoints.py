@@ -88,7 +88,7 @@ class Checkpoints(Checkpoint):
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value from `best.ckpt`, which a killed run may have written after `last.ckpt`, or lost."""
+        """Restore the best value from `best.ckpt`: a killed run may have written it after `last.ckpt`, or lost it."""
         self.best_value = None
         if self.best.is_file():
             with contextlib.suppress(ArgumentError, KeyError, TypeError, ValueError):  # damaged: the next is the best
@@ -299,7 +299,7 @@ class Snapshots(L.Callback):
                 callback.exclude(time.perf_counter() - start)
 
     def _remove_later(self, trainer: L.Trainer) -> None:
-        """Remove snapshots after the first step of this process, or all if it is 0, and partial files after a kill."""
+        """Remove snapshots after this process's first step (all, if that is 0), and partial files of a killed run."""
         first, self._first_step = self._first_step, None
         if first is not None and trainer.is_global_zero:
             later = [path for step, path in snapshots_of(self.run).items() if step > first or first == 0]
@@ -308,7 +308,7 @@ class Snapshots(L.Callback):
 
 
 def is_scheduled(step: int, every_n_steps: int) -> bool:
-    """Return True for 0, for powers of two below `every_n_steps`, and for its multiples unless it is 0."""
+    """Return True at step 0, powers of two below N = `every_n_steps`, and multiples of N; always False if N is 0."""
     return every_n_steps > 0 and (step % every_n_steps == 0 or (step < every_n_steps and step & (step - 1) == 0))
 
 
