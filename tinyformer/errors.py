@@ -1,4 +1,4 @@
-"""The error that every package raises for an invalid argument, checks that raise it, and paths in messages."""
+"""The error for invalid arguments in all packages, checks that raise this error, and paths as messages show them."""
 
 import contextlib
 import re
@@ -82,7 +82,7 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
 def require_at_least(minimum: float, works: Mapping[str, Any] | None = None, **arguments: float | None) -> None:
     """Raise an `ArgumentError` for the first keyword argument below a minimum; None is accepted.
 
-    The error suggests the argument's value in `works`, or else the minimum.
+    The error suggests the argument's value in `works`; for an argument that `works` lacks, the minimum.
     """
     for argument, value in arguments.items():
         if value is not None and not value >= minimum:  # nan is neither above nor below
@@ -108,7 +108,7 @@ def require_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
 
 
 def relative_path(path: Path) -> str:
-    """The path relative to the working directory if it lies within it, else the absolute path."""
+    """A path relative to the working directory; for a path outside of this directory, the absolute path."""
     path, here = path.resolve(), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -120,9 +120,9 @@ def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: i
 
 
 def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
-    """The size of each head: `head_dim`, or d_model / num_heads if that is None.
+    """The size of each head: `head_dim`; if `head_dim` is None, d_model / num_heads.
 
-    The error suggests the largest valid number of heads below an invalid one.
+    For an invalid number of heads, the error suggests the largest valid number below it.
     """
     require_at_least(1, {"head_dim": 32, "d_model": 128}, head_dim=head_dim, d_model=d_model)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):

@@ -58,5 +58,5 @@ def _remove(path: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON and tables: None in place of nan and infinity, which they cannot represent."""
+    """A value for JSON and tables, with None in place of nan and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,6 @@
 """The machine: devices, precisions, memory, the peak speed of matrix products, and the time and memory of a pass.
 
-The passes of a comparison run alternately, so that a slow phase of the machine affects all of them.
+Passes that are compared run alternately, so that a slow phase of the machine affects all of them.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ def has_native_bf16(device: str) -> bool:
 
 @functools.cache
 def can_compile() -> bool:
-    """Return True if a trial of `torch.compile` works on this CPU; it needs a C++ compiler and Python's headers."""
+    """Try `torch.compile` on this CPU, and return True if it works; it needs a C++ compiler and Python's headers."""
     new = time.time()  # a graph that is in no cache
     try:
         torch.compile(lambda x: x.sin() + new)(torch.zeros(8))
@@ -127,7 +127,7 @@ def describe_device(device: str) -> str:
 
 
 def cpu_name() -> str:
-    """The CPU's model name in /proc/cpuinfo, or else its architecture."""
+    """The CPU's model name in /proc/cpuinfo; if there is none, the CPU's architecture."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -136,7 +136,7 @@ def cpu_name() -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of tensors on a CUDA device, elsewhere of the whole process."""
+    """Peak memory in bytes: on CUDA, of all tensors; on other devices, of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -178,7 +178,7 @@ class Peak(NamedTuple):
 
     Attributes:
         flops: floating-point operations per second.
-        source: where the figure comes from, in the words of the run's summary.
+        source: the origin of this number, for the run's summary, such as "a measured peak of".
     """
 
     flops: float
@@ -201,7 +201,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> Peak:
 
 
 def known_flops(name: str, dtype: torch.dtype, has_tf32: bool) -> float | None:
-    """Peak FLOP/s of a GPU by its datasheet, where `has_tf32` lets fp32 use TF32; None if `TFLOPS` does not list it."""
+    """The peak FLOP/s of a GPU's datasheet, for fp32 with TF32 if `has_tf32`; None if `TFLOPS` lacks the GPU."""
     row = next((row for part, row in TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
     if row is None or "MIG" in name:  # a slice of a GPU, whose name contains the name of the whole GPU
         return None
@@ -239,7 +239,7 @@ def _seconds_of_product(factor: torch.Tensor) -> float:
 def seconds_on(device: str) -> float:
     """The current time in seconds: on CUDA after all work is done, on a CPU with one thread the process's CPU time.
 
-    Other processes hardly affect CPU time, but several threads would also spend it waiting for one another.
+    Other processes hardly affect CPU time. Several threads, however, spend CPU time waiting for one another.
     """
     if device == "cpu" and torch.get_num_threads() == 1:
         return time.process_time()
@@ -249,7 +249,7 @@ def seconds_on(device: str) -> float:
 
 
 def median_seconds(passes: Mapping[str, Pass], device: str, patience: int = 1) -> dict[str, float]:
-    """The median time of each pass in seconds, after a warm-up; a single pass is timed only once.
+    """The median time of each pass in seconds, after a warm-up; if there is one pass, it is timed only once.
 
     `patience` multiplies the time limit and the number of rounds of a comparison.
     """
@@ -279,7 +279,7 @@ def peak_bytes(run: Pass, device: str) -> int:
 
 
 def profiled_events(watched: profile) -> list[Any]:
-    """The profiler's raw events; building the tree of `watched.events()` takes longer than the pass itself."""
+    """The profiler's raw events. Building the tree of `watched.events()` would take longer than the profiled pass."""
     assert watched.profiler is not None
     assert watched.profiler.kineto_results is not None
     return watched.profiler.kineto_results.events()

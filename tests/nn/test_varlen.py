@@ -107,5 +107,5 @@ def test_what_flash_lacks_on_cuda_is_refused_and_never_left_out():
         bias = Scoring(0.3, mods=(ScoreMod(lambda score, *indices: score - 0.1, additive=True),))
         refused = ((AttentionMask(window=3), Scoring(0.3), 0.1), (pattern, Scoring(0.3)), (AttentionMask(), bias))
         for mask, *others in refused:
-            with pytest.raises(ValueError, match="cannot compute on CUDA a pattern, a bias, or sinks or dropout"):
+            with pytest.raises(ValueError, match="cannot compute a pattern or a bias on CUDA, nor sinks or dropout"):
                 BACKENDS["flash"].compute(q, k, v, mask, *others)

@@ -1,7 +1,7 @@
 """Loading of checkpoints and snapshots.
 
 A checkpoint is Lightning's checkpoint in a safetensors file, see `format`. It also holds the overrides of the run's
-config, its tokenizer and the states of the random number generators. `config.admission` checks the overrides.
+config, the tokenizer and the states of the random number generators. `config.admission` checks the overrides.
 """
 
 import bisect
@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
-    """Load a checkpoint onto the CPU, with the tensors whose names have one of the prefixes; refuse any other file."""
+    """The contents of a checkpoint, see `read_raw`; an `ArgumentError` is raised for a file that is no checkpoint."""
     if not os.path.isfile(path):  # `Path.is_file` raises an error for a name that is too long
         raise _not_a_file(path)
     try:
@@ -67,7 +67,7 @@ def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
     except Exception as error:  # a damaged file can raise anything
         reason = (
             "cannot be read: the file is cut short, damaged, or not a checkpoint; a run writes "
-            "RUN/checkpoints/last.ckpt, and best.ckpt next to it, which may be intact"
+            "RUN/checkpoints/last.ckpt; best.ckpt next to it may be intact"
         )
         if is_archive(path):
             reason = "is an archive of PyTorch, as before format 2, which is no longer supported; train the model again"
@@ -96,7 +96,7 @@ def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """Load the newest intact checkpoint in a run's folder of checkpoints; if none is intact, refuse `last.ckpt`."""
+    """Load the newest intact checkpoint in a run's `checkpoints`; if none is intact, raise the error of `last.ckpt`."""
     intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
@@ -125,7 +125,7 @@ def _not_a_file(path: Path) -> ArgumentError:
 
 
 def _malformation(raw: Any) -> str | None:
-    """The reason why the contents of a file are not a checkpoint that a run wrote; None if they are."""
+    """The reason why the contents of a file are not a checkpoint that a run wrote; None if they are valid."""
     foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
     if not isinstance(ours := raw.get(KEY), dict) or "format" not in ours:
         return foreign
@@ -168,7 +168,7 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
-    """Atomically write a network with the tokenizer, facts and step of the checkpoint that it was derived from.
+    """Atomically write a checkpoint of a network with the tokenizer, facts and step of another `checkpoint`.
 
     `overrides` are the overrides of the network's config, by key; see `config.stored.describe_config`.
     """
@@ -192,7 +192,7 @@ def copy_with(network: torch.nn.Module, checkpoint: Checkpoint) -> Any:
 
 
 def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: str | tuple[str, ...] = "") -> None:
-    """Refuse a checkpoint whose weights differ in names or shapes from a network's; the meta device is supported.
+    """Raise an `ArgumentError` if the weights of a network (even on "meta") and a checkpoint differ in name or shape.
 
     Only weights whose names start with `within` (a prefix or several) are compared.
     """
@@ -209,14 +209,14 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: st
     extra = [f"it also has {name}" for name in sorted(stored.keys() - expected.keys())]
     if differences := [*changed, *missing, *extra]:
         reason = f"does not fit this model: {differences[0]}; model, attention, position, block and tokenizer must be "
-        raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}the same as in its run")
+        raise ArgumentError("checkpoint", str(checkpoint.path), f"{reason}the same as in the checkpoint's run")
 
 
 def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: bool = True) -> None:
-    """Load a checkpoint's weights into a network for the same or another task.
+    """Load a checkpoint's weights into a network, which may be for another task.
 
     Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation. Without
-    `with_readout`, so does the readout.
+    `with_readout`, the readout keeps its initialisation, too.
     """
     initial, weights = network.state_dict(), dict(checkpoint.weights)
     if not with_readout:
@@ -271,7 +271,7 @@ def snapshots_of(path: Path) -> dict[int, Path]:
 
 
 def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
-    """Load a checkpoint, or a snapshot of its run, see `at_step`; if this is `known`, no file is loaded."""
+    """Load the checkpoint or snapshot at the path `at_step(path, step)`; return `known` if it is from this path."""
     found = at_step(path, step)
     return known if known is not None and known.path == found else load_checkpoint(found)
 
@@ -279,7 +279,7 @@ def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> C
 def at_step(path: str | Path, step: Any) -> Path:
     """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; for "all", the last snapshot.
 
-    If `step` is None or the path does not exist, return the path of `find_checkpoint`, perhaps of a missing file.
+    If `step` is None or the file `find_checkpoint(path)` does not exist, return the path of this file.
     """
     path = find_checkpoint(path)
     if step is None or not path.exists():

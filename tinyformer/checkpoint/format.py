@@ -1,7 +1,7 @@
 """The format of a checkpoint: a safetensors file whose header holds, as JSON, all that is not a tensor.
 
-The JSON is Lightning's checkpoint. It represents a tensor by the tensor's name in the file and a checksum, and a value
-of a type that JSON lacks by an object with one key, such as `{"$tuple": [1, 2]}`. Loading runs no code.
+The JSON is Lightning's checkpoint. In place of a tensor, it holds the tensor's name in the file and a checksum. A value
+of a type that JSON lacks is an object with one key, such as `{"$tuple": [1, 2]}`. Loading runs no code.
 """
 
 import base64
@@ -103,8 +103,8 @@ KINDS: dict[str, Callable[[Any], Any]] = {
 def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
     """The contents of a checkpoint, on the CPU.
 
-    With prefixes, tensors whose names begin with none of them are None, and the other tensors are memory-mapped from
-    the file. Without prefixes, all tensors are loaded and compared with their checksums.
+    Without prefixes, all tensors are loaded and compared with their checksums. With prefixes, tensors whose names begin
+    with a prefix are memory-mapped from the file, without this comparison, and all other tensors are None.
 
     Raises:
         ValueError: the file is damaged, or is not a checkpoint of this format.

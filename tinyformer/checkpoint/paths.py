@@ -5,7 +5,10 @@ from pathlib import Path
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The checkpoint file of a path: of a run's folder, its last checkpoint; of "last", if no such file, the newest."""
+    """Return the newest checkpoint for "last", the last checkpoint for a run's folder, and any other path unchanged.
+
+    A file or folder with the name "last" takes precedence over the newest checkpoint.
+    """
     path = Path(path)
     if path == Path("last") and not path.exists() and (newest := newest_checkpoint()):
         print(f"The last checkpoint is {newest}.")

@@ -50,7 +50,7 @@ def count_batch(
 ) -> BatchCosts:
     """The costs of a batch; the factories are called under fake tensors, which take no memory.
 
-    Activations and the KV cache are in `dtype`, "bf16" as in mixed precision or "fp32".
+    `dtype` is the dtype of activations and of the KV cache: "bf16", as in mixed precision, or "fp32".
     """
     with FakeTensorMode():
         network = make_network().train()
@@ -78,8 +78,8 @@ class GpuCosts:
 
     With `trainer=ddp`, a GPU holds what `BatchCosts` counts. With `trainer=fsdp`, it holds a shard of every weight,
     gradient and optimizer state (the first GPU's is the largest), and whole weights and gradients of the block in use.
-    Traffic is for ring algorithms: a GPU sends (n - 1) / n of the bytes to reduce, gather or scatter, in fp32 except
-    for gathered weights. With accumulated gradients and `trainer=fsdp`, each accumulated batch has this traffic.
+    Traffic is for ring algorithms: a GPU sends (n - 1) / n of the bytes to reduce, gather or scatter. Gathered weights
+    of blocks may be in bf16, all else is in fp32. With `trainer=fsdp`, every accumulated batch has this traffic.
     """
 
     gpus: int
@@ -99,9 +99,9 @@ def count_gpus(
     gpus: int,
     dtype: str = "bf16",
 ) -> GpuCosts:
-    """The costs of each of several GPUs, given factories as for `count_batch`; blocks are gathered in `dtype`.
+    """The costs of each of several GPUs, given factories as for `count_batch`.
 
-    The update directions that Muon sends for each matrix are not counted.
+    Weights of blocks are gathered in `dtype`. The update directions that Muon sends for a matrix are not counted.
     """
     size = 2 if dtype == "bf16" else 4
     with FakeTensorMode():
@@ -135,7 +135,7 @@ def activation_bytes(network: Network, batch: int, dtype: str) -> int:
     """Bytes that layers store for the backward pass of sequences of maximum length; the call modifies the network.
 
     With activation checkpointing, these are the inputs of all layers, and the largest activations of a single layer.
-    Copies of weights in bf16 are counted if a layer stores them, not for as long as autocast keeps them.
+    Copies of weights in bf16 are counted if a layer stores them, but not if only autocast's cache keeps them.
     """
     own = {tensor.untyped_storage()._cdata for tensor in (*network.parameters(), *network.buffers())}
     stored: dict[int, Tensor] = {}

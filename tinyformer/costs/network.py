@@ -133,7 +133,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
     - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, plus the
       products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
-      product. A convolution has 2 · kernel_size · d_model, as without FFT; an LSTM's matrices are projections.
+      product. A convolution counts as if without FFT, 2 · kernel_size · d_model; an LSTM's matrices are projections.
     """
     seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
@@ -147,7 +147,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
 
 
 def batch_sizes(batch: Mapping[str, Any]) -> Counter[str]:
-    """The numbers of tokens and query–key pairs in a batch, padding included; a source has separate entries."""
+    """The numbers of tokens and query–key pairs in a batch, padding included; a source is counted separately."""
     rows, seq = batch["inputs"].shape
     sizes = Counter(tokens=rows * seq, pairs=rows * seq * seq)
     if "source" in batch:
@@ -162,9 +162,9 @@ def batch_sizes(batch: Mapping[str, Any]) -> Counter[str]:
 class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
 
-    A trained weight takes one product in the forward pass and two in the backward pass. A weight of a frozen encoder
-    takes only the forward product, and its readout needs no gradient of its input. Recomputation is not counted. If an
-    attention is of a user-defined class, its operations are unknown, and all counts are nan.
+    A trained weight takes one product in the forward pass and two in the backward pass. If the encoder is frozen, its
+    weights take only the forward product, and the readout's weights take two products. Recomputation is not counted. If
+    the class of an attention is user-defined, the operations of the attention are unknown, and all counts are nan.
     """
 
     per_size: Mapping[str, float]  # FLOPs of the layers for each token or pair, by the names of `batch_sizes`
@@ -221,7 +221,7 @@ def visible_pairs(seq_len: int, mask: AttentionMask) -> int:
     """T² - Σ c (c + 1) / 2: the number of query–key pairs that a mask allows.
 
     The sum is over the two sides of the diagonal. If a query sees at most n keys on a side, c = max(T - 1 - n, 0) keys
-    are hidden from the query that has all other keys on that side, c - 1 from its neighbour, and so on.
+    are hidden from the query at one end of the sequence, c - 1 from the query next to it, and so on.
     """
     corners = (max(seq_len - 1 - limit, 0) for limit in mask.span if limit >= 0)
     return seq_len**2 - sum(corner * (corner + 1) // 2 for corner in corners)
@@ -261,7 +261,7 @@ def query_multiply_adds(layer: BaseAttention) -> int:
 def head_multiply_adds(part: nn.Module | None) -> int:
     """Multiply-adds in matrix products of a score function or position, for each query of each head.
 
-    For a user-defined class, this is its attribute `multiply_adds`, or 0 without one.
+    For a user-defined class, this is the class's attribute `multiply_adds`, or 0 if the class has no such attribute.
     """
     if isinstance(part, GeneralScore):  # the product of the query and W
         return part.weight.shape[-1] ** 2

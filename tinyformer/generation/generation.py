@@ -42,7 +42,7 @@ class Sampling:
     def draw(
         self, logits: Float[Tensor, "batch vocab_size"], generators: Sequence[torch.Generator | None]
     ) -> Int[Tensor, " batch"]:
-        """Sample one token for each row with the row's random generator; None for torch's default generator."""
+        """Sample one token for each row with the row's random generator; None stands for torch's default generator."""
         never = torch.tensor(self.suppressed, dtype=torch.long, device=logits.device)
         logits = logits.index_fill(-1, never, -torch.inf)
         if self.temperature < 1e-6:  # a division would overflow fp32
@@ -114,7 +114,7 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without a cache.
         stop_token: the token, or several tokens, any of which ends a text without being part of it.
-        is_end: function of the token ids of a prompt and its text, which returns True to end the text.
+        is_end: function of the token ids of a prompt with its continuation, which returns True to end the text.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     stops = stop_token if isinstance(stop_token, Collection) else {stop_token}
@@ -226,7 +226,7 @@ def beam_search(
             it decodes.
         source: token ids of the sources, padded on the right.
         lengths: number of tokens of each source.
-        tokens: the ids that begin and end a target, and the ids that never occur in one, such as ids without a token.
+        tokens: the ids that begin and end a target, and the ids that a target never contains, such as unused ids.
         beam: the settings of the search; None for `Beam()`.
         max_tokens: maximum number of tokens of a target, including the one that ends it; by default the context
             length of the model.
@@ -295,7 +295,7 @@ def _search(
 
 
 def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, length: int) -> Tensor:
-    """The log-probabilities of the token at a position of the target (from 1), -inf for tokens not permitted there."""
+    """The log-probability of each token at position `length` of the target, -inf for tokens not permitted there."""
     if length == 1 and special.forced_bos is not None:
         forced = torch.full_like(log_p, -torch.inf)
         forced[:, special.forced_bos] = 0.0  # certain, as in transformers

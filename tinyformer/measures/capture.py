@@ -32,7 +32,7 @@ from tinyformer.nn.maps import NoMapsError, is_own
 
 
 def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
-    """For each kind of attention, a mask that is True at queries and False at padding; an only kind is called "".
+    """By kind of attention, a mask that is True at queries and False at padding; a single kind is named "".
 
     A batch without lengths has no padding.
     """
@@ -57,7 +57,7 @@ def rows_of(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def without_padding(batches: Iterable[Batch]) -> list[Batch]:
-    """Group the rows of batches of windows or examples by length, into one batch without padding for each length.
+    """The rows of batches of windows or examples, as one batch without padding for each length.
 
     Only tensors with one entry per token are kept.
     """
@@ -210,7 +210,7 @@ def capture_attention(model: Any, rows: int | Int[Tensor, " rows"] | None = None
     Args:
         model: the network, or a trained model that contains it; a compiled network runs uncompiled in the context.
         rows: the indices of the queries to capture, or a number of queries to sample, the same in all layers and calls;
-            None for all queries, which an encoder–decoder requires. Memory grows with rows times keys.
+            None for all queries. An encoder–decoder requires None. Memory grows with rows times keys.
     """
     network = cast(Network, getattr(model, "network", model))
     if rows is not None and len(network.stacks()) > 1:
@@ -259,9 +259,9 @@ def capture_pair(network: EncoderDecoder, pair: TokenPair) -> dict[str, Captured
 
 
 def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
-    """The calls of a network's `attentions` in a forward pass in evaluation mode, which ends at the last call.
+    """The calls of a network's `attentions` in a forward pass in evaluation mode; the last call ends the pass.
 
-    A `NoMapsError` is raised if a layer has no attention maps, such as a layer that overrides `forward`.
+    A `NoMapsError` is raised for a layer without attention maps, such as a layer that overrides `forward`.
     """
     calls: dict[BaseAttention, AttentionInputs] = {}
     *_, last = layers = model.require_heads()
@@ -334,7 +334,7 @@ def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list
 
 @contextmanager
 def running_hooks(model: Network, hooks: Iterable[RemovableHandle] = ()) -> Iterator[None]:
-    """A context in which every forward pass runs each module's hooks exactly once; it removes `hooks` at its end."""
+    """A context in which every forward pass runs each module's hooks exactly once; at the end, it removes `hooks`."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
     for stack in recomputing:

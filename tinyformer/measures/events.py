@@ -22,7 +22,7 @@ class Trait:
     part_of: str = ""  # the trait whose presence makes the label redundant, so that it is left out
 
     def is_met(self, value: float, slack: float = 0.0) -> bool:
-        """Return True if a value reaches the threshold, or misses it by at most its share `slack`; nan never does."""
+        """Return True if a value reaches the threshold, or misses it by at most `slack` times the threshold."""
         sign = -1 if self.below else 1
         return sign * value >= sign * self.threshold * (1 - sign * slack)
 
@@ -98,10 +98,10 @@ def head_labels(
 def head_roles(
     measures: Mapping[str, Sequence[Sequence[float]]], traits: Mapping[str, Trait] = TRAITS
 ) -> dict[str, dict[tuple[int, int], float]]:
-    """By role, such as "previous token", the heads with the trait, as a dict from (layer, head) to the measured value.
+    """By role, such as "previous token", the heads with this role, as a dict from (layer, head) to the measured value.
 
-    The first head of a role is furthest beyond the threshold. `measures` are indexed by name, layer and head; no head
-    has a trait whose measure is missing or nan.
+    Heads are sorted: the head whose value is furthest beyond the threshold comes first. `measures` are indexed by name,
+    layer and head; no head has a trait whose measure is missing or nan.
     """
     roles: dict[str, dict[tuple[int, int], float]] = {}
     for name, trait in traits.items():
@@ -119,7 +119,7 @@ def head_roles(
 
 
 def control_of(trait: Trait, measures: Mapping[str, Sequence[Sequence[float]]]) -> float:
-    """The largest value of a trait's measure over all heads, or the smallest if the trait is `below`; nan for none."""
+    """The largest value of a trait's measure, or the smallest if the trait is `below`; nan if no head has a value."""
     values = [value for layer in measures.get(trait.measure, ()) for value in layer if not math.isnan(value)]
     return (min if trait.below else max)(values, default=math.nan)
 
@@ -132,9 +132,9 @@ def offset_label(tokens: float) -> str:
 class EventDetector:
     """Detects when heads acquire and lose traits, by comparing consecutive measurements.
 
-    A head acquires a trait when the measure reaches the threshold, and loses it when the measure falls short of the
-    threshold by more than the hysteresis (a share of it), so that a head near the threshold is not reported repeatedly.
-    The first measurement of a head causes no events. The names of traits identify them in a saved state.
+    A head acquires a trait when the measure reaches the threshold. It loses the trait when the measure falls short of
+    the threshold by more than `hysteresis` times the threshold, so that a head near the threshold is not reported again
+    and again. The first measurement of a head causes no events. A saved state identifies traits by their names.
     """
 
     def __init__(self, traits: Mapping[str, Trait], hysteresis: float) -> None:

@@ -107,8 +107,8 @@ def largest_logit(logits: Weights) -> Heads:
 def effective_rank(weights: Weights) -> Heads:
     """(Σ σ²)² / Σ σ⁴ over the singular values σ of a map: 1 for equal rows, n for n orthogonal rows of equal norm.
 
-    The participation ratio as a measure of dimension (Gao et al. 2017, bioRxiv 214262) needs two matrix products and no
-    decomposition. It is not defined for maps without a visible key, which the mean leaves out.
+    This participation ratio, a measure of dimension (Gao et al. 2017, bioRxiv 214262), needs two matrix products and no
+    decomposition. The mean leaves out maps without a visible key, for which the ratio is not defined.
     """
     gram = weights @ weights.mT
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
@@ -186,10 +186,7 @@ def monotonicity(weights: Weights) -> Heads:
 
 
 def coverage(weights: Weights) -> Heads:
-    """The mean over source tokens of min(1, Σ_q w_q): how much of the source is attended to.
-
-    Tu et al. 2016 (arXiv 1601.04811, §3).
-    """
+    """The mean over source tokens of min(1, Σ_q w_q), the attended share (Tu et al. 2016, arXiv 1601.04811, §3)."""
     return weights.sum(dim=-2).clamp(max=1).mean(dim=(-3, -1))
 
 
@@ -215,10 +212,10 @@ def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     """mean_q Σ_k min(w_qk, b_qk): overlap with a map of two blocks; 1 if attention is even within each block.
 
     After Kovaleva et al. 2019 (arXiv 1908.08593, §4.1). The overlap is 1 minus the total variation distance between w
-    and b, where b is even attention on the visible keys on the query's side of a boundary. The boundary is the one that
-    the least attention crosses, out of at most `MAX_BOUNDARIES` with at least a quarter of the sequence, and
-    `MIN_BLOCK` tokens, on each side. The mean is over queries that see keys on both sides, so that a mask alone makes
-    no blocks.
+    and b, where b is even attention on the visible keys on the query's side of a boundary. At most `MAX_BOUNDARIES` are
+    compared, which have at least a quarter of the sequence and at least `MIN_BLOCK` tokens on both sides. The boundary
+    that the least attention crosses is used. The mean is over queries that see keys on both sides, so that a mask alone
+    makes no blocks.
     """
     k_seq = weights.shape[-1]
     least = max(k_seq // 4, MIN_BLOCK)
@@ -257,8 +254,9 @@ def offset(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 def segment_vertical(weights: Weights) -> Heads:
     """Share of attention along vertical stripes of a segment, in the quarter of the queries with the largest share.
 
-    s_q is max_k of the mean of w_k over `SEGMENT` consecutive queries, in the best such run that includes q. The
-    measure is the 75 % quantile of s_q, without the first key, where sinks form; nan for fewer than two segments.
+    A segment is `SEGMENT` consecutive queries, and its share is max_k of the mean of w_k over these queries. s_q is the
+    largest share of a segment that includes q, and the measure is the 75 % quantile of s_q. The first key, where sinks
+    form, is excluded. The result is nan for fewer queries than two segments have.
     """
     if weights.shape[-2] < 2 * SEGMENT:
         return torch.full_like(weights[..., 0, 0].mean(dim=-2), math.nan)
@@ -287,8 +285,8 @@ def horizontal(weights: Weights, logits: Weights) -> Heads:
 def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     """mean_q Σ_k min(w_qk, b_qk): overlap with blocks of 2 to `LONGEST_PHRASE` tokens; 1 if attention is even in each.
 
-    Like `block`, with the segmentation into phrases and single tokens that has the largest overlap, found by dynamic
-    programming. b is even attention on the visible keys of the query's phrase, and 0 for a single token. Queries that
+    Like `block`, but the sequence is divided into phrases and single tokens so that the overlap is largest (by dynamic
+    programming). b is even attention on the visible keys of the query's phrase, and 0 for a single token. Queries that
     see at most `LONGEST_PHRASE` keys are excluded. The result is nan if `rows` lacks a query, or for short sequences.
     """
     num_rows, k_seq = weights.shape[-2:]
@@ -321,7 +319,7 @@ def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 def repeated_tokens(
     vocab_size: int, num_sequences: int, period: int, tokenizer: TextTokenizer, seed: int = 0
 ) -> Int[Tensor, "batch seq"]:
-    """Sequences of the tokens that begin a text, then `period` random text tokens (distinct if possible), twice."""
+    """Sequences: the tokens that begin a text, and two copies of `period` random text tokens (distinct if possible)."""
     generator, words = torch.Generator().manual_seed(seed), torch.tensor(tokenizer.text_ids(vocab_size))
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
     once = torch.stack([draw[torch.isin(draw, words)].repeat(-(-period // len(words)))[:period] for draw in draws])
@@ -378,9 +376,10 @@ def _across(
     queries: Int[Tensor, "rows 1"],
     boundaries: Int[Tensor, "*#maps boundaries"],
 ) -> Float[Tensor, "*layers batch #heads rows boundaries"]:
-    """The sum of each query's values over the keys on the other side of each boundary, given cumulative `sums`.
+    """For each query and boundary, the sum of values over the keys that the boundary separates from the query.
 
-    A boundary is the index of the first key of the second side. Maps share `boundaries`, or each has one (`... 1 1`).
+    `sums` are cumulative over the keys. A boundary is the index of the first key behind it. All maps have the same
+    `boundaries`, or each map has one boundary (`... 1 1`).
     """
     shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
     before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))

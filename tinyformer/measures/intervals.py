@@ -25,7 +25,7 @@ def bootstrap(
 
 @dataclass(frozen=True)
 class Losses:
-    """The summed negative log-likelihood of each window, in nats, and its number of targets.
+    """For each window, the summed negative log-likelihood in nats, and the number of targets.
 
     The class also serves for other means, given a sum and a count for each window.
     """

@@ -96,7 +96,7 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
 
 
 def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
-    """The terms of the token and of its absolute position; the latter is the module's output for a token of zeros."""
+    """The points of token and position embeddings; a position embedding is the output of `stack.position` for zeros."""
     position: Any = stack.position
     if position is None:
         yield "token_embedding", Point(stack.embedding_norm, stream, is_input=True)
@@ -111,7 +111,7 @@ def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
 
 
 def _term(module: nn.Module, shape: Shape, get: Callable[[Any, Any], Tensor]) -> Point:
-    """A point whose value, or the sum of its values over the heads, is a term of the output."""
+    """A point whose value is a term of the output; if the value has an axis of heads, their sum is the term."""
 
     def put(inputs: Any, output: Tensor, value: Tensor) -> Tensor:
         difference = value - get(inputs, output)
@@ -185,7 +185,7 @@ class ForwardPass(NamedTuple):
 def forward_pass(
     network: Network, forward: Callable[[], Tensor], lengths: Lengths, *others: Any, **options: Any
 ) -> ForwardPass:
-    """Call `forward`, which runs the network and returns its logits, under an `intervention` of the other arguments."""
+    """Call `forward`, which runs the network and returns the logits, in an `intervention` with the other arguments."""
     with intervention(network, lengths, *others, **options) as passes:
         logits = _of_tokens(forward(), points_of(network)["logits"], lengths)
     return ForwardPass(logits, {name: of_passes[-1] for name, of_passes in passes.items()})
@@ -260,7 +260,7 @@ def intervention(
 def _replacement(name: str, value: Tensor, replacement: Replacement, point: Point, lengths: Lengths) -> Tensor:
     """The replacement of an activation, with zeros at padding.
 
-    A function is called once for each length, with the rows of this length without their padding.
+    If the replacement is a function, it is called once for each length, with all rows of this length, unpadded.
     """
     if isinstance(replacement, Tensor):
         return _of_tokens(_fitting(name, replacement, value), point, lengths)
@@ -291,7 +291,7 @@ def _kind(value: Tensor) -> str:
 
 
 def _of_tokens(x: Tensor, point: Point, lengths: Lengths) -> Tensor:
-    """A copy of an activation with zeros at padding; for weights, at padded queries and keys."""
+    """A copy of an activation with zeros at padding; in attention maps, padded queries and padded keys are zero."""
     x = x.clone()
     for dim, size in enumerate(point.shape):
         x = without_padding(x, lengths[str(size)], dim) if size in lengths else x

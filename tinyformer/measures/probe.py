@@ -143,8 +143,8 @@ def measure_pairs(
 ) -> HeadMeasures:
     """The measures of every head, combined over the pairs by `Measure.combine`; nan if a measure does not apply.
 
-    Given a seed `random`, the measures are computed on `random_maps`. Each pair has a separate forward pass, since the
-    lengths differ and padding would be measured.
+    Given a seed `random`, the measures are computed on `random_maps`. Each pair has a separate forward pass, without
+    padding, which would affect the measures.
     """
     of_kinds: dict[str, list[dict[str, list[list[float]]]]] = defaultdict(list)
     with precision:
@@ -164,7 +164,7 @@ def measure_pairs(
 
 
 def random_maps(maps: CapturedMaps, seed: int = 0) -> None:
-    """Replace captured weights with random weights, a control for measures without any pattern except the mask.
+    """Replace captured weights with random weights, whose only pattern is the mask: a control for measures.
 
     Each row is drawn from the flat Dirichlet distribution over its visible keys: all distributions are equally likely.
     """

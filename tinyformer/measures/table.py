@@ -209,7 +209,7 @@ EXPLANATIONS = {name: measure.explanation for name, measure in ALL_MEASURES.item
 def measure_layers(
     measures: Mapping[str, Measure], maps: CapturedMaps, tokens: Int[Tensor, "batch k_seq"]
 ) -> dict[str, list[list[float]]]:
-    """Compute measures on the maps of a forward pass on `tokens`: by name, one value per map; nan for ablated heads."""
+    """Measures of the maps of a forward pass on `tokens`: values by name, layer and map; nan for ablated heads."""
     assert maps.rows is not None
     if not measures:
         return {}
@@ -232,7 +232,7 @@ def measure_layers(
 def combine_inputs(
     measures: Mapping[str, Measure], values: Sequence[Mapping[str, list[list[float]]]], num_rows: Sequence[int]
 ) -> dict[str, list[list[float]]]:
-    """Combine the values of `measure_layers` for several inputs into one per map, weighted by the numbers of rows."""
+    """Combine the results of `measure_layers` for several inputs, weighted by the number of rows of each input."""
     if len(values) == 1:
         return dict(values[0])
     counts = torch.tensor(num_rows)

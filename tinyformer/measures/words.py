@@ -79,7 +79,8 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
     each special token, such as `<eos>`, is a separate word. White space belongs to the word that follows it, as in
     GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
 
-    If tokens do not keep white space, words come from the pre-tokenizer, for one of `texts` or else the decoded text.
+    If tokens do not keep white space, the pre-tokenizer finds the words, in the first of `texts` that has these tokens;
+    if none has them, in the decoded text.
     """
     special = tokenizer.special_ids
     for text in () if tokenizer.shows_words else (*texts, tokenizer.decode(i for i in ids if i not in special)):
@@ -100,7 +101,7 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
 
 
 def _words_of_text(ids: Sequence[int], tokenizer: TextTokenizer, text: str | Sequence[str]) -> Words | None:
-    """The words that the pre-tokenizer finds in a text; None if its tokens are not `ids`, apart from special tokens."""
+    """The words that the pre-tokenizer finds in a text; None if the text's tokens differ from `ids`."""
     row, special = text if isinstance(text, str) else tuple(text), tokenizer.special_ids
     (read,) = tokenizer.reader.encode_batch([row])
     keys = [key for key in zip(read.ids, read.sequence_ids, read.word_ids, strict=True) if key[0] not in special]
@@ -118,8 +119,8 @@ def merge_words(
 ) -> Float[Tensor, "*maps query_words key_words"]:
     """The attention maps of words (Clark et al. 2019, arXiv 1906.04341, §4.1).
 
-    The weight to a word is the sum over its tokens, the weight from a word the mean over its tokens, so that the sums
-    of rows are preserved.
+    The weight to a word is the sum over its tokens, and the weight from a word is the mean over its tokens, so that the
+    sums of rows are preserved.
     """
     from_words, to_words = (  # shape `tokens words`: 1 where a token belongs to a word
         one_hot(torch.tensor(words.of_tokens, device=weights.device), len(words.names)).to(weights.dtype)

@@ -1,7 +1,6 @@
 """The inside of a trained model, from Python: its attention maps, its activations, and its outputs without some heads.
 
-Each name in `__init__.pyi` is imported on first use, since trained models import this package, and its maps import the
-analyses.
+Each name in `__init__.pyi` is imported on first use.
 """
 
 import lazy_loader

@@ -49,7 +49,7 @@ def load(
     package.
 
     Args:
-        checkpoint: the file, such as `outputs/…/checkpoints/last.ckpt`; with `step`, also the folder of a run.
+        checkpoint: a file, such as `outputs/…/checkpoints/last.ckpt`, the folder of a run, or "last" for the newest.
         backend: attention backend, in place of the run's: "auto" or a name in `tinyformer.nn.BACKENDS`.
         device: the device, as in torch: "cpu", "cuda", …
         trusted: further classes that the checkpoint may use, such as "mine.Block".

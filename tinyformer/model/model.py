@@ -61,7 +61,7 @@ class Model:
     |---|---|---|
     | language modelling | `texts` | `texts` |
     | classification | `texts`, or a list of pairs of texts | `texts, labels` |
-    | sequence to sequence | `texts, targets`: sources, and targets, by default decoded ones | `texts, targets` |
+    | sequence to sequence | `texts, targets`: sources, and targets, which are decoded by default | `texts, targets` |
     | span extraction | `texts, contexts`: questions, and one context for each or for all | `texts, contexts, answers` |
 
     `texts` is one text, a list of texts, or a tensor of token ids of shape (batch, seq). Texts are padded on the right,
@@ -105,8 +105,8 @@ class Model:
           them; `.scores`, `.weights`: before and after the softmax, without dropout; `.output_by_head`: the input of
           the output projection; `.added_by_head`: the summand of each head in `.output`, the attention's output.
         - `layers.0.feed_forward.input`, `.output`, and `.neurons`, the input of its last projection.
-        - `layers.0.residual_mid`: the residual stream after attention, the input of the next sublayer, after the norm
-          in a post-norm block; `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
+        - `layers.0.residual_mid`: the residual stream between attention and the next sublayer, in a post-norm block
+          after the norm; `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
         - `token_embedding`, `position_embedding`: the two summands of the stream; `embedding`, the input of the first
           layer; `final_norm`, the output of the last norm; `logits`.
         """
@@ -174,8 +174,8 @@ class Model:
             texts: one or several texts, or token ids, see `Model`.
             others: further arguments of the task, see the table in `Model`.
             capture: names of `points`, with `*` for any characters.
-            replace: for points, named in the same way, a tensor with the shape, dtype and device of the activation, or
-                a function from the activation to such a tensor. Functions may change their argument in place.
+            replace: for names of `points`, also with `*`, a tensor with the shape, dtype and device of the activation,
+                or a function from the activation to such a tensor. Functions may change their argument in place.
             gradients: if True, the logits are computed from the captured tensors themselves, so that
                 `torch.autograd.grad(logits[0, -1, 5], activations[point])` is the gradient at a point. This is always
                 the case if a tensor in `replace` requires a gradient.
@@ -197,11 +197,11 @@ class Model:
 
         Args:
             heads: (layer, head) pairs; in an encoder–decoder (kind, layer, head), where kind is "encoder", "decoder" or
-                "cross". Heads keep their numbers when others are pruned.
+                "cross". Pruning does not renumber heads.
             mode: the replacement of a head's output at every token: `zero`; its `mean` over the tokens of the texts
-                (Wang et al. 2022, arXiv 2211.00593); or `resample`, its output at the same position of another text
-                (Chan et al. 2022, causal scrubbing). That is one of the texts, drawn with a fixed seed; at positions
-                beyond its end, the output at a random one of its tokens is used. `HeadAblation` has the same modes.
+                (Wang et al. 2022, arXiv 2211.00593); or `resample`, its output at the same position of one of the texts
+                (Chan et al. 2022, causal scrubbing). This text is drawn with a fixed seed; for positions beyond its
+                end, the output at a random token of it is used. `HeadAblation` has the same modes.
             texts: the texts from whose outputs replacements are computed, padding excluded; not needed for `zero`.
             others: further arguments of the task, see the table in `Model`.
             named: further arguments of the task, by name.
@@ -216,10 +216,10 @@ class Model:
 
         A language model's targets are all tokens but the first. A masked language model's targets are all tokens but
         special ones, which are masked one after another: exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv
-        1910.14659). A classifier's only target is the label: a name, or its index (if all names are integers, a number
-        is a name, too). An encoder–decoder's targets are the tokens of the target and its end token. For span
+        1910.14659). A classifier's only target is the label, given by name or by index (if all names are integers, a
+        number is a name). An encoder–decoder's targets are the tokens of the target and its end token. For span
         extraction, the targets are the first and the last token of the answer, and the loss is the mean over both and
-        over the windows of the context; an empty answer says that the context has none.
+        over the windows of the context; an empty answer says that the context has no answer.
         """
         batch = self.task.read_scored(self._reader, texts, *others, **named)
         nats, targets = self.task.nats_of_texts(self._reader, batch)
@@ -271,7 +271,7 @@ class Model:
             (maps,) = model.attention(torch.tensor([ids]))  # tokenizing the text may give other tokens
 
         A source includes the tokens that begin and end it; a target excludes them. Token ids are padded on the right,
-        and `lengths` gives the number of tokens in each row, by default all. For the settings see `generate`.
+        and `lengths` gives the number of tokens in each row; None for no padding. For the settings see `generate`.
         """
         require_token_ids("ids", ids, self.network.vocab_size)
         lengths = torch.as_tensor([ids.shape[1]] * len(ids) if lengths is None else lengths)
@@ -310,8 +310,8 @@ class Model:
             columns, rows = findings.tables["ablation"]
             findings.figures["ablation"]
 
-        The model is analysed as it is, also inside `ablated`. Its checkpoint is not read again, except with `step=`,
-        which reads the snapshots of its run.
+        The model is analysed as it is, also with heads ablated inside `ablated`. The checkpoint is not read again; only
+        `step=` reads files of the run, the snapshots.
 
         Args:
             analysis: the name of a file in `conf/analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
@@ -347,7 +347,7 @@ class Model:
 
 
 class Generated(list[str]):
-    """Generated texts; `activations` maps, for each prompt, a point to its activations in all forward passes."""
+    """Generated texts; `activations` has for each prompt the activations at each point, one for each forward pass."""
 
     activations: Sequence[dict[str, list[Tensor]]] = ()
 

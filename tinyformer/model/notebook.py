@@ -177,8 +177,8 @@ THEME = """\
 def framed(page: str) -> str:
     """An HTML page in a frame that needs no server, for JupyterLab, VS Code and Colab.
 
-    The frame holds the whole page (`srcdoc`), whose root element takes its theme from `data-theme`, and is sandboxed:
-    its scripts run, but cannot access the notebook. An untrusted notebook shows a sentence instead of the page.
+    The frame holds the whole page (`srcdoc`) and is sandboxed: the page's scripts run, but cannot access the notebook.
+    The attribute `data-theme` sets the page's theme. An untrusted notebook shows a sentence instead of the page.
     """
     if len(page) > LARGEST_PAGE:
         size = f"{len(page) / 1e6:,.0f} MB"

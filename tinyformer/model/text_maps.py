@@ -117,9 +117,9 @@ class TextMaps:
         maps[1, 3]  # queries × keys, of layer 1, head 3; maps["cross", 1, 3] of an encoder–decoder
         maps.plot(1, 3)
 
-    Rows of a map are queries, columns are keys. Heads keep their numbers when others are pruned. An ablated head keeps
-    its weights, although its output is replaced. A notebook shows the maps as the atlas. An `ArgumentError` is raised
-    for a head or layer that does not exist.
+    Rows of a map are queries, columns are keys. Pruning does not renumber heads. An ablated head keeps its weights,
+    although its output is replaced. A notebook shows the maps as the atlas. An `ArgumentError` is raised for a head or
+    layer that does not exist.
     """
 
     layers: Sequence[LayerMaps]  # the maps of each layer, in the order of `Network.attentions`
@@ -173,8 +173,8 @@ class TextMaps:
         """The mean map over heads that are not ablated.
 
         Args:
-            address: a layer, as in `mean(3)` or `mean("cross", 3)`, or a kind of attention, as in `mean("cross")`,
-                whose heads are averaged; by default, the mean is over all heads of the model.
+            address: the layer whose heads are averaged, as in `mean(3)` or `mean("cross", 3)`, or the kind of
+                attention, as in `mean("cross")`; by default, all heads of a model with one kind are averaged.
         """
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
@@ -190,9 +190,9 @@ class TextMaps:
 
         A = A_L · … · A_1 with A_l = |branch| (mean of the heads of layer l) + |skip| I, whose rows are normalised to
         sum to 1. I represents the residual connection, and `branch` and `skip` are its scales, see `Residual`; both are
-        1 in the paper. The mean excludes ablated heads; if a layer has no others, A_l = I. Rows of the result are
-        tokens of the last layer, columns are input tokens. Rollout is not defined for negative weights, as in
-        differential attention. For an encoder–decoder, the result is the rollout of the encoder's self-attention.
+        1 in the paper. The mean excludes ablated heads; if all heads of a layer are ablated, A_l = I. Rows of the
+        result are tokens of the last layer, columns are input tokens. Rollout is not defined for negative weights, as
+        in differential attention. For an encoder–decoder, the result is the rollout of the encoder's self-attention.
         """
         stack = "encoder" if "encoder" in self.axes else ""
         layers = [layer for layer in self.layers if layer.kind == stack]
@@ -273,7 +273,7 @@ class TextMaps:
         return framed(atlas_html(**self._page()))
 
     def _repr_png_(self) -> bytes:
-        """A picture of all maps, or of cross-attention if there are several kinds, for a page that runs no script."""
+        """A picture for pages that run no script: all maps; if there are several kinds, the maps of cross-attention."""
         kind, shown = ("" if "" in self.axes else "cross"), slice(PICTURE_TOKENS)
         layers, (queries, keys) = [layer for layer in self.layers if layer.kind == kind], self.axes[kind]
         maps, names = zip(*((layer.weights[:, shown, shown], layer.names) for layer in layers), strict=True)
@@ -359,7 +359,7 @@ def maps_of_batch(
 
 
 def _inputs_by_row(network: Network, task: Task, batch: Batch) -> Iterator[tuple[tuple[Any, ...], TokenIds]]:
-    """The inputs of a network for each row of a batch, and the token ids of its queries and keys."""
+    """For each row of a batch, the inputs of the network and the token ids of queries and keys."""
     if isinstance(network, EncoderDecoder):
         yield from (((pair.source, pair.target), pair.ids_by_kind()) for pair in pairs_of(batch))
         return

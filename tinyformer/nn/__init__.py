@@ -6,8 +6,8 @@ v; `softmax` has the options that change it: a `mask`, a `score`, a relative `po
 prunes heads, `cache` stores keys and values for decoding, and `maps` returns attention weights. `latent` and
 `differential` are variants of attention; `mixers`, an LSTM and a convolution, replace attention. A `block` is attention
 and a feed-forward network, each with a norm and a residual connection from `layers`. `network` stacks blocks into an
-encoder, and a `readout` maps the encoder's output to logits of tokens or classes. `transformer` joins both and
-initialises the weights, or joins an encoder and a decoder that attends to the encoder's output by cross-attention.
+encoder, and a `readout` maps the encoder's output to logits of tokens or classes. `transformer` joins encoder and
+readout, or an encoder, a decoder with cross-attention to the encoder's output, and a readout; it initialises weights.
 """
 
 import lazy_loader

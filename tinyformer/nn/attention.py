@@ -83,7 +83,7 @@ class BaseAttention(SoftmaxAttention):
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
     ) -> AttentionInputs:
-        """The queries, keys, values and mask of a call of `forward` with these arguments; the window limits the mask.
+        """The queries, keys, values and mask of a call of `forward` with these arguments; the mask includes the window.
 
         In cross-attention, the window is around the aligned position (`AttentionMask.aligned`) or a predicted position.
         """
@@ -121,7 +121,7 @@ class BaseAttention(SoftmaxAttention):
         return run_kernel(self.resolved or self.backend, qkv.q, k_BGSD, v_BGSV, mask, scoring, dropout)
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
-        """The output of each head, given its attention weights; a subclass that overrides `attend` overrides both."""
+        """The output of each head, given its attention weights; a subclass overrides it together with `attend`."""
         _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
         mix = None if is_cross else self.position.mix(*weights.shape[-2:])
         return weighted_values(weights.to(v_BGSV.dtype), v_BGSV, mix)
@@ -148,7 +148,7 @@ class BaseAttention(SoftmaxAttention):
         return exact_maps(self, call, rows)
 
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
-        """The attention weights of a call with `scores` in place of its own; the mask and scores of -∞ hide keys."""
+        """The attention weights of a call for other `scores`; a key is hidden by the mask, or by a score of -∞."""
         (q, k, _), mask = call.qkv, call.mask
         scoring = replace(self.scoring(q, k.shape[2], mask, call.is_cross), compare=lambda q, k: scores, mods=())
         allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k.shape[2], scores.device)

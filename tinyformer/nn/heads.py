@@ -111,7 +111,7 @@ class HeadMap(nn.Module):
         return kv_left
 
     def expand_kv(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values for a kernel; groups of query heads of unequal sizes get one copy for each query head."""
+        """Keys and values for a kernel, copied for each query head if groups of query heads differ in size."""
         return (k, v) if self._kv_index is None else (k[:, self._kv_index], v[:, self._kv_index])
 
     def mask_of_left(self, mask: AttentionMask) -> AttentionMask:
@@ -171,11 +171,11 @@ class OutputGate(nn.Module):
 def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[int]) -> None:
     """Remove heads from a layer in place, with all of their weights (Michel et al. 2019, arXiv 1905.10650).
 
-    A K/V head is removed with the last query head that uses it. If groups of unequal sizes remain, keys and values are
-    copied for each query head before the kernel, but the cache holds them once. Position tables that layers may share,
-    as in T5, keep their size. A parameter of the layer itself or of its score function has one row for each head if its
-    first axis is as long as there are heads; the heads share all other parameters. `heads` are original numbers, as in
-    `layer.head_map.ids`. An `ArgumentError` is raised if a head is not in the layer, or if no head would remain.
+    A K/V head is removed with the last query head that uses it. If the remaining groups of query heads differ in size,
+    the kernel gets a copy of keys and values for each query head; the cache holds no copies. Position tables, which
+    layers may share, as in T5, keep their size. A parameter of the layer itself or of its score function has a row for
+    each head if its first axis has `num_heads` elements; the heads share all other parameters. `heads` are original
+    numbers, as in `head_map.ids`. An `ArgumentError` is raised if a head is not in the layer, or if no head remains.
     """
     ids, pruned, num_heads = layer.head_map.ids, set(heads), layer.num_heads
     if not pruned <= set(ids):

@@ -36,7 +36,7 @@ have no operator in torch; "varlen" is flash over packed sequences."""
 
 
 def kernel_among(names: Iterable[str]) -> str:
-    """The first short name in `KERNELS` whose substring is in one of `names`; else "math", plain matrix products."""
+    """The first kernel in `KERNELS` whose substring is in one of `names`; otherwise "math", plain matrix products."""
     seen = list(names)
     return next((kernel for part, kernel in KERNELS.items() if any(part in name for name in seen)), "math")
 
@@ -149,7 +149,7 @@ def exact_maps(
 
 
 def _maps_of_own(layer: "tinyformer.nn.attention.BaseAttention", call: AttentionInputs) -> AttentionMaps:
-    """The maps of `attention_maps` if they give the output of `attend`, or else the maps of `_derived_maps`."""
+    """The maps of `attention_maps` if they give the output of `attend`, otherwise the maps of `_derived_maps`."""
     was_training = layer.training
     layer.train(False)
     try:
@@ -169,7 +169,7 @@ def _maps_of_own(layer: "tinyformer.nn.attention.BaseAttention", call: Attention
 def _derived_maps(
     layer: "tinyformer.nn.attention.BaseAttention", qkv: QKV, mask: AttentionMask, is_cross: bool
 ) -> AttentionMaps:
-    """The derivative of `attend` by each key's value: outputs for unit vectors as values, minus the one for zeros."""
+    """The derivative of `attend` by each key's value: outputs for unit vectors as values minus the output for zeros."""
     k_seq, width = qkv.v.shape[-2:]
 
     def attend(values: Tensor) -> HeadOutputs:

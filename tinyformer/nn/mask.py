@@ -66,8 +66,8 @@ class AttentionMask:
             number of tokens; a repeated index is an empty document. It must agree with `documents`. Without it, kernels
             for packed sequences wait for the GPU to count the documents.
         allowed: a mask of any pattern, True where a query may attend. Its shape is `q_seq k_seq`, `batch q_seq k_seq`
-            or `batch num_heads q_seq k_seq`; axes of size 1 are broadcast, and four axes are stored. In decoding, its
-            queries are the queries of the call, and its keys include the cached keys.
+            or `batch num_heads q_seq k_seq`; axes of size 1 are broadcast, and missing axes are added. In decoding,
+            q_seq counts the queries of the call, and k_seq includes the cached keys.
     """
 
     causal: bool = False
@@ -145,7 +145,7 @@ class AttentionMask:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The largest number of keys before and after its own position that a query attends to; -1 for no limit."""
+        """The largest numbers of keys before and after a query that the query attends to; -1 for no limit."""
         if self.window is None:
             return -1, 0 if self.causal else -1
         return (self.window - 1, 0) if self.causal else (self.window // 2, (self.window - 1) // 2)

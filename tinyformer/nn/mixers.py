@@ -15,7 +15,7 @@ from tinyformer.nn.mask import AttentionMask, window_of_layer
 class TokenMixer(nn.Module):
     """Base class of causal modules that replace self-attention and have neither heads nor attention maps.
 
-    A token's output depends on this token and the earlier tokens of its document, and not on the padding after a row.
+    A token's output depends on this token and the earlier tokens of its document, and not on padding.
     """
 
     d_model: int

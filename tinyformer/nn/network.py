@@ -35,13 +35,13 @@ class Encoder(nn.Module):
     Args:
         max_seq_len: length of the longest sequence, in tokens.
         block: factory of a block, called with `layer_index` and `num_layers`.
-        norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks have none.
+        norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks need none.
         position: factory of the absolute positional encoding; None for no encoding.
         dropout: dropout probability of the embeddings.
         embedding_norm: whether to normalise the sum of embeddings and positional encodings, as in BERT and BLOOM.
         checkpoint_activations: whether to store only the input of each layer in training and to recompute the other
-            activations in the backward pass. This takes about a third more time, and the activation memory of one layer
-            instead of all layers (Chen et al. 2016, arXiv 1604.06174).
+            activations in the backward pass. Training takes about a third more time, but the activations of only one
+            layer at a time are in memory (Chen et al. 2016, arXiv 1604.06174).
         autocast_residual: whether the residual stream has autocast's dtype, such as bf16, in place of fp32. This halves
             the memory traffic between layers, but rounds sums to the dtype's precision (8 bits in bf16).
         kind: "encoder" or "decoder" in a network that has both, see `Block`.
@@ -178,7 +178,7 @@ class Network(nn.Module):
         """The `BaseAttention` modules by address, sorted by kind of attention, then from the first layer to the last.
 
         An address is the index of the layer; in an encoder–decoder, the kind of attention comes before it. If a layer
-        has several modules, the index counts modules. With a head's number, it identifies a head: ["cross", 3, 0].
+        has several modules, the index counts modules. An address and a head's number identify a head: ["cross", 3, 0].
         """
         found: dict[Address, BaseAttention] = {}
         for kind, (stack, *_, sublayer) in self.kinds.items():
@@ -320,7 +320,7 @@ def resolve_backend(
 def kernel_of_layer(
     layer: BaseAttention, device: str, dtype: torch.dtype, mask: AttentionMask, seq: int = 8, training: bool = True
 ) -> str:
-    """The name of the kernel that the resolved backend runs, observed in one call; arguments as `resolve_backend`."""
+    """The name of the kernel that the resolved backend runs, observed in one call; see `resolve_backend`."""
     if layer.resolved is None or layer.resolved.name in ("eager", "flex"):
         return "eager" if layer.resolved is None else layer.resolved.name
     seq = seq if mask.documents is None else mask.documents.shape[1]
@@ -338,7 +338,7 @@ def kernel_of_layer(
 
 
 def heads_pass(layer: BaseAttention, call: AttentionInputs, backend: Backend, gradient: bool = True) -> Pass:
-    """A function that runs a layer's heads with a backend, without projections; with `gradient`, also backward."""
+    """A function that runs a layer's heads with a backend, without projections; with `gradient`, also backwards."""
     qkv = [x.detach().requires_grad_(gradient) for x in call.qkv]
     leaves = [*qkv, *(weight for weight in layer.parameters() if weight.requires_grad)]
     (batch, _, q_seq, _), v = call.qkv.q.shape, call.qkv.v

@@ -132,7 +132,7 @@ class ALiBi(RelativePosition):
     """Attention with linear biases: score ← score - slope_h · |i - j| (Press et al. 2021, arXiv 2108.12409).
 
     The slopes of n heads are 2^(-8/n), 2^(-16/n), …, 2^-8 and are not learned. If n is not a power of two, the slopes
-    for the next smaller power come first, then every other slope for the next larger power, as in the paper's code.
+    for the next smaller power come first; every second slope for the next larger power follows, as in the paper's code.
     """
 
     slopes: Tensor

@@ -116,8 +116,8 @@ def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None
 class TargetNats(torch.autograd.Function):
     """-log softmax(scores)[target] of each row in nats, 0 where the target is `IGNORED`, and each row's log-sum-exp.
 
-    The gradient, softmax(scores) - one-hot(target), is written out: compiled, it takes one pass over the scores, in
-    their dtype. The gradient of `F.cross_entropy` takes three passes on a GPU, one of them to sum rows that are zero
+    The gradient, softmax(scores) - one-hot(target), is written out: if compiled, it takes one pass over the scores,
+    in their dtype. The gradient of `F.cross_entropy` takes three passes on a GPU, one of them to sum rows that are zero
     except at the target. Without compilation, each operation here takes a separate pass.
     """
 

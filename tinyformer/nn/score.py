@@ -201,7 +201,7 @@ class LocalGaussian(nn.Module):
 
     w ← w · exp(-(s - p)² / 2σ²), where σ is half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and
     10); the weights are not normalised again. In cross-attention, p = S · sigmoid(vᵀ tanh(W q)) ranges over the source
-    sentence of S tokens; in self-attention, over the query's window, from its first key to its last. With rotary
+    sentence of S tokens; in self-attention, p ranges from the first to the last key of the query's window. With rotary
     positions the centre is predicted from the rotated query, so weights depend on absolute positions, too.
     """
 
@@ -214,7 +214,7 @@ class LocalGaussian(nn.Module):
     def forward(
         self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool
     ) -> tuple[list[ScoreMod], Callable[[Tensor, Grid], Tensor]]:
-        """The modification that hides keys beyond D (cross-attention only), and the function that reweighs weights."""
+        """The modification that hides keys at |s - p| > D, only for cross-attention, and the function that reweighs."""
         logit = torch.tanh(q @ self.weight.to(q.dtype)) @ self.vector.to(q.dtype)
         share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
         before, after = (self.window // 2, self.window // 2) if is_cross else mask.span

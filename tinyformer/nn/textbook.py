@@ -17,10 +17,10 @@ from tinyformer.nn.mask import AttentionMask
 class TextbookAttention(BaseAttention):
     """A user-defined attention whose `forward` takes queries, keys, values and a boolean mask, True at visible keys.
 
-    Its attention maps are found among its results after the output, or its attributes. They can be shown, not changed.
+    Attention maps are found among the results after the output, or in attributes. They can be shown, but not changed.
 
     Raises:
-        ArgumentError: the output depends on hidden keys, for a mask with and for a mask without an axis of heads.
+        ArgumentError: the output depends on hidden keys, whether or not the mask has an axis of heads.
     """
 
     def __init__(self, attention: nn.Module, d_model: int) -> None:
@@ -82,7 +82,7 @@ def _results(attention: nn.Module, qkv: QKV, visible: Bool[Tensor, "batch *_ q_s
 
 
 def _maps(attention: nn.Module, results: Any, qkv: QKV) -> Weights | None:
-    """The first tensor among the results, or else the attributes, that is an attention map: its rows sum to 1."""
+    """The first attention map, a tensor whose rows sum to 1, among the results after the output, then attributes."""
     shape = (qkv.q.shape[2], qkv.k.shape[2])
     for found in (*results[1:], *(value for part in attention.modules() for value in vars(part).values())):
         is_map = isinstance(found, Tensor) and found.ndim > 2 and found.shape[-2:] == shape

@@ -119,7 +119,7 @@ class Transformer(Network):
         cache: Cache | None = None,
         targets: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, "batch classes"] | Float[Tensor, ""]:
-        """Return the logits of the readout, or with `targets` their mean cross-entropy in nats.
+        """Return the logits of the readout; if `targets` are given, their mean cross-entropy in nats.
 
         A target is the token to predict at a position, or `IGNORED`. The cross-entropy does not hold the logits of a
         large vocabulary in memory all at once.
@@ -195,7 +195,7 @@ class EncoderDecoder(Network):
         """The context of the decoder: one vector for each source token, and a mask that hides padding.
 
         The `lengths` of `source_mask` hide padding from the encoder and the decoder. An `ArgumentError` is raised for
-        a mask with documents, since the decoder cannot tell them apart.
+        a mask with documents, which the decoder cannot tell apart.
         """
         mask = source_mask or AttentionMask()
         if mask.documents is not None:
@@ -213,8 +213,8 @@ class EncoderDecoder(Network):
     ) -> Float[Tensor, "batch seq vocab_size"] | Float[Tensor, ""]:
         """The logits of the next token at each position of the target, given the encoded source.
 
-        With targets, the tokens to predict or `IGNORED`, it returns their mean cross-entropy in nats. The default mask
-        is causal. With a cache, `tokens` are the tokens that are not cached yet; the source is projected only once.
+        Given `targets` (tokens to predict, or `IGNORED`), return their mean cross-entropy in nats. The default mask is
+        causal. With a cache, `tokens` are the tokens that are not cached yet; the source is projected only once.
         """
         x = self.decoder(tokens, mask or AttentionMask(causal=True), cache, context)
         return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets, label_smoothing)
@@ -234,7 +234,7 @@ class EncoderDecoder(Network):
         return found
 
     def attention_masks(self, mask: AttentionMask) -> list[AttentionMask]:
-        """The masks of `attentions`: `mask` (of the source), a causal mask (decoder), the source's padding (cross)."""
+        """The masks of `attentions`: `mask` (encoder), a causal mask (decoder), padding of the source (cross)."""
         masks = {"encoder": mask, "decoder": AttentionMask(causal=True), "cross": AttentionMask(lengths=mask.lengths)}
         return [
             masks[kind].aligned(layer.window, 0, 1, 1) if kind == "cross" and layer.window else masks[str(kind)]

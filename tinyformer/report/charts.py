@@ -193,9 +193,9 @@ def lines(
     marked: tuple[float, float, str] | None = None,
     by_step: bool = False,
 ) -> Figure:
-    """A line chart of named series (x, y), with a legend for several lines; names that begin with "_" are not in it.
+    """A line chart of named series (x, y); the legend of several lines leaves out names that begin with "_".
 
-    `baselines` are drawn in grey, for comparison; `marked` is the x, y and label of a point. With `by_step`, x is on a
+    `baselines` are grey lines for comparison; `marked` is a point to mark: x, y and label. With `by_step`, x is on a
     logarithmic axis that begins at 0.
     """
     figure, axes = _canvas(6.0, 3.6, title)
@@ -221,7 +221,7 @@ def lines(
 def curves_by_step(
     panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
 ) -> Figure:
-    """Named panels of curves: the layer of a curve is its colour, its values are by step; dotted lines mark events."""
+    """Named panels of curves, each the values of a layer by step, coloured by layer; dotted lines mark events."""
     across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *first_told([*events])]
     down, handles = -(-len(panels) // across), {}
     figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
@@ -271,7 +271,7 @@ def _set_steps(axes: Axes, last: float | None = None) -> None:
 
 
 def _set_log_scale(axes: Axes, values: Sequence[float]) -> None:
-    """Make the vertical axis logarithmic, with several ticks, labelled "0.1", as exponents are too small to read."""
+    """Make the vertical axis logarithmic, with several ticks and labels such as "0.1"; exponents would be too small."""
     axes.set_yscale("log", nonpositive="mask")  # by default, a line would drop to the axis where a value is 0
     positive = [value for value in values if value > 0]
     decades = math.log10(max(positive) / min(positive)) if positive else 0.0
@@ -282,10 +282,7 @@ def _set_log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _number(value: float, largest: float) -> str:
-    """Format a number with the decimals that give `largest` three digits or, beyond `MAX_DECIMALS`, as "1.2e-08".
-
-    Integers have no decimals.
-    """
+    """Format a number with the decimals that give `largest` three digits; beyond `MAX_DECIMALS`, as "1.2e-08"."""
     if isinstance(value, int):
         return str(value)
     decimals = max(0, 2 - math.floor(math.log10(largest)))
@@ -293,7 +290,7 @@ def _number(value: float, largest: float) -> str:
 
 
 def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    """A chart of a size in inches, and its only axes."""
+    """A chart with a title, given its width and height in inches, and its axes."""
     figure = Chart(figsize=(width, height), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     simplify(axes)
@@ -320,7 +317,7 @@ def filmstrip(
     losses: Sequence[float],
     curves: Mapping[str, Sequence[float | None]],
 ) -> Figure:
-    """Maps by title, with values up to 255, above curves from 0 to 1 and the loss; lines show the `marked` steps."""
+    """Titled maps of values up to 255; below, curves from 0 to 1 and the loss by step, with lines at `marked` steps."""
     rows, (width, height) = -(-len(maps) // columns), MAP_INCHES
     size = max(6.4, width * columns), height * rows + CURVES_INCHES
     figure = Chart(figsize=size, dpi=130, layout="constrained")

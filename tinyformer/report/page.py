@@ -159,7 +159,7 @@ def packed(numbers: Tensor) -> str:
 
 
 def _visible(token: str) -> str:
-    """A token string in which every character is visible: ␣ for a space, ⏎ for a newline, codes for other controls."""
+    """A token string in which every character is visible: ␣ for a space, ⏎ for a newline, escape codes for others."""
     if not token:
         return SIGNS[token]
     return "".join(SIGNS.get(c) or (c if c.isprintable() else ascii(c)[1:-1]) for c in token)

@@ -50,7 +50,7 @@ class Picture:
         self.labels: list[Label] = []
 
     def tile(self, x: int, y: int, values: Float[np.ndarray, "rows columns"], width: int, height: int) -> None:
-        """Draw a cell of a width and a height for each value from 0 to 1, the first row at the top; nan stays white."""
+        """Draw a cell of `width` × `height` for each value from 0 to 1, the first row at the top; nan stays white."""
         cells = Image.fromarray(COLOURS(np.ma.masked_invalid(values), bytes=True)[..., :3])
         rows, columns = values.shape
         self.image.paste(cells.resize((columns * width, rows * height), Image.Resampling.NEAREST), (x, y))
@@ -85,7 +85,7 @@ class Picture:
     ) -> None:
         """Write a line of text, from left to right or, upright, from bottom to top.
 
-        `align` says where in the text x and y are: horizontally (l, m, r) and vertically (t, m, b), such as "lt".
+        `align` is the place of (x, y) in the text: left, middle or right, then top, middle or bottom, such as "lt".
         """
         shares, ink = {"l": 0.0, "t": 0.0, "m": 0.5, "r": 1.0, "b": 1.0}, _ink(text, points, upright)
         left, top = (round(at - shares[a] * size) for at, a, size in zip((x, y), align, ink.size, strict=True))
@@ -93,7 +93,7 @@ class Picture:
         self.image.paste(colour, (left, top), ink)
 
     def write_on_tile(self, x: float, y: float, text: str, value: float) -> None:
-        """Write text centred on a cell of the given value, black if the cell is bright and white otherwise."""
+        """Write text centred at (x, y) on a cell of a value, in black on a bright cell and in white on a dark cell."""
         self.write(x, y, text, "mm", colour="black" if value >= BRIGHT or np.isnan(value) else "white")
 
     def savefig(self, path: Path) -> None:

@@ -114,11 +114,11 @@ def measure_maps(
 ) -> Picture:
     """A picture of all measures: for each measure a grid with a cell per head, layers down and heads across.
 
-    The cells show the values, and stay empty for nan; ablated heads are hatched. The limits of the colours, above each
-    grid, are fixed for measures in `ALL_MEASURES`, and some depend on `num_keys`, the largest number of keys: so heads
-    that hardly differ have the same colour, and pictures of different steps can be compared. For other measures, they
-    are the smallest and largest value. `limits`, for all measures, and `meanings` replace those of `ALL_MEASURES`;
-    `layers` label the rows.
+    The cells show the values, and stay empty for nan; ablated heads are hatched. The limits of the colours are above
+    each grid. A measure in `ALL_MEASURES` has fixed limits, some of which depend on `num_keys`, the largest number of
+    keys. Fixed limits make pictures of different steps comparable, and do not exaggerate small differences. For other
+    measures, the limits are the smallest and the largest value. `limits` replaces the limits of all measures, and
+    `meanings` the meanings in `ALL_MEASURES`; `layers` label the rows.
     """
     columns, hatched = columns_of(names), places_of(names, ablated)
     title += "; ablated heads are hatched" * bool(hatched)
@@ -203,7 +203,7 @@ def word_table(
 
 
 def _headed(width: int, height: int, title: str, label: str, ticks: Mapping[float, str]) -> Picture:
-    """A picture with a title and a colour bar above an empty area of a height, which begins at `TOP`."""
+    """A picture with a title and a colour bar above an empty area, which begins at `TOP` and has the given height."""
     bar = 10 + text_width(label) + GAP
     picture = Picture(max(width, text_width(title, POINTS + 3) + 20, bar + BAR_WIDTH + GAP), TOP + height)
     picture.write(10, HEADING // 2, title, "lm", POINTS + 3)
@@ -213,7 +213,7 @@ def _headed(width: int, height: int, title: str, label: str, ticks: Mapping[floa
 
 
 def _draw_grid(picture: Picture, left: int, top: int, grid: Grid, shares: Grid, cell: int, is_whole: bool) -> None:
-    """Draw the values of one measure in cells of width `cell`, coloured by `shares`, the values scaled to 0 … 1."""
+    """Draw the values of one measure in cells of width `cell`; the scaled values, `shares` (0 … 1), are the colours."""
     picture.tile(left, top, shares, cell, CELL_HEIGHT)
     for (layer, head), value in np.ndenumerate(grid):
         if np.isfinite(value):
@@ -245,5 +245,5 @@ def cells_of(names: Sequence[Sequence[str]], values: Sequence[Sequence[T]]) -> d
 
 
 def places_of(names: Sequence[Sequence[str]], flags: Sequence[Sequence[bool]] | None) -> list[tuple[int, int]]:
-    """The layer and column of each head whose flag is set."""
+    """The layer and column of each head whose flag is True."""
     return [place for place, flag in cells_of(names, flags).items() if flag] if flags else []

@@ -1,4 +1,4 @@
-"""The attention backends: what each can compute, which is the fastest for a call, and `run_kernel`, which runs one."""
+"""The attention backends: their abilities, the choice of the fastest for a call, and `run_kernel`, which runs one."""
 
 import functools
 import importlib.util
@@ -25,7 +25,7 @@ from tinyformer.nn.score import Scoring
 
 
 class Feature(StrEnum):
-    """A feature of attention that some kernels lack; its value is its name in error messages."""
+    """A feature of attention that some kernels lack; the value is the feature's name in error messages."""
 
     CAUSAL = "a causal mask"
     PADDING = "padding"
@@ -199,13 +199,13 @@ def _is_installed(package: str) -> bool:
 def _activate(version: str) -> None:
     """Register a version of FlashAttention as torch's flash kernel, and leave it registered for the backward pass.
 
-    The cache skips repeated calls, at which torch would register the kernels again.
+    Results are cached, since torch would register the kernels again at each call.
     """
     activate_flash_attention_impl(version)
 
 
 def _newer_flash(version: str, package: str) -> Backend:
-    """The backend of FlashAttention 3 or 4, which needs its own package; it has not yet been tested on a GPU."""
+    """The backend of FlashAttention 3 or 4, which needs another package, and is not yet tested on a GPU."""
 
     def refusal(case: KernelRequirements) -> str | None:
         if case.device != "cuda":
@@ -254,9 +254,9 @@ def run_kernel(
 
 
 def select_backend(name: str, case: KernelRequirements) -> Backend:
-    """The backend that computes a case: the named backend, or for "auto" the fastest backend that can.
+    """The backend that computes a case: the named backend, or for "auto" the fastest backend that can compute it.
 
-    If the named backend cannot, an `ArgumentError` says what it lacks, and which backends can compute the case.
+    If the named backend cannot compute the case, an `ArgumentError` says what it lacks and which backends can.
     """
     if name == "auto":
         return BACKENDS[fastest(case, [other for other in ("sdpa", "flash", "flex") if _can(other, case)])]
@@ -274,7 +274,7 @@ def require_possible(name: str, case: KernelRequirements) -> None:
 
 
 def _require(name: str, cases: Sequence[KernelRequirements]) -> None:
-    """Raise an `ArgumentError` if a backend can compute none of `cases`, which are one case on several devices."""
+    """Raise an `ArgumentError` if a backend can compute none of `cases`: the same case on one or several devices."""
     reasons = [BACKENDS[name].refusal(case) for case in cases]
     if None not in reasons:
         able = ", ".join(other for other in BACKENDS if all(_can(other, case) for case in cases))
@@ -310,8 +310,8 @@ def fastest(case: KernelRequirements, able: Collection[str]) -> str:
     """The name of the fastest of the backends in `able`, which can compute a case.
 
     The choice follows measurements on one CPU, and torch's documentation on CUDA. Other CPUs may differ, so training
-    measures eager and sdpa on its machine. On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention,
-    in 0.7 of flash's time, but is not chosen, since no whole run has been made with it yet.
+    measures eager and sdpa on its machine. On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention.
+    It takes 0.7 of flash's time, but is not chosen, since no whole run has been made with this kernel yet.
     """
     if case.device != "cpu":
         order = ("flash", "flex", "sdpa") if case.features & SKIPPED_BY_FLEX else ("flash", "sdpa", "flex")
@@ -325,9 +325,9 @@ def fastest(case: KernelRequirements, able: Collection[str]) -> str:
 def _eager_max_seq(case: KernelRequirements, is_fused: bool) -> float:
     """The sequence length up to which eager is faster than sdpa on a CPU; if `is_fused`, sdpa runs the flash kernel.
 
-    Flash skips keys that a causal mask hides, and padding costs eager time. With neither, eager is faster at any length
-    than unfused arithmetic, and in fp32 than flash with padded head sizes or a sink, which adds a dimension and a key.
-    In native bf16, eager is faster more often: 1.2 to 2 times as fast without a mask.
+    Flash skips keys that a causal mask hides, and padding costs eager time. Without causal mask and padding, eager is
+    faster than unfused arithmetic at any length; in fp32 it is then also faster than flash with padded head sizes or a
+    sink, which adds a dimension and a key. In native bf16, eager is 1.2 to 2 times as fast without a mask.
     """
     features, is_narrow = case.features, case.head_dim <= 32
     has_sink, is_padded, is_causal = (each in features for each in (Feature.SINK, Feature.PADDING, Feature.CAUSAL))

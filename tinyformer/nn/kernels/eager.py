@@ -75,7 +75,7 @@ def attention_maps(
 ) -> AttentionMaps:
     """The attention weights and logits of all queries or the queries at `rows`, for analysis.
 
-    Layers with the same scoring and without `compare` may be stacked in an axis before the batch. `scoring` is always
+    Layers that share a scoring without `compare` may be stacked in an axis before the batch. `scoring` is always
     for all queries, but time and memory grow with the number of `rows`.
     """
     scores, hidden = _masked_scores(q, k, mask, scoring, rows)
@@ -90,7 +90,7 @@ def _masked_scores(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> tuple[Float[Tensor, "*layers batch num_heads rows k_seq"], Bool[Tensor, "#batch #num_heads #rows k_seq"] | None]:
-    """The modified scores, with the dtype's minimum at masked keys, and a mask of these keys (None without any)."""
+    """The modified scores, with the dtype's minimum at masked keys, and the mask of these keys, if there is one."""
     (*layers, batch, num_heads, q_seq, head_dim), (num_kv_heads, k_seq) = q.shape, k.shape[-3:-1]
     q = q if rows is None else q[..., rows, :]
     if scoring.compare is None:
@@ -118,7 +118,7 @@ def _softmax(
     scoring: Scoring,
     rows: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "*layers batch num_heads rows k_seq"]:
-    """The softmax over keys and sink, zero in rows without visible keys, and reweighted by `scoring.reweigh`."""
+    """Attention weights: softmax over keys and sink, 0 in rows without visible keys, changed by `scoring.reweigh`."""
     batch, num_heads, _, k_seq = scores.shape[-4:]
     if scoring.sink is not None:
         sink = scoring.sink.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)

@@ -32,7 +32,7 @@ def flash(
     if q.device.type == "cuda":
         is_packed = not mask.is_plain(q.shape[2], k.shape[2])
         if mask.allowed is not None or scoring.mods or (is_packed and (dropout or scoring.sink is not None)):
-            reason = "cannot compute on CUDA a pattern, a bias, or sinks or dropout together with a mask"
+            reason = "cannot compute a pattern or a bias on CUDA, nor sinks or dropout together with a mask"
             raise ArgumentError("backend", "flash", reason, {"backend": "sdpa"})
         if is_packed:
             return _flash_varlen(q, k, v, mask, scoring)
@@ -87,6 +87,6 @@ def _segments(mask: AttentionMask, batch: int, q_seq: int, k_seq: int, device: t
 
 @functools.lru_cache(maxsize=4)
 def _known_segments(mask: AttentionMask, *sizes: Any) -> tuple[Tensor, Tensor]:
-    """`_segments`, cached for all layers of a step: they share the mask's tensors, which are compared by identity."""
+    """`_segments`, cached: all layers of a step share one mask, whose tensors are compared by identity."""
     with torch.inference_mode(False), torch.no_grad():  # see `flex._make_block_mask`
         return _segments(mask, *sizes)

@@ -70,8 +70,8 @@ def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
 def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
     """FlexAttention compiled for one structure.
 
-    Torch recompiles a function for each structure, and after a few times runs it unfused, with the scores of all pairs
-    in memory. It counts by code object, so each structure gets a code object; `fullgraph` makes the limit an error.
+    Torch recompiles a function for each structure; beyond a limit, it runs the function unfused, with the scores of all
+    pairs in memory. The limit is for each code object, so each structure has one; `fullgraph` makes the limit an error.
     """
 
     def attend(*args: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
 
 
 def block_mask(mask: AttentionMask, q_seq: int, k_seq: int, device: torch.device) -> BlockMask | None:
-    """FlexAttention's block mask, in which a block is skipped, full or partly masked; None if the mask hides no key."""
+    """FlexAttention's block mask: each block is skipped, full or partly masked. None if the mask hides no key."""
     has_tensors = any(part is not None for part in (mask.lengths, mask.documents, mask.allowed))
     return (_block_mask_of_batch if has_tensors else _block_mask_of_shape)(mask, q_seq, k_seq, device)
 

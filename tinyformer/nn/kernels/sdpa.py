@@ -68,9 +68,9 @@ def sdpa(
 
 
 def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
-    """A context without cuDNN's kernel for masked calls: its gradients may be NaN (pytorch/pytorch#196678).
+    """A context that excludes cuDNN's kernel from masked calls, whose gradients may be NaN (pytorch/pytorch#196678).
 
-    It also excludes cuDNN for single queries, as in cached generation: cuDNN makes a plan for each number of keys.
+    It also excludes the kernel for single queries, as in cached generation: cuDNN plans for each number of keys.
     """
     is_right = attn_mask is None and (q.shape[2] > 1 or not torch.backends.cuda.cudnn_sdp_enabled())
     return nullcontext() if q.device.type != "cuda" or is_right else sdpa_kernel(WITHOUT_CUDNN)
@@ -83,7 +83,7 @@ def _rounded_bias(
 
     A constant subtracted from a row does not change the softmax, and lower precision is finest near zero. Without the
     shift, ALiBi's bias would be in the hundreds for queries whose nearest keys are padding. On CPU the kernels take a
-    bias in fp32 with queries of lower precision, elsewhere in the queries' dtype.
+    bias in fp32 with queries of lower precision; on other devices, the bias has the queries' dtype.
     """
     if dtype == bias.dtype:
         return bias
