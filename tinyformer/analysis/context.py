@@ -124,7 +124,7 @@ class AnalysisContext:
         return {"trained": self.network, "untrained": self.untrained()}
 
     def facts_of_text(self, text: Text) -> dict[str, str]:
-        """The `facts` for a picture of a text, or a pair of texts: its first words replace the name of the data."""
+        """The `facts` of a picture that shows a text, or a pair; its first words replace the name of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
         words = text if isinstance(text, str) else " / ".join(text)
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}

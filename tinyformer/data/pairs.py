@@ -85,7 +85,7 @@ class SpecialTokens:
                 raise ArgumentError(name, number, f"must be below {vocab_size}, the size of the vocabulary")
 
     def around(self, tokenizer: TextTokenizer | None) -> PairTokens:
-        """The `PairTokens` of a model; if the tokenizer uses a post-processor, this sets the tokens around a text."""
+        """The `PairTokens` of a model; the tokenizer's post-processor, if it is used, sets the tokens around a text."""
         eos = tokenizer.eos_id if self.eos is None and tokenizer is not None else self.eos
         if eos is None:
             raise ArgumentError("eos", None, "must be given, since there is no tokenizer", {"eos": 0})

@@ -132,7 +132,7 @@ class QuestionSplit(QuestionTexts, Split):
     def num_lost(self, max_length: int | None = None) -> int:
         """Number of answers that no window contains whole, so that the targets of all windows are "no answer".
 
-        Answers of more than `max_length` tokens are included.
+        Answers of more than `max_length` tokens are counted, too, even if a window contains them.
         """
         holds = self.holds_answer
         if max_length is not None:
@@ -287,7 +287,7 @@ class QuestionFormat(RowFormat):
         return split.sizes
 
     def judged(self, split: QuestionSplit, rows: Rows) -> Int64[np.ndarray, " judged"]:
-        """The windows that contain the answer, and all windows of unanswerable questions; if there are none, all.
+        """The windows with a whole answer, and all windows of unanswerable questions; if there are none, all windows.
 
         The other windows of a long context, often most of its windows, have no answer that a model could find.
         """

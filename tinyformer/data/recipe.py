@@ -195,7 +195,7 @@ class Recipe:
     def _unknown(
         self, rows: datasets.Dataset, known: UInt64[np.ndarray, " fingerprints"], left_out: dict[str, int]
     ) -> datasets.Dataset:
-        """Return the rows, or the parts of documents, that contain text without a known fingerprint."""
+        """Return the rows with unknown fingerprints; if documents may be cut, their parts without known text."""
         if self.row_format.keep_whole:
             known_set = set(known.tolist())
             is_unknown = (not fingerprints(text) <= known_set for text in iterate_texts(self._compared(rows)))

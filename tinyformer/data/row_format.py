@@ -55,7 +55,7 @@ class RowFormat(ABC):
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """Return the loaded splits that can be used, and JSON facts about them; with `whole`, they are joined later."""
+        """Return the usable splits, and JSON facts about them; if `whole` is True, they will be joined to one."""
         return splits, {}
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:
@@ -140,7 +140,7 @@ class WindowFormat(RowFormat):
         return filter(None, iterate_texts(rows))  # the two texts of a pair become one text of two lines
 
     def write(self, folder: Path, name: str, rows: datasets.Dataset, tokenizer: TextTokenizer) -> None:
-        """Write which tokens continue a word: for masked models, if the tokens do not show the boundaries of words."""
+        """Write flags of tokens that continue a word, for masked models whose tokens do not show where words begin."""
         if self.needs_mask and not tokenizer.shows_words:
             parts = batches_of(self.texts(rows), 2**20)
             np.save(folder / f"{name}.continues.npy", np.concatenate([*map(tokenizer.continuations, parts)]))

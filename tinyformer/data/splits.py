@@ -184,7 +184,7 @@ def _divide(
     fractions: Sequence[Fraction],
     generator: np.random.Generator,
 ) -> tuple[Int[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """For each of `rows`, 0 (train) or 1 + the index of its fraction; and True if its group of copies was divided."""
+    """For each row, its split: 0 (train) or 1 + the index of a fraction; and a flag: True if its group was divided."""
     asked = np.array([float(int(sizes.sum()) * fraction) for fraction in fractions])
     whole, documents = (_numbered(level()[rows]) for level in (levels[0], levels[-1]))
     groups = whole
@@ -214,7 +214,7 @@ def _numbered(values: np.ndarray) -> Groups:
 
 
 def _can_fill(asked: Float[np.ndarray, " splits"], groups: Groups, sizes: Groups, share: float = 1) -> bool:
-    """Return True if groups of at most `share` of each split have twice the requested size, or are all text."""
+    """Return True if the groups that fit into `share` of each split have twice the requested size, or all text."""
     totals = np.bincount(groups, sizes)
     return bool(totals[totals <= asked.min() * share].sum() >= min(2 * asked.sum(), sizes.sum()) > 0)
 

@@ -1,1 +1,1 @@
-"""Every head over all the data: its events, distributions, token classes and vectors, in one pass over a split."""
+"""The atlas of heads: what each head attends to over all of a split, its measures and its vectors."""

@@ -1,4 +1,4 @@
-"""One pass over a split, which records a part of its events; an event is a query with its strongest key."""
+"""One pass over a split, which records some of each head's events; an event is a query with its strongest key."""
 
 import math
 from collections import defaultdict
@@ -43,7 +43,7 @@ VECTORS = ("queries", "keys", "outputs")
 class SplitEvents:
     """One pass over a split, which fills the `LayerEvents` of each layer and samples queries of each kind of attention.
 
-    The sampled queries are the same for all heads; with them are kept the vectors that `LayerEvents.end` returns. A
+    The sampled queries are the same for all heads, and the vectors that `LayerEvents.end` returns for them are kept. A
     forward pass stops after the last layer's heads.
     """
 
@@ -72,7 +72,7 @@ class SplitEvents:
                 self.num_rows += len(batch["inputs"])
 
     def _choose(self, seed: int) -> dict[str, tuple[Tensor, Tensor, Entries]]:
-        """For each kind of attention, the rows, positions and entries of the queries that may enter the sample."""
+        """For each kind of attention, the queries that may enter the sample: their rows, positions and `Entries`."""
         chosen = dict[str, tuple[Tensor, Tensor, Entries]]()
         for kind, kept in self.points.items():
             of = self._places[kind]
@@ -117,7 +117,7 @@ def _resized(batches: Iterable[Batch], num_maps: int) -> Iterator[Batch]:
 
 
 class LayerEvents:
-    """The record of one layer's maps over a split: some events, their number by bin of strength, and a `Tally`.
+    """The record of one layer over a split: some events, the number of all events by bin of strength, and a `Tally`.
 
     An event is a query with its strongest key. The strength of a key is α ‖f W_O v‖, where α is the weight, v the key's
     value, and W_O the head's part of the output projection (Kobayashi et al. 2020, arXiv 2004.10102). f is any other
@@ -142,7 +142,7 @@ class LayerEvents:
         self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
     def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> AttentionInputs:
-        """Add the weights of a batch to the tally and to the returned call; `shared` is a cache for all layers."""
+        """Add a batch's attention weights to the tally, and return `call` with them; `shared` is the layers' cache."""
         (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
         norms = (values @ self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
@@ -177,7 +177,7 @@ class LayerEvents:
     def end(
         self, joined: Float[Tensor, "batch seq joined"], places: Places, rows: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Keep events; `joined` are the outputs of the heads, before the output projection.
+        """Record the events of a batch; `joined` are the outputs of the heads, before the output projection.
 
         Return the query, key and output vectors at some rows and positions. The key vector is that of the same position
         or, in cross-attention, of the strongest key.
@@ -203,7 +203,7 @@ class LayerEvents:
         return self._qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
     def _weights(self, call: AttentionInputs, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
-        """The attention weights of a slice of queries to a slice of keys; causal slices end at the same position."""
+        """The attention weights of some queries to some keys; in causal attention, both end at the same position."""
         (q, k, v), mask = call.qkv, call.mask
         if (allowed := mask.allowed) is not None:
             parts = zip((queries, keys), allowed.shape[2:], strict=True)
@@ -233,7 +233,7 @@ class LayerEvents:
         is_active = ~torch.tensor(self.layer.ablated(), device=maps.device).view(-1, 1, 1)
         error = ((factors.unsqueeze(-1) * mixed - outputs) * is_active).abs().max()
         if error > TOLERANCES.get(self._qkv.v.dtype, 0.03) * outputs.abs().max():
-            reason = "adds more to a head's output than weighted values, so the strength of a key is not defined"
+            reason = "adds other terms to a head's weighted values, so the strength of a key is not defined"
             raise NoMapsError(self.layer, reason)
         return (factors.unsqueeze(2) * self._signs.view(-1, 1)).flatten(1, 2).abs()
 
@@ -246,7 +246,7 @@ class LayerEvents:
         outputs: HeadOutputs,
         places: Places,
     ) -> None:
-        """Offer to `strongest` and `sampled` the events that they may keep."""
+        """Offer events to `strongest` and to `sampled`, without the events that these would not keep."""
         batch, num_maps, q_seq = strengths.shape
         numbers, positions = (torch.arange(size, device=maps.device) for size in (num_maps, q_seq))
         random = priorities(self.seed, places.rows.view(-1, 1, 1), positions, numbers.view(-1, 1)).double()

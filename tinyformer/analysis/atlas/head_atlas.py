@@ -1,4 +1,4 @@
-"""Every head over all the data: the analysis with its tables and its page."""
+"""The analysis that makes the atlas of heads: a page and tables."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +29,11 @@ DESCRIPTIONS = {
 class HeadAtlas(HeadMaps):
     """An atlas of every head over all the data: the tokens that it connects most strongly, its measures and vectors.
 
-    In one pass over the evaluated split, each query with its strongest key is an event, see `LayerEvents`. For each
-    head, the page (`atlas.html`) shows its strongest events, and random events from each decile of strengths; the
-    distribution of measures over all queries; attention by class of token, compared with that of fixed offsets, see
-    `Tally`; the tokens that its output promotes; and its vectors on a sample of queries, projected to a plane. The page
-    also shows the maps of `HeadMaps`, whose arguments are the same.
+    Each query of the evaluated split, with its strongest key, is an event of a head, see `LayerEvents`. For each head,
+    the page (`atlas.html`) shows its strongest events, and random events from each decile of strengths; the
+    distribution of measures over all queries; the attention to classes of tokens, and the expected attention of a head
+    that attends by offset alone, see `Tally`; the tokens that its output promotes; and its vectors on a sample of
+    queries, projected to a plane. The page also shows the maps of `HeadMaps`, whose arguments this class has, too.
 
     Args:
         seed: the seed of the samples.
@@ -77,7 +77,7 @@ class HeadAtlas(HeadMaps):
 
 
 def _scatter(table: Table, first: int, title: str) -> Figure:
-    """The heads of a table by the entropy and the strength of their attention; measures begin at the column `first`."""
+    """A chart of a table's heads, strength over entropy of attention; the first `first` columns are the address."""
     names, rows = table
     x, y, drawn = names.index("entropy_share"), names.index("strength"), {}
     for row in rows:

@@ -98,7 +98,7 @@ class Snippets:
                 self.of_heads.append({"events": shown | {"snippets": self._events(address, entries, promoted)}})
 
     def _events(self, address: list[Any], entries: Entries, promoted: Tensor | None) -> list[dict[str, Any]]:
-        """The events of a map as JSON; their table rows are added to `events`."""
+        """The events of one attention map as JSON; a table row for each event is added to `self.events`."""
         tokens = [None] * len(entries["group"]) if promoted is None else promoted.tolist()
         pairs = [(of, self._event(of, ids)) for of, ids in zip(_each(entries), tokens, strict=True)]
         self.events += [[*address, *self._row(of, event)] for of, event in pairs]

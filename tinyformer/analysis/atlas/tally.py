@@ -66,7 +66,7 @@ class Side(NamedTuple):
         return torch.stack([first, (first + STRETCH).minimum(ends)], dim=1)
 
     def positions(self, stretch: Int[Tensor, "events 2"]) -> Int[Tensor, "events stretch"]:
-        """The positions of a stretch; a shorter stretch is extended to `STRETCH` positions."""
+        """`STRETCH` positions from the beginning of each stretch, even if a stretch has fewer tokens."""
         steps = torch.arange(STRETCH, device=stretch.device)
         return (stretch[:, :1] + steps).clamp(max=self.tokens.shape[1] - 1)
 
@@ -85,7 +85,7 @@ class Places:
 
     @cached_property
     def key_classes(self) -> Float[Tensor, "3 batch k_seq"]:
-        """1 where a key is in a class: the first token of its document, punctuation, the first token of a line."""
+        """1 where a key is in one of three classes: first token of its document, punctuation, first token of a line."""
         tokens, begins, _ = self.keys
         is_first = begins == torch.arange(tokens.shape[1], device=tokens.device)
         starts_line = is_first | self.vocabulary.ends_line[tokens].roll(1, dims=1)
@@ -93,14 +93,14 @@ class Places:
 
     @cached_property
     def is_same(self) -> Float[Tensor, "batch q_seq k_seq"]:
-        """1 where a key is the query's token at another position; in cross-attention, at any position."""
+        """1 where a key is another occurrence of the query's token; in cross-attention, any occurrence."""
         same = (self.queries.tokens.unsqueeze(2) == self.keys.tokens.unsqueeze(1)).float()
         return same if self.is_cross else same - torch.eye(same.shape[1], device=same.device)
 
     def entries(self, rows: Tensor, queries: Tensor, keys: Tensor) -> Entries:
-        """The text around each of some queries and its key, at most `STRETCH` tokens of the document.
+        """Entries with the text around queries and their keys: at most `STRETCH` tokens, from one document.
 
-        If query and key are in one sequence, the text is around both, or around the query if the key is too far away.
+        If query and key are in one sequence, one text contains both, or only the query if the key is too far away.
         """
         centre = ((queries + keys) // 2).where((queries - keys).abs() < STRETCH, queries)
         of_queries = of_keys = self.queries.stretch(rows, queries, queries if self.is_cross else centre)
@@ -116,7 +116,7 @@ class Places:
 
 
 def places_by_kind(batch: Batch, first_row: int, vocabulary: Vocabulary) -> dict[str, Places]:
-    """The places of a batch by kind of attention; `first_row` is the number of rows in earlier batches."""
+    """The `Places` of a batch by kind of attention; `first_row` is the number of rows in earlier batches."""
     inputs, are_queries, documents = batch["inputs"], queries_by_kind(batch), batch.get("documents")
     rows = batch.get("rows", first_row + torch.arange(len(inputs), device=inputs.device))
     own = Side.of(inputs, [*are_queries.values()][-1].sum(dim=1), documents)
@@ -144,7 +144,7 @@ def priorities(seed: int, *indices: Tensor) -> Int[Tensor, "..."]:
 
 
 class Smallest:
-    """The entries with the smallest scores in each group; of entries with equal scores, the first.
+    """The entries with the smallest scores in each group; of entries with equal scores, those offered first.
 
     With random scores, the entries are a uniform sample of each group without replacement (Cohen & Kaplan 2007,
     "Summarizing data using bottom-k sketches"). `offer` needs only entries with scores below their group's `limits`.
@@ -176,7 +176,7 @@ class Smallest:
 
 
 def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
-    """The measures of queries, with the limits of their values; cross-attention has only the first two measures."""
+    """The measures of queries, each with the range of its values; cross-attention has only the first two."""
     lengths = {"entropy": torch.tensor(max(num_keys, 2)).log().item(), "distance": max(num_keys - 1.0, 1.0)}
     names = ("entropy", "entropy_share", "distance", "first_token", "previous_token", "self", "near")
     return {name: (0.0, lengths.get(name, 1.0)) for name in names}
@@ -185,7 +185,7 @@ def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
 def of_queries(
     weights: Float[Tensor, "batch maps rows k_seq"], num_visible: Tensor, is_cross: bool
 ) -> Float[Tensor, "measures batch maps rows"]:
-    """The measures of each query, or nan if it is not defined; the last query is at the position of the last key."""
+    """The measures of each query, nan where undefined; the last query is at the position of the last key."""
     entropies = formulas.entropy.of_queries(weights)
     values = [entropies, formulas.entropy_share.of_queries(weights, num_visible, entropies)]
     others = (formulas.distance, formulas.first_token, formulas.previous_token, formulas.self_attention, formulas.near)
@@ -203,9 +203,9 @@ def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*map
 def visible_keys(
     mask: AttentionMask, places: Places
 ) -> tuple[Float[Tensor, "batch #maps q_seq"], Float[Tensor, "5 #maps offsets"]]:
-    """The number of keys that each query sees; and by offset, the number of pairs of a query and a key that it sees.
+    """The number of keys that each query sees; and by offset, five numbers of pairs of a query and a visible key.
 
-    Pairs are counted in total, and by class of key except `previous`. Padding sees no key.
+    The first is that of all pairs, the others are those of the classes of keys except `previous`. Padding sees no key.
     """
     queries, k_seq = places.is_query[:, None, :, None], places.keys.tokens.shape[1]
     allowed = mask.dense(queries.shape[2], k_seq, queries.device)
@@ -246,7 +246,7 @@ class Tally:
         self._visible[..., offsets] += visible
 
     def shares(self) -> Float[Tensor, "classes maps 2"]:
-        """The share of each class, and that of fixed offsets; in cross-attention, the class `previous` has nan."""
+        """The share of each class, and that which fixed offsets would give; nan for `previous` in cross-attention."""
         expected = (self._by_offset * self._visible[1:] / self._visible[:1].clamp(min=1)).sum(dim=-1)
         previous = self._by_offset[None, :, [self.max_seq_len - 2] * 2] * (1 if len(self.histograms) > 2 else torch.nan)
         return torch.cat([torch.stack([self.on_class, expected], dim=-1), previous]) / self.num_queries

@@ -39,10 +39,10 @@ Part: TypeAlias = Head | int | str
 
 
 class _Direction:
-    """The direction u at each token with score = u · residual stream + constant, carried back from layer to layer.
+    """For each token, the direction u with score = Σ u · x + constant, where x is the residual stream at one depth.
 
-    Norms are linear if their scale is fixed to that of the forward pass. Effects are direct: they exclude that a part
-    changes the scale of a norm, or the inputs of later layers.
+    u is carried back from the readout to the embeddings, through norms whose scale is fixed to that of the forward
+    pass. So effects are direct: they exclude that a part changes the scale of a norm, or the inputs of later layers.
     """
 
     def __init__(self, u: Stream) -> None:
@@ -136,9 +136,9 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
 def _by_key(
     layer: BaseAttention, u: Stream, weights: Tensor, values: Tensor, output_by_head: Tensor
 ) -> Float[Tensor, "rows heads k_seq"]:
-    """The contribution of each key through each head, summed over the queries: its weight times u · W_O v.
+    """The contribution of each key through each head: the sum over queries of the key's weight times u · W_O v.
 
-    The result has no heads if their output is not one softmax times the values.
+    The result has no heads if a head's output is not one softmax times the values.
     """
     if layer.num_softmaxes > 1 or layer.position.mixed_dim is not None:
         return u.new_zeros(len(u), 0, weights.shape[-1])
@@ -165,12 +165,12 @@ class LogitAttribution:
 
     The output matrix is applied to the residual stream, which is the sum of all these parts; so a logit is a sum with a
     term for each part (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv
-    2211.00593). The final norm, and in a post-norm block every norm, is folded in with its scale in this forward pass.
+    2211.00593). The final norm, and in a post-norm block every norm, is folded in with its scale in the forward pass.
     Only direct effects are included: a head's effects through later layers are not.
 
     Args:
         text: the prompt, see `read_prompt`; a pair of texts for a classifier of pairs; the source of an
-            encoder–decoder, in whose decoder the logit is attributed. By default, the mean logit of the evaluated
+            encoder–decoder, whose decoder computes the logit. By default, the mean logit of the evaluated
             split's targets is attributed, minus the mean of all logits, with 95 % intervals over the windows.
         target: the beginning of the target in an encoder–decoder.
         answer: the token (or label) whose logit is attributed; by default, the model's prediction.
@@ -187,7 +187,7 @@ class LogitAttribution:
     def __post_init__(self) -> None:
         for name in ("target", "answer", "against"):
             if self.text is None and (value := getattr(self, name)) is not None:
-                raise ArgumentError(name, value, "needs `text`, the prompt for which it is meant", {name: None})
+                raise ArgumentError(name, value, "needs a prompt, the argument `text`", {name: None})
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
@@ -206,7 +206,7 @@ class LogitAttribution:
 
 
 def _of_parts(context: AnalysisContext, passes: Sequence[Effects], what: str, bounds: Sequence[str]) -> AnalysisResult:
-    """The result with the mean effect of each part over the rows; `bounds` names the columns of its interval."""
+    """The result with the mean effect of each part over the rows; `bounds` are the names of the interval's columns."""
     scores = torch.cat([effects.scores for effects in passes]).double().cpu()
     parts = {part: torch.cat([of.parts[part] for of in passes]).double().cpu() for part in passes[0].parts}
     error = float((torch.stack([*parts.values()]).sum(dim=0) - scores).abs().max())

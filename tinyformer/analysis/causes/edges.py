@@ -52,8 +52,8 @@ class EdgeGraph:
 
     stream of the corrupted run + Σ_{u → v is kept} (z_u - z_u of the corrupted run)
 
-    which is the stream if all edges are kept; a removed edge carries the z_u of the corrupted run. An error is raised
-    for a network with other connections.
+    If all edges are kept, this sum is the stream itself; a removed edge carries the z_u of the corrupted run. An error
+    is raised for a network whose parts are connected in another way.
     """
 
     def __init__(self, context: AnalysisContext) -> None:
@@ -103,7 +103,7 @@ class EdgeGraph:
         return pairs.clean, clean["embedding"], corrupted
 
     def run(self, case: Case, kept: Kept, alpha: float = 1.0) -> tuple[Float[Tensor, " batch"], list[Vectors], Vectors]:
-        """The scores with some edges kept, the inputs of receivers, and z_u - z_u of the corrupted run of each node u.
+        """The scores with some edges kept, the receivers' inputs, and for each node, z_u minus the corrupted run's z_u.
 
         The embeddings are interpolated between both prompts: corrupted + alpha (clean - corrupted).
         """
@@ -163,13 +163,13 @@ class EdgeGraph:
 def _require_readable(block: Any) -> None:
     """Raise an error for a block with parts whose input is not the plain sum of all earlier outputs."""
     if type(block) is not PreNormBlock:
-        reason = "must be a PreNormBlock: in others, the input of a part is not the sum of earlier outputs"
+        reason = "must be a PreNormBlock: in other blocks, the input of a part is not the sum of earlier outputs"
         raise ArgumentError("block", type(block).__name__, reason)
     for name in ("attention_residual", "feed_forward_residual"):
         if type(residual := getattr(block, name)) is not Residual or residual.skip != 1:
-            raise ArgumentError(name, residual, "must be a Residual with skip=1, which changes no earlier summand")
+            raise ArgumentError(name, residual, "must be a Residual with skip=1, which keeps earlier outputs unchanged")
     if block.attention.output_gate is not None:
-        reason = "must be False: the stream is the input of a gate, too, for which there are no edges"
+        reason = "must be False: a gate also reads the residual stream, and the graph has no edges to gates"
         raise ArgumentError("gate", True, reason, {"gate": False})
 
 
@@ -196,7 +196,7 @@ class EdgeAttribution(PairAnalysis):
     Args:
         batch_size: the number of pairs in a forward pass, which holds a copy of the stream for each receiver.
         steps: the number of gradients in the mean.
-        share: the faithfulness that the circuit must have on half of the pairs; it is measured on the other half.
+        share: the least faithfulness of the circuit on half of the pairs; the other half gives the reported value.
     """
 
     batch_size: int = 16
@@ -246,7 +246,7 @@ class EdgeAttribution(PairAnalysis):
         return [half or halves[0] for half in halves]
 
     def _smallest(self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges) -> int:
-        """The smallest number of edges that keeps the share: the first of `sizes` that does, lowered by bisection."""
+        """The smallest number of edges that keeps `share`: the first of `sizes` that does, lowered by bisection."""
         enough, below = len(ranked), 0
         while enough - below > 1:
             size = next((size for size in graph.sizes if below < size < enough), (below + enough) // 2)

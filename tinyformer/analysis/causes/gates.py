@@ -71,12 +71,12 @@ class HeadGating:
 
     - A head's scores are facilitation g⁻, interference 1 - g⁺ and irrelevance g⁺ (1 - g⁻). It is interfering if g⁺ is
       below 1/2; otherwise facilitating if g⁻ is at least 0.1, else irrelevant. If the model needs a head, g⁻ still
-      falls below 1, until the loss grows by λ per unit of log-odds; it falls below 1/2 if half of the head's output is
+      falls below 1, until the loss grows by λ per unit of log-odds; g⁻ falls below 1/2 if half of the head's output is
       enough. If the model does not need a head, g⁻ falls to its lower bound.
-    - Each fit starts from random gates, first learns them with λ = 0, and uses its own bootstrap resample of the first,
-      third, … window. A head whose role differs between fits is `varying`: its role depends on the other heads that are
-      kept, or its effect is close to the margin.
-    - On the other windows, the loss is measured with only the heads with g⁺ ≥ 1/2 (`harmless`), and with only those
+    - Each fit starts from random gates, which it first learns with λ = 0, on its own bootstrap resample of windows 1,
+      3, 5, …. A head whose role differs between fits is `varying`: its role depends on the other heads that are kept,
+      or its effect is close to the margin.
+    - On windows 2, 4, 6, …, the loss is measured with only the heads with g⁺ ≥ 1/2 (`harmless`), and with only those
       with g⁻ ≥ 0.1 (`needed`). Ablation and importance use these windows, too. The control is the untrained network.
 
     Args:

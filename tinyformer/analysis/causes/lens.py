@@ -1,4 +1,4 @@
-"""The logit lens and the tuned lens: predictions if the residual stream goes to the readout after each layer."""
+"""The logit lens and the tuned lens: predictions that are read from the residual stream after each layer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -116,7 +116,7 @@ def streams_of(context: AnalysisContext, row: Batch) -> list[Stream]:
 
 
 def log_probs(network: Network, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "places scores"]:
-    """The log-probabilities of a row's residual stream after final norm and readout; a classifier has one row."""
+    """The log-probabilities that final norm and readout give at each place of a row; a classifier has one place."""
     x = network.stacks()[-1].final_norm(x.unsqueeze(0).to(next(network.parameters()).dtype))
     return network.readout(x, mask).flatten(0, -2).float().log_softmax(dim=-1)
 
@@ -191,13 +191,13 @@ def fit_translator(
 ) -> nn.Linear:
     """The map x + A x + b with the smallest mean KL(p ‖ q), the tuned lens (Belrose et al. 2023, arXiv 2303.08112).
 
-    L-BFGS (Liu and Nocedal 1989) finds it on all tokens, from the identity. A is learned for the whitened stream, which
+    L-BFGS (Liu and Nocedal 1989) finds A and b on all tokens, from A = 0. A is learned for the whitened stream: this
     takes a quarter of the steps if the scales of the stream's directions differ by orders of magnitude.
 
     Args:
         x: the residual stream at some depth.
         output: the residual stream after the last layer, of the same tokens.
-        log_probs: the function from a stream to log-probabilities: log p of the output, log q of the mapped stream.
+        log_probs: computes log-probabilities from a stream: log p from the output, log q from the mapped stream.
     """
     mean = x.mean(dim=0)
     variances, directions = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))

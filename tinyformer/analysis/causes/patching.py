@@ -62,7 +62,7 @@ def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequen
     scores, effects, num_rows = scores.detach(), Effects(), max(1, MAX_TOKENS // own.batch["inputs"].shape[1])
 
     def added(point: str, at_own: Tensor, new: Tensor) -> Float[Tensor, "prompts places"]:
-        """The effect of each place alone on the scores: 0, without a forward pass, if both activations are equal."""
+        """The effect of each place alone on the scores; no forward pass is run if both activations are equal."""
         patched = scores.unsqueeze(1).repeat(1, new.shape[1])
         differing = (at_own != new).flatten(2).any(dim=2).nonzero()
         for some in differing.split(num_rows) if len(differing) else ():  # `split` of an empty tensor gives a part
@@ -89,9 +89,9 @@ def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequen
 def patch_pairs(
     context: AnalysisContext, groups: Sequence[Pairs], points: Sequence[str]
 ) -> tuple[Float[Tensor, " pairs"], Effects]:
-    """Clean minus corrupted scores, and how much of this difference each place restores and destroys.
+    """Clean minus corrupted scores; and how much of them each place restores (denoising) and destroys (noising).
 
-    Denoising restores, noising destroys. Tokens are counted from the end, only as many as the shortest group has.
+    Tokens are counted from the end; those that the shortest group lacks are left out.
     """
     differences, effects = [], []
     for group in groups:
@@ -127,7 +127,7 @@ Shares: TypeAlias = Mapping[Place, Share]
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> Shares:
-    """The mean effects as shares of the mean of `of` over the same pairs; all intervals hold simultaneously."""
+    """The mean effects divided by the mean of `of`, a value for each pair; all intervals hold simultaneously."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
     exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
     changes = simultaneous(exact, [none] * len(exact), num_resamples)
@@ -150,8 +150,8 @@ class ActivationPatching(PairAnalysis):
 
     (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv 2404.15255).
     Each share is a ratio of means over pairs. At each token, the residual stream and each sublayer's output are
-    patched. For each head, its output is patched at all tokens together; or it is recomputed with only the pattern, or
-    only the values, of the other prompt. Values that several heads share are patched for one head at a time.
+    patched. For each head, three outputs are patched in, each at all tokens together: that of the other prompt, and
+    those with only its pattern or only its values. Values that several heads share are patched for one head at a time.
 
     The printed lines name a head if the interval of what its output restores, or of what it destroys, is wholly above
     `margin`. The control is the untrained network, with effects in the same unit. If clean and corrupted scores do not
@@ -223,7 +223,7 @@ class Patched:
             found.figures[name] = token_grid(cells, "What each token restores in the corrupted prompt", self.unit)
 
     def add_heads(self, found: AnalysisResult, margin: float) -> None:
-        """Add the effects by head: lines for heads above a margin, a table for each network, and a figure."""
+        """Add the effects by head: lines for heads above a margin, tables (trained and untrained), and a figure."""
         outputs = largest({at: self.of_heads[at].most for at in self.heads if at.what == "output"})
         named, by_chance = (
             [at for at in outputs if max(of[at].restores.low, of[at].destroys.low) > margin]
@@ -268,7 +268,7 @@ def _title(point: str) -> str:
 
 
 def _labels(context: AnalysisContext, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
-    """For each stack and token index, the position and the token, or the role of more than two different tokens."""
+    """For each stack and token index, the position and its tokens, or its role if it has more than two tokens."""
     keys = [side.keys(context, row) for of in groups for side in of[:2] for row in range(len(side.answers))]
     labels = {}
     for stack in keys[0]:

@@ -47,7 +47,7 @@ class Prompts:
         return " minus ".join(f'"{name}"' for name in names)
 
     def keys(self, context: AnalysisContext, row: int = 0) -> dict[str, list[str]]:
-        """The tokens of a prompt, as the keys of each kind of attention."""
+        """The tokens of the keys in each kind of attention, for one of the prompts."""
         tokens = context.tokenizer.token_strings(self.batch["inputs"][row])
         if "source" not in self.batch:
             return {"": tokens}
@@ -169,7 +169,7 @@ class PairAnalysis:
     def result(
         self, context: AnalysisContext, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
     ) -> tuple[AnalysisResult, str, bool]:
-        """The result, a sentence on `trained`, and True if its mean is clearly above 0 and above `untrained`."""
+        """The result, a sentence on the scores `trained`, and True if their mean is clearly above 0 and `untrained`."""
         number, (own, control) = len(trained), map(compare, (trained, untrained))
         title = groups[0].clean.title(context) if number == 1 else f"{number} pairs"
         facts = {name: fact for name, fact in context.facts.items() if name != "data"}
@@ -236,14 +236,14 @@ def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pai
 
 
 def _string(context: AnalysisContext, index: int) -> str:
-    """The token, or the class, with an index among the logits."""
+    """The token, or the class, whose logit has the given index."""
     if isinstance(context.task, Classification):
         return context.task.labels[index]
     return context.tokenizer.token_strings([index])[0]
 
 
 def _index(context: AnalysisContext, argument: str, word: str) -> int:
-    """The index of a token, or of a class, among the logits."""
+    """The index of the logit of a token, or of a class."""
     if isinstance(context.task, Classification):
         return context.task.index_of(argument, word)
     ids = TextReader(context.network, context.tokenizer).rows_of(word, around=False)[0]
@@ -254,7 +254,7 @@ def _index(context: AnalysisContext, argument: str, word: str) -> int:
 
 
 def _joined(join: Callable[[list[Tensor]], Tensor], *prompts: Prompts) -> Prompts:
-    """Make prompts by applying `join` to the list of each tensor of several prompts."""
+    """Combine prompts: for each tensor of `Prompts`, `join` receives the list of this tensor from all given prompts."""
     batch = {name: join([tensors(some.batch)[name] for some in prompts]) for name in tensors(prompts[0].batch)}
     others = {name: [getattr(some, name) for some in prompts] for name in ("places", "answers", "against")}
     given: dict[str, Any] = {name: None if parts[0] is None else join(parts) for name, parts in others.items()}

@@ -43,16 +43,16 @@ class HeadWeights:
       the tokens that each token attends to; with rotary positions, QK_Δ = E W_Q R_Δ W_Kᵀ Eᵀ gives those Δ tokens back.
       Σλ / Σ|λ| over the eigenvalues λ is 1 if each token promotes itself ("copying") or attends to equal tokens
       ("matching"), and -1 in the opposite case. `tokens.csv` has the largest and the smallest entries.
-    - The composition of an earlier head with a later one is ‖W_OV W‖ / (‖W_OV‖ ‖W‖) in Frobenius norms, with W_OV of
-      the earlier head and W of the later: W_QK for Q-composition, its transpose for K, W_OV for V; without rotation.
+    - The composition of an earlier head with a later one is ‖W_OV W‖ / (‖W_OV‖ ‖W‖) in Frobenius norms. W_OV is that of
+      the earlier head, and W is the later head's W_QK (Q-composition), W_QKᵀ (K) or W_OV (V), without rotation.
 
     As in TransformerLens, the linear part of norms is folded into the weights, and U has mean 0 over the vocabulary,
     which does not change the softmax. Circuits leave out factors that depend on the token (the division by its norm, an
     output gate), biases, added position embeddings, and feed-forward networks between heads.
 
-    A score is beyond chance if it exceeds the limit that no head, or pair, exceeds in 95 % of untrained networks. The
-    limit is that of a Gumbel distribution, which describes maxima, with the mean and the variance of the largest score
-    of each untrained network. In an encoder–decoder, each stack's self-attention is analysed; OV needs linear logits.
+    A score is beyond chance if it exceeds a limit below which all scores of 95 % of untrained networks stay. It is the
+    95 % quantile of a Gumbel distribution, which describes maxima, with the mean and the variance of the largest scores
+    of untrained networks. Each stack's self-attention is analysed; only a stack with linear logits has OV circuits.
 
     Args:
         distances: distances of query and key in tokens, for rotary positions; no other positions enter the circuits.
@@ -188,18 +188,21 @@ Stack: TypeAlias = tuple[list[Layer], Vocabulary, Vocabulary | None]
 
 
 class Circuit(NamedTuple):
-    """The circuit S Aᵀ B Tᵀ of each head of a layer: an entry for each token and each token that it is mapped to."""
+    """The circuit S Aᵀ B Tᵀ of each head of a layer, with a row for each token of S and a column for each token of T.
+
+    OV has embeddings S, unembeddings T, A = W_V and B = W_Oᵀ. QK has embeddings S and T, A = W_Q and B = W_K.
+    """
 
     name: str
     layer: int
-    a: Projection
-    b: Projection
+    a: Projection  # A
+    b: Projection  # B
     source: Vocabulary  # S
     target: Vocabulary  # T
     between: Float[Tensor, "d_model d_model"]  # Tᵀ S, the same for all layers
 
     def eigenvalue_scores(self) -> Float[Tensor, " heads"]:
-        """Σλ / Σ|λ| over the eigenvalues of the small matrix B Tᵀ S Aᵀ, the nonzero eigenvalues of S Aᵀ B Tᵀ."""
+        """Σλ / Σ|λ| over the eigenvalues λ of each circuit; the nonzero ones are those of the small B Tᵀ S Aᵀ."""
         eigenvalues = torch.linalg.eigvals(self.b @ self.between @ self.a.mT)
         return (eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)).nan_to_num()  # 0 for a head of zeros
 
@@ -257,7 +260,7 @@ def require_linear(block: Any) -> None:
 
 
 def circuits(stacks: Iterable[Stack], distances: Sequence[int]) -> Iterator[Circuit]:
-    """The circuits of each layer."""
+    """The QK circuits of each layer and, if token logits are linear in the residual stream, its OV circuits."""
     for layers, e, u in stacks:
         if u is not None:
             between = u.mT @ e
@@ -287,7 +290,7 @@ def rotates(layer: BaseAttention) -> bool:
 
 
 def rotated(layer: BaseAttention, projection: Projection, position: int) -> Projection:
-    """The projection to queries or keys at a position."""
+    """A projection to queries or keys, with the rotation of a position."""
     columns = projection.permute(2, 0, 1).unsqueeze(2)  # a batch of one token for each dimension of the stream
     return layer.position.rotate(columns, position).squeeze(2).permute(1, 2, 0)
 

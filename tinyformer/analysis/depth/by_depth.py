@@ -58,7 +58,7 @@ def stream_points(network: Network) -> list[list[str]]:
 
 
 def inputs_without_padding(context: AnalysisContext) -> list[tuple[Any, ...]]:
-    """The arguments of forward passes without padding, each on a single pair, or on all windows of equal length."""
+    """The arguments of forward passes without padding, each for one pair of texts or for windows of equal length."""
     if isinstance(context.network, EncoderDecoder):
         return [(pair.source, pair.target) for batch in context.batches for pair in pairs_of(batch)]
     return [(batch["inputs"], context.task.mask(batch)) for batch in without_padding(context.batches)]
@@ -126,8 +126,8 @@ class AccuracyByDistance:
     """The accuracy of the next token by the distance from the input token to its last earlier occurrence.
 
     On `data=recall`, the input token is a key that occurs earlier in a key–value pair (Arora et al. 2023, arXiv
-    2312.04927). The control `copied` is the accuracy of copying the token after the last occurrence: 1 on recall; on a
-    text, the accuracy of an induction head. Targets whose input is new are left out.
+    2312.04927). The control `copied` is the accuracy of copying the token that followed the last occurrence, as an
+    induction head does; it is 1 on recall. Targets whose input token has not occurred before are left out.
     """
 
     width: int = 4  # tokens of distance that share a row of the table

@@ -112,9 +112,9 @@ def report_rows(
 def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list[float]]:
     """Means over the softmax rows of each map, by the name of a column, over inputs without padding.
 
-    They are the share of `saturated` rows, this share with a scale of 1 (queries and keys stay those of the unchanged
-    model), and the variance and the trace of `sums_over_rows`. The mean is nan without rows to average, and for an
-    ablated head.
+    They are the share of `saturated` rows, the same share if logits are not scaled (but queries and keys are those of
+    the unchanged model), and the variance and the trace of `sums_over_rows`. A mean over no rows is nan, and so are the
+    means of an ablated head.
     """
     names = ("saturated", "saturated_without_scale", "logit_variance", "softmax_jacobian")
     sums = [
@@ -134,12 +134,12 @@ def row_statistics(context: AnalysisContext, saturated: float) -> dict[str, list
 
 
 def sums_over_rows(maps: AttentionMaps, saturated: float) -> Float[Tensor, "4 maps"]:
-    """Three sums over the rows of each map that see more than one key, and the number of these rows.
+    """For each map, three sums over the rows that see more than one key, and the number of these rows.
 
     The first is the number of rows whose largest weight is at least `saturated`. The second sums the variance of a
     row's logits, which grows with the dimension of a head unless the logits are scaled (Vaswani et al. 2017, arXiv
     1706.03762, footnote 4). The third sums the trace Σ w (1 - w) of the softmax's Jacobian diag(w) - wwᵀ, which
-    vanishes with saturation; with a sink, the w of a row sum to less than 1.
+    vanishes with saturation; if the softmax has a sink, the w of a row sum to less than 1.
     """
     is_visible, weights = maps.logits > -torch.inf, maps.weights.double()
     num_keys = is_visible.sum(dim=-1)

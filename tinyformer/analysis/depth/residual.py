@@ -111,7 +111,7 @@ def readings(
     """For each stack and depth, embeddings first, the accuracy of a `linear_probe` for tokens, and for positions.
 
     Rows 1, 3, … of the sample, without padding, fit the probes, and rows 2, 4, … test them. `seen` maps a residual
-    stream to the probes' input: zeros give the share of the most frequent label, which is chance.
+    stream to the probes' input; zeros give chance, the share of the most frequent label.
     """
     samples: list[list[tuple[Tensor, ...]]] = [[] for _ in network.stacks()]  # stream, token, position, row of tokens
     num_rows = 0
@@ -134,10 +134,9 @@ class ResidualSurgery:
     """The loss without each residual connection or sublayer, and the rank of the residual stream by depth.
 
     Both stacks of an encoder–decoder are analysed; the decoder also has residual connections around cross-attention.
-
-    Linear probes measure the lost information, see `readings`; the embeddings and chance are their controls. Without
-    residual connections and feed-forward networks, the output of attention converges to rank 1, the same vector for all
-    tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
+    Linear probes for tokens and positions measure what is lost by depth, see `readings`; their controls are embeddings
+    and chance. Without residual connections and feed-forward networks, the output of attention converges to rank 1, the
+    same vector for all tokens, doubly exponentially with depth (Dong et al. 2021, arXiv 2103.03404).
     """
 
     num_windows: int = 32
@@ -189,7 +188,7 @@ class ResidualSurgery:
         )
 
     def _losses(self, context: AnalysisContext) -> tuple[Losses, dict[tuple[Any, ...], Change]]:
-        """The losses, and the change of loss by stack, layer, residual connection and removed part, see `PARTS`."""
+        """The loss of the model, and its change by stack, layer, residual connection and removed part (`PARTS`)."""
         base, changes = context.losses(), {}
         for kind, stack in stacks_of(context.network).items():
             for depth, layer in enumerate(stack.layers):
@@ -200,7 +199,7 @@ class ResidualSurgery:
 
 
 def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float]) -> str:
-    """The verdict on each probe: kept if 90 % of the embeddings' accuracy above chance is left, lost if only 10 %."""
+    """The verdict on each probe: 90 % of the embeddings' accuracy above chance is "kept", 10 % or less is "lost"."""
     parts = []
     for label, first, last, chance in zip(("tokens", "positions"), values[0], values[-1], chances, strict=True):
         shown = first - chance

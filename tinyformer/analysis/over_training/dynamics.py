@@ -66,7 +66,7 @@ def linear_cka(x: Activations, y: Activations) -> float:
 
 
 def centred(x: Activations) -> Activations:
-    """The activations with mean 0, in double precision; zeros if they differ by less than `PRECISION`."""
+    """The activations minus their mean over tokens, in double precision; zeros if they are constant up to rounding."""
     rest = x.double() - x.double().mean(dim=0)
     return rest if rest.norm() > PRECISION * x.double().norm() else torch.zeros_like(rest)
 
@@ -96,16 +96,16 @@ Factors: TypeAlias = Callable[[Gradients], tuple[Tensor, ...]]
 
 @dataclass(eq=False)
 class TrainingDynamics:
-    """Training dynamics: measures of activations, weights and gradients over the snapshots of a training run.
+    """Training dynamics: measures of activations, weights and gradients at each snapshot of a training run.
 
-    Activations of the sample's tokens are compared with those of the last snapshot, and of the previous one. They have
-    settled once linear CKA with the last snapshot stays at 0.9 or more; early layers tend to settle first (Raghu et al.
-    2017, arXiv 1706.05806). The effective rank and the norm are measured for weights, and for gradients of the sample's
-    mean loss. The circuits of a head are OV = W_O W_V and QK = W_Qᵀ W_K (Elhage et al. 2021), without rotation, biases
-    and norms; their gradient is the change in a small step of gradient descent, per unit of the learning rate.
+    Linear CKA compares the activations at each snapshot with those at the last and at the previous snapshot. An
+    activation has settled once CKA with the last snapshot stays at 0.9 or more; early layers tend to settle first
+    (Raghu et al. 2017, arXiv 1706.05806). The effective rank and the norm are measured for matrices of weights, and for
+    gradients of the sample's mean loss. The circuits of a head are OV = W_O W_V and QK = W_Qᵀ W_K (Elhage et al. 2021),
+    without rotation, biases and norms; the gradient of a circuit A B is G_A B + A G_B, with the gradients of A and B.
 
     Args:
-        points: names of `Model.points`, with `*` for any characters; by default `POINTS`, with heads before `o_proj`.
+        points: names of `Model.points`, with `*` for any characters; by default `POINTS`.
         weights: names of modules, and `layers.0.attention.OV` or `QK` for the circuits of heads; by default `WEIGHTS`.
         measures: "cka" for activations; "rank" and "norm" for matrices.
         gradients: if True, gradients are measured, too.
@@ -199,7 +199,7 @@ class TrainingDynamics:
 
 
 def chosen(known: Mapping[str, Any], patterns: Any, default: Sequence[str], argument: str) -> list[str]:
-    """The names that match `patterns`, given by an argument, or `default` if `patterns` is None."""
+    """The names in `known` that match `patterns`, the value of `argument`; if None, those that match `default`."""
     if patterns is not None:
         return list(matching(known, [patterns] if isinstance(patterns, str) else patterns, argument))
     return [name for name in known if any(fnmatchcase(name, pattern) for pattern in default)]
@@ -212,7 +212,7 @@ def modules_by_name(network: Network) -> dict[str, nn.Module]:
 
 
 def matrices_of(network: Network) -> dict[str, tuple[list[str], Factors]]:
-    """The heads and the factors of each attention circuit, and of each matrix of weights, by its name."""
+    """For each circuit of attention, and each matrix of weights: its heads ("" for none) and its `Factors`."""
 
     def circuit(layer: BaseAttention, names: Sequence[str], gradients: Gradients) -> tuple[Tensor, ...]:
         a, b = (weights_by_head(layer)[name].double() for name in names)
@@ -249,7 +249,7 @@ def gradients_of(context: AnalysisContext, network: Network) -> dict[Any, Tensor
 
 
 def address_of(name: str) -> Address:
-    """The kind of attention or the stack that a name contains, and the layer; "" for what it does not contain."""
+    """The kind of attention (or the stack) and the layer in a name, each "" if the name does not contain it."""
     layer, stack = LAYER.search(name), name.partition(".")[0]
     kind = "cross" if ".cross_attention." in name else stack if stack in KINDS else ""
     return kind, int(layer[1]) if layer else ""
@@ -261,7 +261,7 @@ def title_of(name: str) -> str:
 
 
 def _tell_settled(found: AnalysisResult, similarities: Series) -> None:
-    """Add the activations that settled first and last, by their similarity to those of the last snapshot."""
+    """Add the activations that settled first and last; `similarities` are their CKA with the last snapshot."""
     settled = defaultdict[str, dict[int, str]](dict)
     for (name, head), values in similarities.items():
         unsettled = max((step for step, value in values.items() if not value >= SETTLED), default=-1)

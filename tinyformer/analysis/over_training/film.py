@@ -36,7 +36,7 @@ class TrainingFilm:
     The page shows the maps of the last snapshot, as `HeadMaps` does, and a slider selects other snapshots, whose maps
     are `quantised`. If the page would exceed 15 MB, it has fewer snapshots, evenly chosen. Measures and losses are
     those of the sample, even if another text is shown, and events come from `events_of_snapshots`. The page opens at
-    the first role that a head acquires. For `text`, `target` and `num_tokens` see `HeadMaps`.
+    the step at which a head first acquires a role. For `text`, `target` and `num_tokens` see `HeadMaps`.
     """
 
     text: str | Sequence[str] | None = None
@@ -129,7 +129,7 @@ class Film:
         return {"further": {"film": film}, "of_heads": [{"film": of_head} for of_head in of_heads]}
 
     def strip(self) -> Figure:
-        """A figure of heads that acquired a role (of the first heads if none did), at steps around these events."""
+        """A figure of the heads that acquired a role (if none did, the first heads), at steps around such events."""
         heads, last = (self.formed or [*range(len(self.titles))])[:NUM_HEADS], len(self.steps) - 1
         after = [bisect_left(self.steps, event.step) for head, event in self.acquired if head in heads]
         places = dict.fromkeys([0, last, *after, *(at - 1 for at in after), last // 2, 3 * last // 4])

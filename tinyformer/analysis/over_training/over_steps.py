@@ -40,9 +40,10 @@ def require_snapshots(context: AnalysisContext, analysis: str) -> None:
 
 
 def events_of_snapshots(context: AnalysisContext, rows: int = 256) -> SnapshotMeasures:
-    """Measure the heads of each snapshot on the context's sample, see `maps.of_sample`, one network at a time.
+    """Measure the heads of each snapshot on the context's sample, and record when a head acquires or loses a trait.
 
-    An event has the step of the first snapshot after it. Traits that random maps of the sample have are left out.
+    Such an event has the step of the first snapshot that shows it. Traits that random maps of the sample have are left
+    out. For the measures and `rows`, see `maps.of_sample`.
     """
     measure = of_sample(context, rows)
     random = measure(context.network, 0).values
@@ -58,9 +59,9 @@ def events_of_snapshots(context: AnalysisContext, rows: int = 256) -> SnapshotMe
 class OverSteps:
     """An analysis of each snapshot of a run, one after another, on the same data; only one network is in memory.
 
-    Each table gets a first column `step`, and the table `scalars` has the scalars of the analysis. Figures show values
-    by step: `NAME_by_step` for each table NAME with a row for each head, and for each scalar. Other figures, lines and
-    files are those of the last snapshot.
+    Each table gets a first column `step`, and the table `scalars` has the scalars of the analysis. The figures
+    `…_by_step` show each scalar, and each table with a row for each head. Other figures,
+    lines and files are those of the last snapshot.
     """
 
     analysis: Analysis
@@ -101,7 +102,7 @@ def joined(tables: Mapping[int, Table]) -> Table:
 def charts(tables: Mapping[str, Table]) -> dict[str, Figure]:
     """A chart by step of each scalar, and of one column of each table with a row for each head.
 
-    The column is `change`; if there is none, the first measure. The `MOST_NAMED` heads that change most are in colour.
+    The column is `change` or, without it, the first measure. The `MOST_NAMED` heads that change most are in colour.
     """
     drawn = {}
     for name, (columns, rows) in tables.items():

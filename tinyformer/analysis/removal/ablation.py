@@ -99,9 +99,9 @@ def mean_outputs(context: AnalysisContext) -> list[Tensor]:
 
 
 def resampled_positions(lengths: Int[Tensor, " batch"], num_positions: int) -> Int[Tensor, "batch positions"]:
-    """For each position of each row, the position in the replacing row; replacing rows have `lengths` tokens.
+    """For each position of each row, the position in another row whose output replaces its own.
 
-    Both positions are equal if the replacing row has a token there; otherwise, one of its tokens is drawn at random.
+    The other rows have `lengths` tokens. Without a token at the same position, a random token's position is drawn.
     """
     ends, place = lengths.clamp(min=1).unsqueeze(1), torch.arange(num_positions, device=lengths.device)
     generator = torch.Generator().manual_seed(0)
@@ -139,7 +139,7 @@ MODES: dict[str, Callable[[AnalysisContext], Replacement]] = {
 def ablations(
     context: AnalysisContext, mode: str, head_sets: Sequence[Sequence[Head]]
 ) -> list[Callable[[Batch], AbstractContextManager[None]]]:
-    """For each set of heads, a function of a batch whose context manager ablates the heads, with a mode of `MODES`."""
+    """For each set of heads, a function from a batch to a context manager that ablates them, with one of `MODES`."""
     replacement = MODES[mode](context)
     return [partial(gated, context.network, heads, replacement=replacement) for heads in head_sets]
 
@@ -150,7 +150,7 @@ def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]]
 
 
 def losses_along(context: AnalysisContext, order: Sequence[Head], chosen: int, mode: str = "zero") -> dict[int, Losses]:
-    """The losses after ablating the first n heads of an order, by n: `chosen`, and up to `MAX_POINTS` even steps."""
+    """The losses after ablating the first n heads of an order, for `chosen` and up to `MAX_POINTS` evenly spaced n."""
     counts = sorted({round(i * len(order) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {chosen})
     return dict(zip(counts, losses_without(context, [order[:count] for count in counts], mode), strict=True))
 

@@ -34,10 +34,10 @@ class HeadCircuit:
     Heads are found on random sequences that are repeated once (`repeated_tokens`), not on the evaluated split: a head
     belongs to the circuit if one of its measures reaches its threshold. The loss and the accuracy on the evaluated
     split are then computed for the whole model, for the circuit alone (every other head is ablated) and for the model
-    without the circuit. The control is as many random heads of each layer, kept alone and ablated. Few heads do most of
-    the work in a trained model (Voita et al. 2019, arXiv 1905.09418). An induction circuit has a head that attends to
-    the previous token and, in a later layer, one that attends to the token that followed an earlier occurrence of the
-    query's token (Elhage et al. 2021, transformer-circuits.pub/2021/framework).
+    without the circuit. The control has random heads, as many in each layer, in place of the circuit. Few heads do
+    most of the work in a trained model (Voita et al. 2019, arXiv 1905.09418). An induction circuit has a head that
+    attends to the previous token and, in a later layer, one that attends to the token that followed an earlier
+    occurrence of the query's token (Elhage et al. 2021, transformer-circuits.pub/2021/framework).
     """
 
     measures: Mapping[str, float] = field(default_factory=THRESHOLDS.copy)  # thresholds by measure
@@ -72,7 +72,7 @@ class HeadCircuit:
         return self._result(context, measured, found, rows)
 
     def _measured(self, context: AnalysisContext) -> Measured:
-        """The measures of `active_heads` on random sequences; the larger value for a head with two softmaxes."""
+        """The measures of `active_heads` on random sequences; a head with two softmaxes has the larger value."""
         network = context.network
         if not isinstance(network, Transformer) or not isinstance(context.task, TokenTask):
             reason = "analyses models that were trained with task=causal_lm or task=masked_lm"
@@ -90,12 +90,12 @@ class HeadCircuit:
         }
 
     def _found(self, measured: Measured) -> list[Head]:
-        """The heads of the circuit: for each, at least one measure reaches its threshold."""
+        """The heads of the circuit: those with at least one measure that reaches its threshold."""
         relative = self._relative(measured)
         if found := [head for head, value in relative.items() if value >= 1]:
             return found
         share = f"{max(relative.values()):.0%}"
-        reason = f"none of the model's {len(measured)} heads reaches more than {share} of a threshold"
+        reason = f"none of the model's {len(measured)} heads reaches a threshold; the nearest has {share} of it"
         raise ArgumentError("measures", dict(self.measures), reason)
 
     def _relative(self, measured: Measured) -> dict[Head, float]:
@@ -106,7 +106,7 @@ class HeadCircuit:
     def _result(
         self, context: AnalysisContext, measured: Measured, found: Sequence[Head], rows: list[list[Any]]
     ) -> AnalysisResult:
-        """Return measures of heads, and loss and accuracy with each set of heads; printed values are means of draws."""
+        """Return measures of heads, and loss and accuracy for each set of heads; the lines show means over draws."""
         means = {}
         for name in dict.fromkeys(row[0] for row in rows):
             scores = torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64)
@@ -138,7 +138,7 @@ class HeadCircuit:
 
 
 def _as_many(heads: Sequence[Head], found: Sequence[Head], generator: torch.Generator) -> list[Head]:
-    """Draw random heads, in each layer as many as `found` has in it."""
+    """Draw random heads, in each layer as many as `found` has in that layer."""
     drawn = []
     for layer in sorted({layer for layer, _ in heads}):
         of_layer = [head for head in heads if head[0] == layer]

@@ -133,7 +133,7 @@ class HeadPruning:
 
 
 def pruning_order(context: AnalysisContext, score_of: Mapping[Head, float]) -> list[Head]:
-    """The active heads by increasing score, without the head of each layer that has the highest score."""
+    """The active heads by increasing score, without the highest-scoring head of each layer."""
     left = Counter(layer for layer, _ in context.active_heads)
     order = []
     for layer, head in sorted(context.active_heads, key=score_of.__getitem__):

@@ -62,8 +62,8 @@ class HeadRedundancy:
     """The redundancy of heads: the loss without pairs and growing sets of heads, and the overlap of heads.
 
     - The interaction of heads a and b is Δ(a, b) - Δ(a) - Δ(b), where Δ is the increase of the loss without them. If it
-      is positive, each head makes up for the loss of the other, as backup heads do (Wang et al. 2022, arXiv
-      2211.00593). If it is negative, both heads serve one effect, which is lost if one is removed. A pair
+      is positive, each head makes up for the other head's removal, as backup heads do (Wang et al. 2022, arXiv
+      2211.00593). If it is negative, both heads serve one effect, which ends if either head is removed. A pair
       counts if its `simultaneous` interval is above `margin` or below `-margin`. The control is the untrained network.
     - Sets of heads grow by importance on one half of the windows, and at random. The loss without them is measured on
       the other half, and compared with the sum of Δ over the single heads.
@@ -251,7 +251,7 @@ def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, 
 
 
 def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads heads"]]:
-    """For each layer, the linear CKA of its heads' outputs over all tokens; and the CKA by chance, of random tokens.
+    """For each layer, the linear CKA of each two heads' outputs: at the same tokens; and as chance, at random tokens.
 
     CKA is ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
     (Kornblith et al. 2019, arXiv 1905.00414).
@@ -272,14 +272,14 @@ def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads head
 
 
 def _moments(outputs: Float[Tensor, "batch heads seq dim"], is_token: Bool[Tensor, "batch seq"]) -> tuple[Tensor, ...]:
-    """Return three sums over tokens: products of outputs at the same, and at a random, token; outputs; and ones."""
+    """Return sums over tokens: [x xᵀ, x yᵀ], x and 1, where x are a token's outputs, and y those of a random token."""
     x = outputs.transpose(1, 2)[is_token].double().cpu().flatten(1)
     shuffled = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
     return torch.stack([x.T @ x, x.T @ shuffled]), x.sum(dim=0), torch.tensor(len(x))
 
 
 def head_overlaps(context: AnalysisContext) -> list[dict[str, Float[Tensor, "2 heads heads"]]]:
-    """The overlap of each layer's heads, by projection and in their outputs: [0] is the overlap, [1] that by chance."""
+    """The overlap of each layer's heads, by projection and in their outputs: [0] measured, [1] by chance."""
     found = []
     for layer, outputs in zip(context.layers, output_overlap(context), strict=True):
         of_layer = {"outputs": outputs}

@@ -24,13 +24,13 @@ CopyingPair = tuple[TokenPair, Copied]
 
 @dataclass(eq=False)
 class CrossAlignment:
-    """The share of targets for which each head of the cross-attention attends most to the token that is copied.
+    """The share of copied tokens for which a head of the cross-attention attends most to the token in the source.
 
     Bahdanau et al. 2014 (arXiv 1409.0473, figure 3) inspect alignments by eye; here they are counted. A word of the
-    target, such as a number or a name, counts as copied if it occurs once in the target and once in the source, in as
-    many tokens; then the source token of each of its tokens is known. A head hits a copied token if, in the row that
-    predicts this token, the largest weight is on its source token. The best head is chosen on one half of the pairs and
-    tested on the other, for the trained and the untrained network.
+    target, such as a number or a name, counts as copied if it occurs once in the target and once in the source, with
+    as many tokens; each of its tokens then has a known token in the source. A head hits a copied token if, in the row
+    that predicts this token, the largest weight is on that source token. The best head is chosen on one half of the
+    pairs and tested on the other, for the trained and the untrained network.
     """
 
     num_windows: int = 200  # half of the pairs choose the head

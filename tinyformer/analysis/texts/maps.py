@@ -81,7 +81,7 @@ class HeadMaps:
         text: the text, tokenized as in `TextTokenizer.read`; two texts for a classifier of pairs; or the source. By
             default, the first window of the sample, or its first pair with at most `num_tokens` tokens on each side.
         num_tokens: number of tokens shown, for a pair on each side; by default 48, and at most the context length.
-        importance: if True, importance is computed, which needs gradients; never for a text, which has no targets.
+        importance: if True and `text` is None, importance is computed, which needs gradients.
     """
 
     text: str | Sequence[str] | None = None
@@ -192,7 +192,7 @@ def _of_pairs(context: AnalysisContext, pairs: Sequence[TokenPair]) -> Measure:
 
 
 def with_controls(context: AnalysisContext, measure: Measure) -> tuple[HeadMeasures, dict[str, Trait], Table]:
-    """The measures of a context's heads, the traits that its controls lack, and a table of traits; see `_supported`."""
+    """The measures of a context's heads, the traits that no control has, and a table of all; see `_supported`."""
     measures, controls = measure(context.network, None), {"random": measure(context.network, 0)}
     if context.untrained:
         controls["untrained"] = measure(context.untrained(), None)
@@ -216,7 +216,7 @@ def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMea
 
 
 def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:
-    """The traits that random maps lack (and untrained heads, for a trait with `ends`), and a table of all traits."""
+    """The traits that no control has, and a table of all; untrained heads are a control only for traits with `ends`."""
     supported, rows = dict[str, Trait](), list[list[Any]]()
     for name, trait in TRAITS.items():
         reached = {control: control_of(trait, found.values) for control, found in controls.items()}

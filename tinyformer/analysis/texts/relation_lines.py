@@ -34,7 +34,7 @@ CONTROLS = ("fixed_offset", "same_distances", "untrained")
 
 
 class Placed(NamedTuple):
-    """The token ids of a line, and its words' places in the maps: rows of the query, columns of key and distractor."""
+    """The token ids of a line, and the positions of its words in maps: `query` in rows, the other two in columns."""
 
     ids: list[int]
     query: range
@@ -42,7 +42,7 @@ class Placed(NamedTuple):
     distractor: range
 
     def center(self, side: int) -> float:
-        """The distance in tokens from the middle of the query to that of the key (2) or of the distractor (3)."""
+        """The distance in tokens from the middle of the query to that of `side`, which is 2 (key) or 3 (distractor)."""
         return (self[side][0] + self[side][-1] - self.query[0] - self.query[-1]) / 2
 
 
@@ -68,7 +68,7 @@ class HeadRoles:
 
 
 def read_columns(file: str, columns: Sequence[str], others: str = "") -> list[Sequence[Any]]:
-    """The rows of a .csv or .jsonl file with the given columns; an error about other files ends with `others`."""
+    """The rows of a .csv or .jsonl file with the given columns; the error for any other file ends with `others`."""
     path = Path(file).expanduser()
     if not path.is_file() or stem_and_format(path)[1] not in {*READERS} - {".txt"}:
         reason = f"is no .csv or .jsonl file with the columns {', '.join(columns)}{others}"
@@ -126,7 +126,7 @@ class RelationLines:
         return Placed(ids, *(side.tokens(run[0], run[-1]) for side, run in zip(sides, runs, strict=True)))
 
     def _maps(self, network: Network) -> tuple[Float[Tensor, "lines heads seq seq"], list[int]]:
-        """The maps of each line, padded with zeros, and the lines whose query sees both words in some layer."""
+        """The maps of each line, padded with zeros; and the lines whose query sees key and distractor in some layer."""
         longest, device = max(len(line.ids) for line in self.placed), self.context.batches[0]["inputs"].device
         of_length: dict[int, list[int]] = defaultdict(list)
         for index, line in enumerate(self.placed):
@@ -154,10 +154,10 @@ class RelationLines:
         return torch.stack(found)
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
-        """For each head, the mean preference if a line's words are shifted to other positions; nan if there are none.
+        """For each head, its mean preference if a line's three words are shifted alike; nan if no shift is possible.
 
-        These positions are in all lines. Distances and numbers of tokens are kept, so a preference for a distance, or
-        for longer words, shows here, too.
+        They are shifted in the maps of all lines, away from each line's own query. Distances and numbers of tokens are
+        kept, so a head that merely prefers a distance, or longer words, has the same preference here.
         """
         line, (before, after) = self.placed[index], map(len, self.context.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))
@@ -170,7 +170,7 @@ class RelationLines:
         return (prefers(*weights) * others[:, None]).sum(dim=(0, 2)) / others.sum()
 
     def best_offset(self) -> tuple[int, Float[Tensor, " tested"]]:
-        """The best offset k for the rule "the word nearer to k tokens from the query", and the rule's test results."""
+        """The best k for the rule "the word nearer to k tokens from the query", and what it prefers in tested lines."""
         longest = max(len(line.ids) for line in self.placed)
         offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good offsets, the smallest
         near = [[[-abs(line.center(side) - k) for line in self.placed] for k in offsets] for side in (2, 3)]
@@ -179,7 +179,7 @@ class RelationLines:
         return offsets[best], by_rule[best, self.halves[1]]
 
     def untrained(self) -> Float[Tensor, " tested"]:
-        """The preference of the best head of untrained networks in the tested half: the largest of several seeds."""
+        """The preferences of the best untrained head when tested; of several seeds, those with the largest mean."""
         assert self.context.untrained is not None
         found = []
         for seed in range(NUM_UNTRAINED):
@@ -268,7 +268,7 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
 def head_table(
     relation: RelationLines, roles: HeadRoles, found: Tensor, elsewhere: Tensor, p: Tensor, chosen: int
 ) -> Table:
-    """A row for each head: how often it prefers the key in each half, and at other positions with equal distances."""
+    """A row for each head: how often it prefers the key in each half, and other words at the same distances."""
     context, (choosing, tested) = relation.context, (found[half] for half in relation.halves)
     rows = []
     for at, address in enumerate(context.map_addresses):

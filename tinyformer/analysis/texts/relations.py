@@ -39,19 +39,17 @@ class HeadRelations:
     al. 2019, arXiv 1906.04341, section 4.1). Next to each weight are its rank among the words that the query sees, and
     the weight of even attention to the tokens that the query sees. Ablated heads are left out. The control `untrained`
     is the largest weight of any head of five untrained networks: a weight that is no larger needs no training.
-
     The text is preceded by the token that starts a document, as in training and in `Model.attention`.
 
     In an encoder–decoder, a pair is a word of the target and a word of the source, and the heads are those of
     cross-attention; the query of a target token is the position that predicts it.
-
-    With `file` in place of a text, preferences are counted in many lines, next to controls; see `RelationLines`.
+    If `file` is given, not `text`, the preferences of heads in many lines are counted instead; see `RelationLines`.
 
     Args:
         pairs: the query word and the key word of each pair, as in `[["it", "animal"]]`, or phrases, such as "jumps
             over". If a word occurs several times, `it:2` is its second occurrence.
         file: a .csv or .jsonl file with the columns `text, query, key, distractor`.
-        predicting: if True, the query of a word is the token before it, which predicts it in a causal model.
+        predicting: if True, the query of a word is the token before, which predicts the word in a causal model.
         importance: if True, the heads' importance is computed, which needs gradients.
     """
 
@@ -68,7 +66,7 @@ class HeadRelations:
         if self.file is not None:
             self.lines = read_lines(self.file)
         elif not self.pairs or not all(map(_is_pair, self.pairs)):
-            reason = "must hold pairs of words of `text`, the query and the key"
+            reason = "must hold pairs of words of `text`, each a query and its key"
             raise ArgumentError("pairs", self.pairs, reason, {"pairs": [["river", "bank"]]})
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:

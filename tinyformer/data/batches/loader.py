@@ -25,7 +25,7 @@ class EpochLoader(ABC):
     Each iteration is one epoch, or the rest of an interrupted epoch. A subclass defines an epoch in `_epoch`.
 
     Args:
-        length: number of batches in a whole epoch. Lightning applies its limit to this number, the loader's `len`.
+        length: number of batches in a whole epoch, the loader's `len`, to which Lightning applies its limits.
         pin_memory: put batches into page-locked memory, from which copying to a CUDA device is faster.
     """
 
@@ -99,7 +99,7 @@ class ResumableLoader(EpochLoader):
         batch_size: number of windows in a batch, on each rank.
         masker: masks tokens, at different positions in each epoch; None: no token is masked.
         seed: determines the order, together with the epoch.
-        split_of: returns the tokens of an epoch, in as many windows as `split`; None: every epoch has `split`.
+        split_of: returns an epoch's tokens, given its number, with as many windows as `split`; None: always `split`.
         rank: index of this process; every process has different windows and the same number of batches.
         world_size: number of processes that train together.
         device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. A
@@ -234,7 +234,7 @@ def identity(batch: Any) -> Any:
 
 
 def share(dataset: Dataset, batch_size: int | None, rank: int, world_size: int) -> DataLoader:
-    """All items of a data set in order, or one process's share; `batch_size` is None if the items are batches."""
+    """The items of a data set in order, or one process's share of them; `batch_size`: None if items are batches."""
     number = len(cast(Sized, dataset))
     if 0 < number < world_size:  # some processes would have nothing to evaluate
         reason = f"must be at most {number}, the number of items to evaluate"

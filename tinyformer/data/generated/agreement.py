@@ -80,7 +80,7 @@ SETS: dict[str, tuple[Sequence[str], Matches, Matches, str]] = {
 
 
 class Line(NamedTuple):
-    """A text whose query belongs to its key, not to its distractor; each is a word or a phrase such as "jumps over"."""
+    """A text whose query belongs to its key, not to its distractor; all three are words, or phrases ("jumps over")."""
 
     text: str
     query: str
@@ -91,7 +91,7 @@ class Line(NamedTuple):
 def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
     """Make distinct lines of one of `SETS`, in which neither distance nor vocabulary tells key and distractor apart.
 
-    In half of the lines, the key is nearer to the query than the distractor; both come from the same words.
+    In half of the lines, the key is nearer to the query than the distractor; both are drawn from the same words.
     """
     rng, made = random.Random(f"{name} {seed}"), dict[str, Line]()
     templates, *matches, which = SETS[name]

@@ -51,8 +51,8 @@ class GeneratedDataModule(DataModule):
         seq_len: tokens in a window, `<eos>` included.
         max_seq_len: the maximum length of the model.
         symbols: the alphabet: one character each, or words if `tokenizer` has a token for each word.
-        identity: all other values that determine the sequences, serialisable as JSON, for the fingerprint.
-        tokenizer: a tokenizer with a token for each symbol, such as a checkpoint's; None: a token for each symbol only.
+        identity: values that, with `symbols` and `split_seed`, determine the sequences; JSON, for the fingerprint.
+        tokenizer: a tokenizer with a token for each symbol, such as a checkpoint's; None: a new tokenizer is made.
         masking: not supported, since the task is to predict the next token.
         split_seed: determines the sequences.
         settings: further arguments of `DataModule`; `seed` determines the order of the sequences.

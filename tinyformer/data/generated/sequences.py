@@ -40,8 +40,7 @@ class InductionDataModule(RandomDataModule):
     2021, "A Mathematical Framework for Transformer Circuits").
 
     Only the predictable targets are scored, which are the targets whose input symbol has occurred before. The first
-    symbol of the second block is not scored, since the end of the first block cannot be predicted. Each sequence fills
-    one window, and no sequence of the validation split is in the training split.
+    symbol of the second block is not scored, since the end of the first block cannot be predicted.
 
     Args:
         seq_len: tokens in a window, `<eos>` included.
@@ -81,8 +80,8 @@ class RecallDataModule(RandomDataModule):
     and values are different symbols. Without the pairs, a guess is right in 1 / `num_values` of the cases.
 
     In the paper, the distance of a query from its pair follows a power law that favours short distances, and the value
-    of a query is not an input of later positions. Here, all positions after the pairs are equally likely for a query.
-    As each key is queried once, the values among the inputs do not help with later queries.
+    of a query is a target only. Here, all positions after the pairs are equally likely for a query, and its value is
+    also the next input, which does not help with later queries, since each key is queried once.
 
     Args:
         seq_len: tokens in a window, `<eos>` included; at least 4 D + 1.
@@ -201,7 +200,7 @@ class ModularAdditionDataModule(GeneratedDataModule):
 
     A random fraction of the table is the training split and the rest the validation split, which a model that only
     memorises sums cannot predict. Power et al. 2022 (arXiv 2201.02177) found that with weight decay a model learns to
-    add long after it has memorised the training split ("grokking"), and Nanda et al. 2023 (arXiv 2301.05217) how it
+    add long after it has memorised the training split ("grokking"); Nanda et al. 2023 (arXiv 2301.05217) show how it
     adds. Each number is one symbol, and c is the only scored target; a guess is right in 1 / p of the cases.
 
     Args:

@@ -51,7 +51,7 @@ class Layout:
         return [*self.text_columns, *([] if self.label_column is None else [self.label_column])]
 
     def require_columns(self, place: Path | str, existing: Sequence[str], from_header: bool = False) -> None:
-        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: a file has a header."""
+        """Refuse a file or row that lacks a needed column or has it twice; `from_header`: a header gave the columns."""
         for column in self.needed:
             if existing.count(column) > 1:
                 raise self.error(column, f"{place} has {existing.count(column)} columns of this name; rename one")
@@ -113,7 +113,7 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
 
     A dialect fits if the first row has all needed columns; without a header, if the first hundred rows have as many
     fields as there are columns. If no dialect fits, the usual delimiter is used. Spaces after delimiters are
-    dropped only if a quotation mark follows a space, or the header lacks a needed column with the spaces.
+    dropped only if a quotation mark follows a space, or a needed column is in the header only without them.
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}

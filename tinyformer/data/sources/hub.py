@@ -52,7 +52,7 @@ def resolve(path: str, revision: str | None, repo_type: Literal["model", "datase
 
 
 def model_file(path: str, filename: str) -> Path:
-    """The path of one file of a model repository, which is downloaded once; without a network, an earlier download."""
+    """The path of one file of a model repository, downloaded once; without a network, that of an earlier download."""
     try:
         # The plain download (not of the commit) also records what "main" is, for later use offline.
         return _downloaded(path, partial(hf_hub_download, path, filename))

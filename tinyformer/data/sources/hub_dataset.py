@@ -185,7 +185,7 @@ class HubDataset:
     def _columns(
         self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
     ) -> datasets.Dataset:
-        """Select columns of texts, since decoding others could download pictures; errors name `arguments`."""
+        """Select columns of texts; decoding other columns could download pictures. Errors name one of `arguments`."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_of(rows.features[column], _TEXT):
@@ -216,7 +216,7 @@ _QUESTIONS = {"question": _TEXT, "context": _TEXT, "answers.text": _TEXT, "answe
 
 
 def _is_of(feature: Any, kinds: Sequence[str]) -> bool:
-    """Return True if a column holds single values of one of the types `kinds`, and not lists, pictures or others."""
+    """Return True if a column holds single values (not lists) of one of the types `kinds`."""
     return isinstance(feature, datasets.Value) and feature.dtype in kinds
 
 

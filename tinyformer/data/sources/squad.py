@@ -143,7 +143,7 @@ class DocstringQuestions:
     A context has a line for each of its functions, as in "def shorten: Collapse and truncate the given text to fit in
     the given width." The question "What does shorten do?" names one of them, and the answer is its summary. All
     functions of a context are equally likely to be asked about, so that the context alone does not determine the
-    answer: a model has to find the question's name in the context. The functions of the validation and test splits do
+    answer: a model has to find the function's name in the context. The functions of the validation and test splits do
     not occur in training. A context of these splits has a question about every function, a context of training about
     one function, drawn at random. The texts differ between Python versions.
 

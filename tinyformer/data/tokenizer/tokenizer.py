@@ -28,9 +28,9 @@ _KNOWN_MASKS = (MASK, "[MASK]")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Map from the printable characters that represent bytes in byte-level vocabularies to the bytes.
+    """The byte that each printable character represents in byte-level vocabularies (GPT-2's `encoder.py`).
 
-    Printable bytes represent themselves, the others use the characters from U+0100 on (GPT-2's `encoder.py`).
+    Printable bytes are represented by themselves, all other bytes by the characters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -118,7 +118,7 @@ class TextTokenizer:
             return cls(Tokenizer.from_str(named.pop("tokenizer")), **named)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`; if other arguments are not the defaults, a JSON object of it and these arguments."""
+        """A `tokenizer.json`; if arguments differ from the defaults, a JSON object of that and these arguments."""
         text = json.dumps(json.loads(self._tokenizer.to_str()))
         named: dict[str, object] = {"ends": self.end_ids} if self.end_ids != (self.eos_id,) else {}
         named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
@@ -289,7 +289,7 @@ def _known_eos(tokenizer: Tokenizer) -> str | None:
 def _find_eos(tokenizer: Tokenizer, named: str | None) -> str:
     eos_token = named or _known_eos(tokenizer)
     if eos_token is None or tokenizer.token_to_id(eos_token) is None:
-        reason = f"the vocabulary has no {named or ', '.join(_KNOWN_EOS)}; name its token that separates documents"
+        reason = f"the vocabulary has no {named or ' or '.join(_KNOWN_EOS)}; name its token that separates documents"
         raise ArgumentError("eos_token", named, reason)
     return eos_token
 
