@@ -1,6 +1,6 @@
 """Train small transformers and see exactly what every attention head does.
 
-Each name in `__init__.pyi` is imported on first use, since torch and the training libraries take seconds.
+Each name in `__init__.pyi` is imported on first use: importing torch and the training libraries takes seconds.
 """
 
 import warnings

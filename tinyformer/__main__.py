@@ -1,4 +1,4 @@
-"""The programs of tinyformer: `tinyformer train attention=gqa`, or `python -m tinyformer train attention=gqa`."""
+"""The programs of tinyformer, run as `tinyformer train attention=gqa` or `python -m tinyformer train attention=gqa`."""
 
 import importlib
 import sys

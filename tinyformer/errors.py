@@ -64,8 +64,8 @@ def argument_path(*outer: str, passed: Mapping[str, str] | None = None) -> Itera
 
     Args:
         outer: the names of the arguments, outermost first.
-        passed: the caller's argument that sets each argument of the factory, such as {"head_dim": "rope_head_dim"}; an
-            error about an argument of the factory becomes an error about the caller's argument.
+        passed: for arguments of the factory, the arguments of the caller that set them, such as {"head_dim":
+            "rope_head_dim"}; an error about an argument of the factory becomes an error about the caller's argument.
     """
     try:
         yield

@@ -64,7 +64,7 @@ Pass: TypeAlias = Callable[[], object]
 
 
 def has_native_bf16(device: str) -> bool:
-    """Return True if a device type computes bf16 products in hardware: CPUs with AVX512-BF16 or AMX, and newer GPUs."""
+    """Return True if a device type multiplies bf16 in hardware: CPUs with AVX512-BF16 or AMX, GPUs since Ampere."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device == "cpu":
@@ -74,7 +74,7 @@ def has_native_bf16(device: str) -> bool:
 
 @functools.cache
 def can_compile() -> bool:
-    """Try `torch.compile` on this CPU, and return True if it works; it needs a C++ compiler and Python's headers."""
+    """Try `torch.compile`, which needs a C++ compiler and Python's headers, on this CPU; return True if it works."""
     new = time.time()  # a graph that is in no cache
     try:
         torch.compile(lambda x: x.sin() + new)(torch.zeros(8))
@@ -100,7 +100,7 @@ def resolve_device(accelerator: str) -> str:
 
 
 def resolve_precision(precision: Any, device: str) -> Any:
-    """Lightning's `precision`, where "auto" is bf16-mixed on hardware that has bf16 and fp32 elsewhere."""
+    """Lightning's `precision`, where "auto" becomes bf16-mixed on hardware with bf16, and fp32 on other hardware."""
     if precision != "auto":
         return precision
     return "bf16-mixed" if has_native_bf16(device) else "32-true"
@@ -213,7 +213,7 @@ def known_flops(name: str, dtype: torch.dtype, has_tf32: bool) -> float | None:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest product of square matrices, in sizes that double while there is time."""
+    """FLOP/s of the fastest of several products of square matrices, whose size doubles as often as the time allows."""
     generator = torch.Generator(device).manual_seed(0)  # leaves the random state of training alone
     best, size, start = 0.0, 256, time.perf_counter()
     while time.perf_counter() - start < MEASURED_SECONDS:
@@ -237,9 +237,9 @@ def _seconds_of_product(factor: torch.Tensor) -> float:
 
 
 def seconds_on(device: str) -> float:
-    """The current time in seconds: on CUDA after all work is done, on a CPU with one thread the process's CPU time.
+    """The current time in seconds: wall time, on CUDA after all work is done; CPU time on a CPU with one thread.
 
-    Other processes hardly affect CPU time. Several threads, however, spend CPU time waiting for one another.
+    Other processes hardly affect CPU time, but several threads would spend it on waiting for one another.
     """
     if device == "cpu" and torch.get_num_threads() == 1:
         return time.process_time()

@@ -98,7 +98,7 @@ def test_a_file_of_another_kind(tmp_path):
         write_raw(path, contents)
         assert "was not written by tinyformer" in error_of(path)
     torch.save(state, path)
-    assert "is an archive of PyTorch, as before format 2" in error_of(path)
+    assert "is a PyTorch archive; checkpoints before format 2" in error_of(path)
 
 
 WEIGHT = "network.encoder.layers.0.attention.q_proj.weight"

@@ -122,10 +122,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder_decoder(vocab_size=6), "shared_embedding=True: encoder and decoder have embeddings of the shapes"),
     (
         partial(transformer, pruned_heads=[[1, 0], [0, 1], [1, 1]]),
-        "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; a residual branch of 0 removes its "
-        "attention; pruned_heads=[[1, 0], [0, 1]] works.",
+        "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; set its attention's residual branch "
+        "to 0 instead; pruned_heads=[[1, 0], [0, 1]] works.",
     ),
-    (lambda: prune_heads(attention(), [0, 1, 2, 3]), "heads=[0, 1, 2, 3]: must leave at least one head in the layer;"),
+    (lambda: prune_heads(attention(), [0, 1, 2, 3]), "heads=[0, 1, 2, 3]: must leave at least one head;"),
 ]
 for window in (0, [], [4, 0], [None, -2]):
     REFUSED.append((partial(attention, window=window), f"window={window}: must be at least 1"))

@@ -70,7 +70,7 @@ def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
             "RUN/checkpoints/last.ckpt; best.ckpt next to it may be intact"
         )
         if is_archive(path):
-            reason = "is an archive of PyTorch, as before format 2, which is no longer supported; train the model again"
+            reason = "is a PyTorch archive; checkpoints before format 2 can no longer be read, so train the model again"
         raise ArgumentError("path", str(path), reason) from error
     if problem := _malformation(raw):
         raise ArgumentError("path", str(path), problem)
@@ -96,7 +96,7 @@ def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """Load the newest intact checkpoint in a run's `checkpoints`; if none is intact, raise the error of `last.ckpt`."""
+    """Load the newest intact checkpoint in a run's `checkpoints`; if none is, raise the error for `last.ckpt`."""
     intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
@@ -125,7 +125,7 @@ def _not_a_file(path: Path) -> ArgumentError:
 
 
 def _malformation(raw: Any) -> str | None:
-    """The reason why the contents of a file are not a checkpoint that a run wrote; None if they are valid."""
+    """The reason why the contents of a file are not a valid checkpoint; None if they are."""
     foreign = "was not written by tinyformer; a run writes RUN/checkpoints/last.ckpt"
     if not isinstance(ours := raw.get(KEY), dict) or "format" not in ours:
         return foreign
@@ -168,7 +168,7 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
-    """Atomically write a checkpoint of a network with the tokenizer, facts and step of another `checkpoint`.
+    """Atomically write a checkpoint with a network's weights and `overrides`, and all else from another `checkpoint`.
 
     `overrides` are the overrides of the network's config, by key; see `config.stored.describe_config`.
     """
@@ -179,7 +179,7 @@ def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, o
 
 
 def load_weights(network: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """Load a checkpoint's weights into a network; weights that do not fit are refused."""
+    """Load a checkpoint's weights into a network; an `ArgumentError` is raised if they do not fit."""
     require_fitting(network, checkpoint)
     network.load_state_dict(checkpoint.weights)
 
@@ -271,22 +271,22 @@ def snapshots_of(path: Path) -> dict[int, Path]:
 
 
 def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
-    """Load the checkpoint or snapshot at the path `at_step(path, step)`; return `known` if it is from this path."""
+    """Load the checkpoint or snapshot at `at_step(path, step)`; if `known` is from this path, return `known`."""
     found = at_step(path, step)
     return known if known is not None and known.path == found else load_checkpoint(found)
 
 
 def at_step(path: str | Path, step: Any) -> Path:
-    """The snapshot at a step of the run that `path` belongs to, see `snapshots_of`; for "all", the last snapshot.
+    """The path of a run's snapshot at a step; for "all", the path of the run's last snapshot.
 
-    If `step` is None or the file `find_checkpoint(path)` does not exist, return the path of this file.
+    `find_checkpoint(path)` is a checkpoint of the run; it is returned if `step` is None or if it does not exist.
     """
     path = find_checkpoint(path)
     if step is None or not path.exists():
         return path
     snapshots = snapshots_of(path)
     if not snapshots:
-        reason = "has no snapshots; training writes snapshots with callbacks.snapshots.every_n_steps=100"
+        reason = "has no snapshots; a run writes some if it is started with callbacks.snapshots.every_n_steps=100"
         raise ArgumentError("step", step, f"the run of {relative_path(path)} {reason}")
     steps = list(snapshots)
     if step == "all":

@@ -1,7 +1,7 @@
 """The format of a checkpoint: a safetensors file whose header holds, as JSON, all that is not a tensor.
 
 The JSON is Lightning's checkpoint. In place of a tensor, it holds the tensor's name in the file and a checksum. A value
-of a type that JSON lacks is an object with one key, such as `{"$tuple": [1, 2]}`. Loading runs no code.
+of a type that JSON lacks becomes an object with one key, such as `{"$tuple": [1, 2]}`. Loading runs no code.
 """
 
 import base64
@@ -134,7 +134,7 @@ def read_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]
 
 
 def is_archive(path: Path) -> bool:
-    """Return True for a zip archive, which `torch.save` writes."""
+    """Return True if a file is a zip archive, the format that `torch.save` writes."""
     return zipfile.is_zipfile(path)
 
 

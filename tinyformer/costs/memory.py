@@ -29,7 +29,7 @@ from tinyformer.nn.score import Scoring
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """FLOPs and memory of a training step on `batch` sequences of T tokens, and of decoding them."""
+    """FLOPs and memory of a training step on `batch` sequences of T tokens, and the size of their KV cache."""
 
     batch: int
     tokens: int  # number of tokens in all sequences; in an encoder–decoder, in the targets
@@ -74,12 +74,13 @@ def count_batch(
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """Memory and traffic of each of several GPUs in a training step, in which each GPU has a separate batch.
+    """Memory and traffic of each of n GPUs in a training step, in which each GPU has a separate batch.
 
     With `trainer=ddp`, a GPU holds what `BatchCosts` counts. With `trainer=fsdp`, it holds a shard of every weight,
     gradient and optimizer state (the first GPU's is the largest), and whole weights and gradients of the block in use.
-    Traffic is for ring algorithms: a GPU sends (n - 1) / n of the bytes to reduce, gather or scatter. Gathered weights
-    of blocks may be in bf16, all else is in fp32. With `trainer=fsdp`, every accumulated batch has this traffic.
+    With ring algorithms, a GPU sends (n - 1) / n of the bytes that are gathered or scattered, and twice as much to sum
+    gradients in `ddp`. Gathered weights of blocks may be in bf16; all else is in fp32. If a step accumulates gradients,
+    `fsdp` has this traffic for each accumulated batch.
     """
 
     gpus: int
@@ -206,7 +207,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, scoring: Scorin
 
 
 class _FusedAttention(torch.autograd.Function):
-    """The allocations of a fused kernel, without its arithmetic."""
+    """A stand-in for a fused kernel, which allocates the same tensors but computes nothing."""
 
     @staticmethod
     def forward(

@@ -12,10 +12,10 @@ sequence of T tokens:
     training  3 · forward
 
 The first term is Kaplan et al. 2020 (arXiv 2001.08361, §2.1), plus the readout. The second is Chowdhery et al. 2022
-(PaLM, arXiv 2204.02311, appendix B): for training it is their 12 L H Q T, if keys and values have the same size. It
-assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip the keys hidden by a
-causal mask or a window. The backward pass has two products for each product of the forward pass; recomputation by
-activation checkpointing is not counted.
+(PaLM, arXiv 2204.02311, appendix B), whose 12 L H Q T is for training L layers of H heads with keys and values of size
+Q. The second term assumes that every query attends to all T keys; `attended_flops_per_token` is for kernels that skip
+the keys hidden by a causal mask or a window. The backward pass has two products for each product of the forward pass;
+recomputation by activation checkpointing is not counted.
 
 An encoder–decoder processes a source and a target of T tokens each. Its counts per token are for one source token plus
 one target token, and its cache holds the decoder's keys and values for both sequences.
@@ -133,7 +133,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
     - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, plus the
       products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
-      product. A convolution counts as if without FFT, 2 · kernel_size · d_model; an LSTM's matrices are projections.
+      product. A convolution counts 2 · kernel_size · d_model, as without FFT; an LSTM's matrices count as projections.
     """
     seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
@@ -163,8 +163,8 @@ class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
 
     A trained weight takes one product in the forward pass and two in the backward pass. If the encoder is frozen, its
-    weights take only the forward product, and the readout's weights take two products. Recomputation is not counted. If
-    the class of an attention is user-defined, the operations of the attention are unknown, and all counts are nan.
+    weights take only the forward product; the readout's weights take this product and the one for their gradient.
+    Recomputation is not counted. If the class of an attention is user-defined, all counts are nan.
     """
 
     per_size: Mapping[str, float]  # FLOPs of the layers for each token or pair, by the names of `batch_sizes`
@@ -181,12 +181,12 @@ class TrainingFlops:
         )
 
     def count(self, sizes: Mapping[str, int], read_out: float) -> float:
-        """FLOPs of batches, given the sums of their `batch_sizes` and the number of tokens in the readout."""
+        """FLOPs of batches, given the sums of their `batch_sizes` and the number of tokens given to the readout."""
         return sum(flops * sizes[size] for size, flops in self.per_size.items()) + self.per_readout * read_out
 
 
 def multiply_adds(network: Network) -> Counter[str]:
-    """Multiply-adds of the layers in a forward pass, for each token or pair, by the names of `batch_sizes`."""
+    """Multiply-adds of the layers in a forward pass, for each token or pair; the keys are those of `batch_sizes`."""
     counts = Counter[str]()
     prefixes = ["source_", ""] if len(network.stacks()) > 1 else [""]
     for prefix, stack in zip(prefixes, network.stacks(), strict=True):
@@ -233,7 +233,7 @@ def uncounted(network: Network) -> list[nn.Module]:
 
 
 def cache_elements(layer: BaseAttention | TokenMixer) -> int:
-    """Cache elements per token: keys and values, the latent and the positional key, or a mixer's state."""
+    """Cache elements per token: of keys and values, of a latent and a positional key, or of a mixer's state."""
     if isinstance(layer, TokenMixer):
         return layer.cache_elements
     if isinstance(layer, LatentAttention):
@@ -253,7 +253,7 @@ def pair_multiply_adds(layer: BaseAttention) -> int:
 
 
 def query_multiply_adds(layer: BaseAttention) -> int:
-    """Multiply-adds for each query, regardless of the number of keys, between the projections and the scores."""
+    """Multiply-adds for each query between projections and scores, which do not depend on the number of keys."""
     parts = (layer.score, layer.position, layer.gaussian)
     return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
 

@@ -23,7 +23,7 @@ class Sampling:
     """The rule by which the next token is sampled from the logits.
 
     `top_k` limits sampling to the k most probable tokens (Fan et al. 2018, arXiv 1805.04833), `top_p` to the smallest
-    set of tokens whose probabilities add up to `top_p` (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751).
+    set of tokens with at least this total probability (nucleus sampling, Holtzman et al. 2019, arXiv 1904.09751).
     """
 
     temperature: float = 1.0  # divisor of the logits; 0 takes the most probable token
@@ -114,7 +114,7 @@ def stream(
         seed: the seed of the first prompt's generator.
         use_cache: whether to keep keys and values in a cache; the tokens are the same without a cache.
         stop_token: the token, or several tokens, any of which ends a text without being part of it.
-        is_end: function of the token ids of a prompt with its continuation, which returns True to end the text.
+        is_end: function that gets the token ids of a prompt and its continuation, and returns True to end the text.
     """
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [list(prompt) for prompt in prompts]
     stops = stop_token if isinstance(stop_token, Collection) else {stop_token}
@@ -205,7 +205,7 @@ class Beam:
         require_at_least(0, length_penalty=self.length_penalty, length_offset=self.length_offset)
 
     def norm(self, num_tokens: int) -> float:
-        """The divisor of the log-probability of a hypothesis."""
+        """The divisor of the log-probability of a hypothesis of `num_tokens` tokens."""
         return float(((num_tokens + self.length_offset) / (1 + self.length_offset)) ** self.length_penalty)
 
 

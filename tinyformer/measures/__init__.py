@@ -1,7 +1,4 @@
-"""Measures of attention heads: captured maps, formulas, probes, words, events and intervals.
-
-Each name in `__init__.pyi` is imported on first use.
-"""
+"""Measures of attention heads: captured maps, formulas, probes, words, events and intervals; imported on first use."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Capture of the exact attention weights of a batch, on any backend, and batches and sentence pairs without padding."""
+"""Capture of the exact attention weights of a batch, on any backend; removal of padding from batches and pairs."""
 
 import functools
 from collections import defaultdict
@@ -57,7 +57,7 @@ def rows_of(batches: Iterable[Batch]) -> list[Batch]:
 
 
 def without_padding(batches: Iterable[Batch]) -> list[Batch]:
-    """The rows of batches of windows or examples, as one batch without padding for each length.
+    """The rows of batches of windows or examples without their padding, regrouped into one batch for each length.
 
     Only tensors with one entry per token are kept.
     """
@@ -280,7 +280,7 @@ def attention_calls(model: Network, *inputs: Any) -> list[LayerCall]:
     finally:
         model.train(was_training)
     if missing := [layer for layer in layers if layer not in calls]:
-        raise NoMapsError(missing[0], "overrides `forward`, whose computation has no attention maps")
+        raise NoMapsError(missing[0], "overrides `forward`, so the attention maps are unknown")
     if others := [at for at, call in calls.items() if not call.is_cross and call.qkv.k.shape[2] != call.qkv.q.shape[2]]:
         raise NoMapsError(others[0], "has keys that are not tokens, so its maps cannot be shown")
     return [(layer, calls[layer]) for layer in layers]
@@ -334,7 +334,7 @@ def _maps(calls: Sequence[LayerCall], rows: Int[Tensor, " rows"] | None) -> list
 
 @contextmanager
 def running_hooks(model: Network, hooks: Iterable[RemovableHandle] = ()) -> Iterator[None]:
-    """A context in which every forward pass runs each module's hooks exactly once; at the end, it removes `hooks`."""
+    """A context in which each module's hooks run exactly once per forward pass; at the end, `hooks` are removed."""
     # Activation checkpointing would run each layer, and its hook, a second time in the backward pass.
     recomputing = [stack for stack in model.stacks() if stack.checkpoint_activations]
     for stack in recomputing:

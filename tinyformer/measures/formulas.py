@@ -37,7 +37,7 @@ FEWEST = 8  # queries that show an offset, and keys that an even row is spread o
 
 
 class OverQueries:
-    """A measure that is the mean, over the batch and the queries, of the value `of_queries` of each query."""
+    """A measure: the mean over batch and queries of the values that `of_queries` returns, one for each query."""
 
     def __init__(self, of_queries: Callable[..., Queries], mean: Callable[..., Tensor] = torch.mean) -> None:
         self.of_queries, self.mean, self.__doc__ = of_queries, mean, of_queries.__doc__
@@ -55,7 +55,7 @@ def entropy(weights: Weights) -> Queries:
 
 @partial(OverQueries, mean=torch.nanmean)
 def entropy_share(weights: Weights, num_visible: Tensor, entropies: Queries | None = None) -> Queries:
-    """H / ln(n) for queries with n > 1 visible keys: 1 for equal attention on all of them; nan for other queries.
+    """Entropy H / ln(n) of queries with n > 1 visible keys: 1 for equal attention on these; nan for other queries.
 
     The weights are first normalised to sum to 1, which removes the effect of a sink: for a sum S, the entropy is then
     H / S + ln S. `entropies` are the values of H; None to compute them.
@@ -186,7 +186,7 @@ def monotonicity(weights: Weights) -> Heads:
 
 
 def coverage(weights: Weights) -> Heads:
-    """The mean over source tokens of min(1, Σ_q w_q), the attended share (Tu et al. 2016, arXiv 1601.04811, §3)."""
+    """The mean over source tokens of min(1, Σ_q w_qk), the attended share (Tu et al. 2016, arXiv 1601.04811, §3)."""
     return weights.sum(dim=-2).clamp(max=1).mean(dim=(-3, -1))
 
 
@@ -252,9 +252,9 @@ def offset(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 
 
 def segment_vertical(weights: Weights) -> Heads:
-    """Share of attention along vertical stripes of a segment, in the quarter of the queries with the largest share.
+    """Share of the attention of a segment of queries on a single key: the value that a quarter of the queries reach.
 
-    A segment is `SEGMENT` consecutive queries, and its share is max_k of the mean of w_k over these queries. s_q is the
+    A segment is `SEGMENT` consecutive queries; its share is max_k of the mean of w_qk over these queries. s_q is the
     largest share of a segment that includes q, and the measure is the 75 % quantile of s_q. The first key, where sinks
     form, is excluded. The result is nan for fewer queries than two segments have.
     """
@@ -341,7 +341,7 @@ def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "
 
 
 def _shares_by_offset(weights: Weights, logits: Weights, rows: Rows) -> Float[Tensor, "*layers heads offsets"]:
-    """The mean weight of the visible keys at each offset from 1 - k_seq to k_seq - 1; -inf at excluded offsets."""
+    """The mean weight of visible keys at each offset, from 1 - k_seq on; -inf at those that `offset_share` excludes."""
     k_seq, num_queries = weights.shape[-1], weights.shape[-4] * weights.shape[-2]
     place = (torch.arange(k_seq, device=weights.device) - rows.unsqueeze(-1) + k_seq - 1).flatten()
 

@@ -44,7 +44,7 @@ def make_probes(
 ) -> list[Probe]:
     """The probes of a model: `MEASURES` on windows without padding, `PATTERNS` on `repeated_tokens`.
 
-    `sizes` are the number of repeated sequences and their largest period; in a very short context there are none.
+    `sizes` are the number and the largest period of the repeated sequences; a very short context has no such sequences.
     """
     probes = [Probe(batch["inputs"], task.mask(batch), MEASURES) for batch in windows]
     num_sequences, period = sizes

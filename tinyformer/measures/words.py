@@ -79,8 +79,8 @@ def words_of(ids: Sequence[int], tokenizer: TextTokenizer, texts: Sequence[str |
     each special token, such as `<eos>`, is a separate word. White space belongs to the word that follows it, as in
     GPT-2's vocabulary. Words that share a token are one word, such as a bracket and the full stop behind it.
 
-    If tokens do not keep white space, the pre-tokenizer finds the words, in the first of `texts` that has these tokens;
-    if none has them, in the decoded text.
+    If tokens do not keep white space, the pre-tokenizer finds the words in the first of `texts` that is tokenized to
+    `ids`; if there is none, in the decoded text.
     """
     special = tokenizer.special_ids
     for text in () if tokenizer.shows_words else (*texts, tokenizer.decode(i for i in ids if i not in special)):

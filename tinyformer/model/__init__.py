@@ -1,7 +1,4 @@
-"""The inside of a trained model, from Python: its attention maps, its activations, and its outputs without some heads.
-
-Each name in `__init__.pyi` is imported on first use.
-"""
+"""A trained model in Python: attention maps, activations, outputs without some heads; imported on first use."""
 
 import lazy_loader
 

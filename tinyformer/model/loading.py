@@ -101,7 +101,7 @@ class TrainedRun:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint of the last weights, to which "val/loss" refers."""
+        """The checkpoint of the last weights, whose validation loss is `results["val/loss"]`."""
         return self.folder / "checkpoints" / "last.ckpt"
 
     @property
@@ -148,7 +148,7 @@ def train(overrides: Sequence[str] = ()) -> TrainedRun:
         KeyboardInterrupt: Ctrl-C, or "Interrupt the kernel", stopped the run after its state was saved.
     """
     if not _TRAINING.acquire(blocking=False):
-        raise ConfigError(f"{PROGRAM}: another thread is training; wait for its end, as both share random numbers.")
+        raise ConfigError(f"{PROGRAM}: another thread is training; wait until it ends, as both share random numbers.")
     try:
         with in_sentences("train"):
             return launch(training_words(_checked(overrides)), "train", _job, PROGRAM, in_python=True)

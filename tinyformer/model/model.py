@@ -61,7 +61,7 @@ class Model:
     |---|---|---|
     | language modelling | `texts` | `texts` |
     | classification | `texts`, or a list of pairs of texts | `texts, labels` |
-    | sequence to sequence | `texts, targets`: sources, and targets, which are decoded by default | `texts, targets` |
+    | sequence to sequence | `texts, targets`: sources and targets (by default, generated) | `texts, targets` |
     | span extraction | `texts, contexts`: questions, and one context for each or for all | `texts, contexts, answers` |
 
     `texts` is one text, a list of texts, or a tensor of token ids of shape (batch, seq). Texts are padded on the right,
@@ -311,7 +311,7 @@ class Model:
             findings.figures["ablation"]
 
         The model is analysed as it is, also with heads ablated inside `ablated`. The checkpoint is not read again; only
-        `step=` reads files of the run, the snapshots.
+        the override `step=` makes the analysis read snapshots of the run.
 
         Args:
             analysis: the name of a file in `conf/analysis`, or an analysis, such as `HeadAblation(mode="mean")`.
@@ -329,9 +329,10 @@ class Model:
         return findings
 
     def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> AnalysisContext:
-        """The model with a random sample of the validation data of its run, for analyses: `HeadAblation()(model)`.
+        """The model with a random sample of the validation data of its run.
 
-        The sample has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides.
+        The sample has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides. Analyses draw
+        it themselves if they are called with a model, as in `HeadAblation()(model)`.
         """
         with self._evaluation(overrides) as run:
             return make_context(run, num_windows)
@@ -347,7 +348,7 @@ class Model:
 
 
 class Generated(list[str]):
-    """Generated texts; `activations` has for each prompt the activations at each point, one for each forward pass."""
+    """Generated texts; `activations[i][point]` lists the activations of a point for prompt i, one per forward pass."""
 
     activations: Sequence[dict[str, list[Tensor]]] = ()
 

@@ -59,7 +59,7 @@ class LayerMaps:
 
     @classmethod
     def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
-        """The maps of a layer for one text, given as (1, maps, queries, keys), and its residual scales."""
+        """The `LayerMaps` of a layer, from `maps` of shape (1, maps, queries, keys), and its residual connection."""
         heads = tuple(layer.head_map.ids)
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         ablated = frozenset(head for head, flag in zip(heads, layer.ablated(), strict=True) if flag)
@@ -93,7 +93,7 @@ class LayerMaps:
         if per_head == 1:
             return self.weights[first]
         if self.factor is None:
-            reason = f"has {per_head} maps, which are addressed by their names"
+            reason = f"has {per_head} maps, so name one of them"
             works = {"head": (*self.address, self.names[first])}
             raise ArgumentError("head", (*self.address, head), reason, works)
         return self.weights[first] - self.factor * self.weights[first + 1]
@@ -234,7 +234,7 @@ class TextMaps:
         return measured
 
     def plot(self, *address: int | str, axes: matplotlib_axes.Axes | None = None) -> Figure:
-        """The map of a head as a heat map with a colour bar; the numbers are written where they fit.
+        """The map of a head as a heat map with a colour bar; cells show the weights as numbers where these fit.
 
         The colour is the square root of the weight, from 0 to 1, as in the atlas; negative weights of differential
         attention have a linear scale around 0.
@@ -258,7 +258,7 @@ class TextMaps:
         return write_atlas(path, **self._page())
 
     def _page(self) -> dict[str, Any]:
-        """The arguments of `atlas_html`."""
+        """The arguments of `atlas_html` for these maps."""
         return {
             "maps": [layer.weights for layer in self.layers],
             "tokens": self.axes,

@@ -148,7 +148,7 @@ class BaseAttention(SoftmaxAttention):
         return exact_maps(self, call, rows)
 
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
-        """The attention weights of a call for other `scores`; a key is hidden by the mask, or by a score of -∞."""
+        """The attention weights of a call with `scores` in place of its own; the mask or a score of -∞ hides a key."""
         (q, k, _), mask = call.qkv, call.mask
         scoring = replace(self.scoring(q, k.shape[2], mask, call.is_cross), compare=lambda q, k: scores, mods=())
         allowed, dense = scores > -torch.inf, mask.dense(q.shape[2], k.shape[2], scores.device)

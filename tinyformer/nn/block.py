@@ -52,7 +52,7 @@ def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> n
 
 
 def _possible(attention: nn.Module) -> nn.Module:
-    """Return the attention, or raise an `ArgumentError` if its backend cannot compute it on any device."""
+    """Return the attention, or raise an `ArgumentError` if its backend can compute it on no device."""
     for part in attention.modules():
         if isinstance(part, SoftmaxAttention):
             require_possible(part.backend, part.planned_case("cpu", torch.bfloat16, AttentionMask(), training=False))

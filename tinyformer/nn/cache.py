@@ -51,7 +51,7 @@ class LayerCache:
         return self._append(new) if window is None else self._slide(new, window)
 
     def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
-        """The cached tensors of a context, empty at first; raises an `ArgumentError` for a context of another shape."""
+        """The cached tensors, none at first; an `ArgumentError` is raised if their context had another shape."""
         for tensor in self.tensors:
             if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
                 held = f"{tensor.shape[0]} sequences of {tensor.shape[-2]} tokens"

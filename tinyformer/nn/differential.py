@@ -83,7 +83,7 @@ class DifferentialAttention(Attention):
         return AttentionMaps(*map(_interleaved, zip(*maps, strict=True)))
 
     def weights_of_scores(self, call: AttentionInputs, scores: Weights) -> Weights:
-        """The attention weights of both softmaxes of a call for other `scores`."""
+        """The attention weights of both softmaxes of a call, with `scores` in place of the call's own."""
         calls = enumerate(call._replace(qkv=half) for half in _halves(call.qkv))
         return _interleaved(Attention.weights_of_scores(self, half, scores[:, i::2]) for i, half in calls)
 

@@ -182,7 +182,7 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
         raise ArgumentError("heads", min(pruned - set(ids)), f"must be one of {', '.join(map(str, ids))}")
     left = [index for index, head in enumerate(ids) if head not in pruned]
     if not left:
-        reason = "must leave at least one head in the layer; a residual branch of 0 removes the attention"
+        reason = "must leave at least one head; to remove the attention itself, set its residual branch to 0"
         raise ArgumentError("heads", sorted(pruned), reason)
     kv_left = layer.head_map.keep(left, layer.o_proj.weight.device)
     _keep(layer.q_proj, 0, left, num_heads)

@@ -124,7 +124,7 @@ class LatentAttention(BaseAttention):
         return q_seq * (k_seq * (2 * self.kv_rank - made_dim) + matrices) < k_seq * matrices
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
-        """The output of each head, from keys and values or from the latents."""
+        """The output of each head, from keys and values or, for a `LatentQKV`, from the latents."""
         if not isinstance(qkv, LatentQKV):
             return super().attend(qkv, mask, is_cross)
         scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)
@@ -132,14 +132,14 @@ class LatentAttention(BaseAttention):
         return self._values_of(eager(self._in_latent_space(qkv.q), qkv.k, qkv.v, mask, scoring, dropout))
 
     def apply_weights(self, weights: Weights, qkv: QKV, is_cross: bool) -> HeadOutputs:
-        """The output of each head, given its attention weights, from values or from the latents."""
+        """The output of each head, given its attention weights: from values or, for a `LatentQKV`, from the latents."""
         heads = super().apply_weights(weights, qkv, is_cross)
         return self._values_of(heads) if isinstance(qkv, LatentQKV) else heads
 
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
-        """The attention maps of `attend`, from keys or from the latents."""
+        """The attention maps of each head, from the keys or, for a `LatentQKV`, from the latents."""
         if not isinstance(qkv, LatentQKV):
             return super().attention_maps(qkv, mask, is_cross, rows)
         scoring = self.scoring(qkv.q, qkv.k.shape[2], mask, is_cross)

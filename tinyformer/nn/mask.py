@@ -212,7 +212,7 @@ class AttentionMask:
 def _pattern(allowed: Bool[Tensor, "batch num_heads #q_seq #k_seq"], q_seq: int, k_seq: int) -> MaskMod:
     """The mask modification of `allowed`, after a check of its sizes; the last query is at the last key's position."""
     if any(size not in (1, whole) for size, whole in zip(allowed.shape[2:], (q_seq, k_seq), strict=True)):
-        reason = f"must have {q_seq} queries and {k_seq} keys, or 1 for all of them"
+        reason = f"must have {q_seq} queries and {k_seq} keys; a size of 1 stands for all of them"
         raise ArgumentError("allowed.shape", tuple(allowed.shape), reason)
     whole, first = allowed.expand(-1, -1, q_seq, k_seq), k_seq - q_seq
 

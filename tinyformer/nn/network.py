@@ -178,7 +178,8 @@ class Network(nn.Module):
         """The `BaseAttention` modules by address, sorted by kind of attention, then from the first layer to the last.
 
         An address is the index of the layer; in an encoder–decoder, the kind of attention comes before it. If a layer
-        has several modules, the index counts modules. An address and a head's number identify a head: ["cross", 3, 0].
+        has several of these modules, the index numbers modules, not layers. An address and a head's number identify a
+        head: ["cross", 3, 0].
         """
         found: dict[Address, BaseAttention] = {}
         for kind, (stack, *_, sublayer) in self.kinds.items():
@@ -271,7 +272,7 @@ class Network(nn.Module):
         if emptied:
             entries = [list(entry) for entry in pruned_heads]
             kept = [[*address, max(heads[address])] for address in emptied]
-            reason = f"leaves no head in {layer_title(emptied[0])}; a residual branch of 0 removes its attention"
+            reason = f"leaves no head in {layer_title(emptied[0])}; set its attention's residual branch to 0 instead"
             works = {"pruned_heads": [entry for entry in entries if entry not in kept]}
             raise ArgumentError("pruned_heads", entries, reason, works)
         for address, of_layer in heads.items():

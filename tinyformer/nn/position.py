@@ -77,7 +77,7 @@ class SinusoidalPosition(_Fp32Tables):
 
 
 class RelativePosition(_Fp32Tables):
-    """Base class of relative positional encodings, without effect itself; attention creates one with `head_dim`."""
+    """Base class of relative positional encodings, by itself without effect; attention creates one with `head_dim`."""
 
     mixed_dim: int | None = None
     """Size of the vectors that `mix` adds to the output; None if `mix` adds nothing."""

@@ -116,8 +116,8 @@ class ScaledDotScore(nn.Module):
     def forward(self, q: Queries) -> Queries:
         """Transformed queries, whose dot product with the keys, times `scale`, is the score.
 
-        Rotary positions rotate the result: qᵢᵀ W R_(j-i) kⱼ depends on positions through j - i alone. If W were applied
-        to rotated queries, the score would depend on i and j themselves.
+        Rotary positions rotate the result by R: qᵢᵀ W R_(j-i) kⱼ depends on positions through j - i alone. If W were
+        applied to rotated queries, the score would depend on i and j themselves.
         """
         return q
 
@@ -199,10 +199,10 @@ def softcap(cap: float) -> ScoreMod:
 class LocalGaussian(nn.Module):
     """Weights times a Gaussian around a centre predicted from the query (Luong et al. 2015, "local-p").
 
-    w ← w · exp(-(s - p)² / 2σ²), where σ is half of the window's reach D, as in the paper (arXiv 1508.04025, eq. 9 and
-    10); the weights are not normalised again. In cross-attention, p = S · sigmoid(vᵀ tanh(W q)) ranges over the source
-    sentence of S tokens; in self-attention, p ranges from the first to the last key of the query's window. With rotary
-    positions the centre is predicted from the rotated query, so weights depend on absolute positions, too.
+    w ← w · exp(-(s - p)² / 2σ²) for a key at position s and a centre p; σ is half of the window's reach D, as in the
+    paper (arXiv 1508.04025, eq. 9, 10). The weights are not normalised again. In cross-attention, p = S · sigmoid(vᵀ
+    tanh(W q)) lies within the S tokens of the source; in self-attention, between the first and the last key of the
+    query's window. With rotary positions, p depends on the rotated query, so weights depend on absolute positions, too.
     """
 
     def __init__(self, num_heads: int, head_dim: int, window: int) -> None:
@@ -214,7 +214,7 @@ class LocalGaussian(nn.Module):
     def forward(
         self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool
     ) -> tuple[list[ScoreMod], Callable[[Tensor, Grid], Tensor]]:
-        """The modification that hides keys at |s - p| > D, only for cross-attention, and the function that reweighs."""
+        """In cross-attention, a modification that hides keys at |s - p| > D; and in any, the function that reweighs."""
         logit = torch.tanh(q @ self.weight.to(q.dtype)) @ self.vector.to(q.dtype)
         share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
         before, after = (self.window // 2, self.window // 2) if is_cross else mask.span

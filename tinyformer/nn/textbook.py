@@ -17,10 +17,12 @@ from tinyformer.nn.mask import AttentionMask
 class TextbookAttention(BaseAttention):
     """A user-defined attention whose `forward` takes queries, keys, values and a boolean mask, True at visible keys.
 
-    Attention maps are found among the results after the output, or in attributes. They can be shown, but not changed.
+    Attention maps are read from the values that `forward` returns besides the output, or from attributes. They can be
+    shown, but not changed.
 
     Raises:
-        ArgumentError: the output depends on hidden keys, whether or not the mask has an axis of heads.
+        ArgumentError: the output depends on hidden keys, both with a mask of shape `batch 1 q_seq k_seq` and with one
+            of shape `batch q_seq k_seq`.
     """
 
     def __init__(self, attention: nn.Module, d_model: int) -> None:
@@ -52,12 +54,12 @@ class TextbookAttention(BaseAttention):
     def attention_maps(
         self, qkv: QKV, mask: AttentionMask, is_cross: bool, rows: Int[Tensor, " rows"] | None = None
     ) -> AttentionMaps:
-        """The weights that the attention returns after the output, or stores, without dropout."""
+        """The maps, without dropout, that the attention returns as a second or later value, or has as an attribute."""
         was_training = self.training
         weights = _maps(self.attention.eval(), _results(self.attention, qkv, self._visible(qkv, mask)), qkv)
         self.attention.train(was_training)
         if weights is None:
-            raise NoMapsError(self.attention, "neither returns its attention weights after the output nor stores them")
+            raise NoMapsError(self.attention, "has attention weights neither in its results nor in its attributes")
         weights = (weights if rows is None else weights[..., rows, :]).float()
         return AttentionMaps(weights, weights.log())
 
@@ -82,7 +84,7 @@ def _results(attention: nn.Module, qkv: QKV, visible: Bool[Tensor, "batch *_ q_s
 
 
 def _maps(attention: nn.Module, results: Any, qkv: QKV) -> Weights | None:
-    """The first attention map, a tensor whose rows sum to 1, among the results after the output, then attributes."""
+    """The first tensor of the shape of maps whose rows sum to 1: in `results[1:]`; if there is none, in attributes."""
     shape = (qkv.q.shape[2], qkv.k.shape[2])
     for found in (*results[1:], *(value for part in attention.modules() for value in vars(part).values())):
         is_map = isinstance(found, Tensor) and found.ndim > 2 and found.shape[-2:] == shape

@@ -39,9 +39,9 @@ def normal(model: nn.Module, num_branches: int, std: float) -> None:
 def xavier(model: nn.Module, num_branches: int, std: float) -> None:
     """Glorot & Bengio 2010: U(-a, a) with a = √(6 / (fan_in + fan_out)), so that a layer preserves variances.
 
-    Each projection is initialised separately; `torch.nn.MultiheadAttention` initialises queries, keys and values as one
-    matrix. Token and position embeddings, and a readout tied to an embedding, are N(0, 1 / d_model), as in the code of
-    the original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4), they have a variance of 1. The tables of
+    Each projection is initialised separately, whereas q, k and v share a matrix in `torch.nn.MultiheadAttention`.
+    Token and position embeddings, and a readout tied to an embedding, are N(0, 1 / d_model), as in the code of the
+    original transformer: multiplied by √d_model (arXiv 1706.03762, §3.4), they have a variance of 1. The tables of
     relative positions, which act on scores of single heads, are N(0, std²), as in `normal`. `num_branches` is unused.
     """
     relative = {part for module in model.modules() if isinstance(module, RelativePosition) for part in module.modules()}

@@ -1,7 +1,4 @@
-"""The results of an analysis, and their tables, pictures and page.
-
-Each name in `__init__.pyi` is imported on first use.
-"""
+"""The results of an analysis, with their tables, pictures and page; imported on first use."""
 
 import lazy_loader
 

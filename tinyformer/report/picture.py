@@ -85,7 +85,7 @@ class Picture:
     ) -> None:
         """Write a line of text, from left to right or, upright, from bottom to top.
 
-        `align` is the place of (x, y) in the text: left, middle or right, then top, middle or bottom, such as "lt".
+        `align` is the point of the text at (x, y): left, middle or right, then top, middle or bottom, as in "lt".
         """
         shares, ink = {"l": 0.0, "t": 0.0, "m": 0.5, "r": 1.0, "b": 1.0}, _ink(text, points, upright)
         left, top = (round(at - shares[a] * size) for at, a, size in zip((x, y), align, ink.size, strict=True))
@@ -156,7 +156,7 @@ def _installed_font(sample: str) -> str | None:
                 entry = font_manager.FontEntry(fname=path, name=font.family_name, size="scalable")
                 font_manager.fontManager.ttflist.append(entry)  # its own entry may be older, or have another weight
                 return font.family_name
-    print(f"Pictures escape {sample}: no font has it; install one, such as Debian's fonts-noto-cjk.", file=sys.stderr)
+    print(f"No font has {sample}, so pictures show its code; Debian's fonts-noto-cjk may have it.", file=sys.stderr)
     return None
 
 

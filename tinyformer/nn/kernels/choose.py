@@ -174,7 +174,7 @@ def _lacking(name: str) -> Callable[[KernelRequirements], str | None]:
 
 
 def _flash_refusal(case: KernelRequirements) -> str | None:
-    """The reason why flash cannot compute a case, from `LACKS` or the dtypes and sizes of the CUDA kernel, or None."""
+    """The reason why flash cannot compute a case, by `LACKS` or its CUDA kernel's dtypes and sizes; None if it can."""
     reason = _lacking("flash")(case)
     if reason is not None or case.device != "cuda":
         return reason
@@ -267,7 +267,7 @@ def select_backend(name: str, case: KernelRequirements) -> Backend:
 
 
 def require_possible(name: str, case: KernelRequirements) -> None:
-    """Raise an `ArgumentError` if a backend does not exist, or cannot compute a case on any device."""
+    """Raise an `ArgumentError` if a backend does not exist, or can compute a case on no device."""
     if name != "auto":
         require_choice("backend", name, ["auto", *BACKENDS])
         _require(name, [case._replace(device=device) for device in ("cpu", "cuda")])
@@ -325,9 +325,9 @@ def fastest(case: KernelRequirements, able: Collection[str]) -> str:
 def _eager_max_seq(case: KernelRequirements, is_fused: bool) -> float:
     """The sequence length up to which eager is faster than sdpa on a CPU; if `is_fused`, sdpa runs the flash kernel.
 
-    Flash skips keys that a causal mask hides, and padding costs eager time. Without causal mask and padding, eager is
+    Flash skips keys that a causal mask hides, and padding slows eager down. Without causal mask and padding, eager is
     faster than unfused arithmetic at any length; in fp32 it is then also faster than flash with padded head sizes or a
-    sink, which adds a dimension and a key. In native bf16, eager is 1.2 to 2 times as fast without a mask.
+    sink, which adds a dimension and a key. In native bf16, eager without a mask is 1.2 to 2 times as fast as sdpa.
     """
     features, is_narrow = case.features, case.head_dim <= 32
     has_sink, is_padded, is_causal = (each in features for each in (Feature.SINK, Feature.PADDING, Feature.CAUSAL))

@@ -29,7 +29,7 @@ def flex(
     scoring: Scoring,
     dropout: float = 0.0,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """FlexAttention (Dong et al. 2024, arXiv 2412.05496), compiled on CUDA; unfused and forward only on CPU."""
+    """FlexAttention (Dong et al. 2024, arXiv 2412.05496), compiled on CUDA; on CPU unfused and without gradients."""
     q_seq, k_seq, v_head_dim = q.shape[2], k.shape[2], v.shape[-1]
     first = k_seq - q_seq
     if q.device.type == "cuda":
@@ -70,8 +70,8 @@ def _structure(mask: AttentionMask, scoring: Scoring) -> Hashable:
 def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
     """FlexAttention compiled for one structure.
 
-    Torch recompiles a function for each structure; beyond a limit, it runs the function unfused, with the scores of all
-    pairs in memory. The limit is for each code object, so each structure has one; `fullgraph` makes the limit an error.
+    Torch recompiles a function for each structure. Beyond a limit for each code object, it runs the function unfused,
+    with the scores of all pairs in memory. So each structure has its own code object; `fullgraph` makes it an error.
     """
 
     def attend(*args: Any, **options: Any) -> Any:
