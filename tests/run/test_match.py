@@ -60,7 +60,7 @@ def test_another_size_and_a_number_to_match() -> None:
 REFUSED = {
     "match.to=1000": "match.by=model.d_ff: no value of it gives 1,000 parameters, only",
     "match.by=model.max_seq_len": "match.by=model.max_seq_len: no value of it gives",
-    "match.by=model.nothing": "match.by=model.nothing: is not a config key of a whole number; match.by=model.d_ff",
+    "match.by=model.nothing": "match.by=model.nothing: must be a config key whose value is a whole number; match.by=",
     "match.by=model.d_model": "match.by=model.d_model: 1 does not work: .*match.multiple_of",
 }
 

@@ -73,7 +73,7 @@ OWN = ("data.cache_dir", "tokenizer.path")
 class NotAdmittedError(ValueError):
     """A file sets a key to a value that it may not set; `problem` says what the value does: "calls 'os.system'".
 
-    `target` is the dotted name of the class in the file, if the user may allow the class by typing its name.
+    `target` is the dotted name of a class in the file that the user may allow by typing the name; else None.
     """
 
     def __init__(self, key: str, problem: str, target: str | None = None) -> None:
@@ -87,9 +87,9 @@ def never_instantiated(key: str, name: Any) -> bool:
 
 
 def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
-    """Raise `NotAdmittedError` if a file may not set a key to a value; the key may also be an axis, or "norm._target_".
+    """Raise `NotAdmittedError` if a file may not set a key, which may be an axis or "norm._target_", to a value.
 
-    With `is_argument`, the file also names a class for the key's node; then the key may be missing in our YAML.
+    `is_argument` means that the file also names a class for the key's node: then the key may be missing in our YAML.
     """
     if key in files():
         if value not in (None, *choices_of(key)):
@@ -253,7 +253,7 @@ def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: Fals
 
 
 def require_readable(overrides: Plain) -> None:
-    """Refuse the overrides that a run would store, see `describe_config`, if no program would admit them afterwards."""
+    """Refuse overrides (`describe_config`) that a run would store in checkpoints, but that no program would admit."""
     try:
         _admitted(overrides, sys.maxsize, lambda key, name: True)
     except NotAdmittedError as error:
@@ -284,7 +284,7 @@ def _admitted(overrides: Plain, num_weights: int, trust: Trust) -> Plain:
         plain["tokenizer"] = dict(composed({"tokenizer": "byte"})[0]["tokenizer"])
     for key in ("num_layers", "num_encoder_layers"):  # before a network of these layers is made
         if isinstance(size := plain["model"][key], int) and size > num_weights:
-            raise NotAdmittedError(f"model.{key}", f"is {size:,}, but it holds {num_weights:,} weights")
+            raise NotAdmittedError(f"model.{key}", f"is {size:,}, but the file has {num_weights:,} weight tensors")
     return plain
 
 
@@ -320,9 +320,9 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
-    """The nodes of a run's unresolved config that a checkpoint stores, and the choice of each axis.
+    """Our unresolved config for some overrides, only the nodes that a checkpoint stores, and the choice of each axis.
 
-    Only choices on axes and deletions of keys are applied, no other values; an unknown choice becomes the default.
+    Of the overrides, only choices on axes and deletions of keys are applied. An unknown choice becomes the default.
     """
     if not OmegaConf.has_resolver("default_num_kv_heads"):
         register_resolvers()

@@ -1,4 +1,4 @@
-"""Checks of a config: its values against the signatures of the classes that receive them, and its axes."""
+"""Checks of a config: its values must fit the signatures of the classes that receive them; no axis may be missing."""
 
 import difflib
 import functools
@@ -22,8 +22,8 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
     Args:
         config: the whole config.
         part: the key of the node to check, such as `network`.
-        groups: for the key of each group without `_target_`, the class whose arguments are the group's values; for the
-            key "", the class whose arguments are top-level keys of the config.
+        groups: the class that receives the values of a group without `_target_`, by the key of the group; the class at
+            the key "" receives top-level values of the config.
     """
     written = OmegaConf.to_container(config, resolve=False)
     for group, function in (groups or {}).items():
@@ -41,7 +41,7 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
 
 
 def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
-    """Return True if a user's own attention class may lack an argument, because our files, not the user, set it."""
+    """Return True if a user's own attention class need not have an argument, since only our files set the argument."""
     owner, _, name = path.rpartition(".")
     is_attention = owner.endswith("attention")
     return is_attention and (key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, []))
@@ -69,7 +69,7 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
 def _parameters(function: Any) -> dict[str | None, Any]:
     """The parameters of a function or class by name, each with the function or class that declares it.
 
-    If a class passes keywords on to its base, the base's parameters are included; the key None stands for any name.
+    If a class passes keywords on to its base, the base's parameters are included; the key None stands for other names.
     """
     signature = inspect.signature(function).parameters.values()
     parameters: dict[str | None, Any] = {p.name: function for p in signature}

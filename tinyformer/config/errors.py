@@ -132,7 +132,7 @@ def report(error: BaseException, program: str, with_traceback: bool = False) -> 
 
 
 def say(text: str, **options: Any) -> None:
-    """Print a text, each line through `printable`, since names of files and labels may have control characters."""
+    """Print a text, each line through `printable`, since file names and labels may have control characters."""
     print("\n".join(map(printable, text.split("\n"))), **options)
 
 

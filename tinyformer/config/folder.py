@@ -17,9 +17,9 @@ from tinyformer.errors import relative_path
 
 
 def name_of_run(resume: str | None = None) -> str:
-    """The folder of a run below `outputs`, named by its start time or its Slurm job; equal in all of its processes.
+    """The name of a run's folder below `outputs`: the start time or Slurm job, equal in all processes of the run.
 
-    With torchrun, it is the start time of the first process, which stays the same if torchrun restarts the processes.
+    With torchrun, the start time is the first process's, and stays the same if torchrun restarts the processes.
     """
     now, environment = datetime.now().strftime("%Y-%m-%d/%H-%M-%S"), os.environ
     if _is_named_by_slurm(resume):
@@ -145,7 +145,7 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
 
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:
-    """Return True if wandb has made a link: to its newest run in the folder, or to a log of that run."""
+    """Return True if wandb has made the link `path`, to wandb's newest run in the folder or to a log of that run."""
     if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
         return True
     is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)

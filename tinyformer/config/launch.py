@@ -60,7 +60,7 @@ OF_TRAINING = (
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The facts about the command line of a run that its config does not contain."""
+    """Facts about a run's command line that the run's config does not contain."""
 
     overrides: Sequence[str] = ()  # its arguments, such as "attention=gqa"
     choices: Mapping[str, Any] = field(default_factory=dict)  # the choice of each axis, such as {"attention": "gqa"}
@@ -157,7 +157,7 @@ def offer_stored_run(
 
     Returns None for an option such as `--help` without a checkpoint. The checkpoint may use classes of this package,
     classes that the overrides name, and `trusted` classes. A `known` checkpoint is not loaded again. An `ArgumentError`
-    is raised if the config is not admitted, or if the command line does not repeat a path of the run's data.
+    is raised if the config is not admitted, or if the command line has neither the run's data paths nor `data=`.
     """
     paths = [text_of(argument) for argument in arguments if argument.startswith("checkpoint=")]
     if not paths and not any(argument.startswith("-") for argument in arguments):
@@ -200,7 +200,7 @@ def training_words(words: Sequence[str]) -> list[str]:
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     """Put the architecture of the checkpoint that `init_from=` names before the arguments of a training run.
 
-    An argument replaces the checkpoint's value. It is refused if it sets another size, or another choice on an axis.
+    An argument replaces the checkpoint's value. An argument that changes a size, or a choice on an axis, is refused.
     """
     given = _given(arguments := with_last(arguments))
     file = given.get("init_from", "null")
@@ -256,7 +256,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
         The job's return value; for a sweep, the largest exit code of its jobs; None with `--help` and `--cfg`.
 
     Raises:
-        ConfigError: another program uses the folder, or it cannot be made. Errors of Hydra and of the job pass through.
+        ConfigError: the folder cannot be made, or another program uses it. Errors of Hydra and of the job pass through.
     """
     register_resolvers(command)
     OmegaConf.register_new_resolver("name_of_run", name_of_run, replace=True, use_cache=True)
@@ -291,7 +291,7 @@ def launch(words: Sequence[str], program: str, job: Job, command: str, in_python
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """The parser of a program's options, whose names are the attributes that Hydra's functions use."""
+    """The parser of a program's options; Hydra's functions read the parsed options as attributes."""
     parser = argparse.ArgumentParser(prog=command, add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE")
     parser.add_argument("--help", "-h", action="store_true", help="print the axes and their choices")
@@ -359,7 +359,7 @@ def _run(config: DictConfig, context: HydraContext, task: _Task) -> Any:
 
 
 def _sweep(config: DictConfig, context: HydraContext, task: _Task) -> int:
-    """Run the jobs and return their largest exit code; the folder of a refused job is kept, since jobs are numbered."""
+    """Run the jobs and return their largest exit code; refused jobs keep their folders, which are numbered by job."""
     context.callbacks.on_multirun_start(config=config, config_name=task.program)
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)

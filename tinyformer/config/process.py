@@ -1,4 +1,4 @@
-"""The state of a process, which a run in Python restores, and the names of processes before the lines they print."""
+"""Restoration of a process's state after a run in Python, and printed lines that begin with the name of a process."""
 
 import contextlib
 import io

@@ -91,7 +91,7 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
 
 
 def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Overrides that keep a run's values where `started`, composed now, gives other values; without `typed` keys."""
+    """Overrides that keep a run's values where the overrides `started` now give other values; none for `typed` keys."""
 
     def read(*names: str) -> dict[str, Any]:
         paths = (folder / name for name in names)

@@ -1,7 +1,7 @@
 """Import and export of Hugging Face `transformers` models, without `transformers`.
 
-`family` describes a model family once for both directions: it maps the fields of its `config.json` to keys of our
-config, and the names of its weights to ours. `folder` loads and writes the files of a model, and compares two configs;
+`family` describes a model family once for both directions: keys of our config for the fields of the family's
+`config.json`, and our names for its weights. `folder` loads and writes the files of a model, and compares two configs;
 `vocabulary` loads and writes the files of the tokenizer.
 """
 

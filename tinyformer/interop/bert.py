@@ -34,7 +34,7 @@ def read_weights(weights: Weights) -> Weights:
 
 
 def write_weights(weights: Weights) -> Weights:
-    """Add zero embeddings of token types, and the output bias under its second name."""
+    """Add zero embeddings of token types, and a copy of the output bias under the second name that files give it."""
     types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
     return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
 

@@ -216,14 +216,14 @@ IN_TRAINING = "Dropout inside the feed-forward network and of whole layers, used
 
 
 def read_bart_weights(weights: Weights) -> Weights:
-    """Drop the unused rows before the first position, and move the bias of the logits to the output layer."""
+    """Drop the unused first rows of the positional embeddings, and move the bias of the logits to the output layer."""
     weights = _read_bias(spread_embedding(weights))
     tables = {name: weights[name][NUM_BEFORE:] for name in POSITIONS}
     return weights | tables
 
 
 def write_bart_weights(weights: Weights) -> Weights:
-    """Add rows of zeros before the first position, and give the bias of the logits its name in `transformers`."""
+    """Add first rows of zeros to the positional embeddings, and give the logits' bias its name in `transformers`."""
     tables = {name: torch.nn.functional.pad(weights[name], (0, 0, NUM_BEFORE, 0)) for name in POSITIONS}
     return _write_bias(join_embedding(weights | tables))
 
@@ -246,7 +246,7 @@ def _write_bias(weights: Weights) -> Weights:
 
 
 def bart_modules(with_embeddings: bool) -> tuple[Module, ...]:
-    """All modules of BART; Marian has the same modules, without positions and the norm of the embeddings."""
+    """Modules of BART or, without `with_embeddings`, of Marian, which lacks learned positions and embedding norm."""
     modules = [Module("lm_head", "readout.proj")]
     for stack, attentions in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
         names = {"fc1": "feed_forward.up_proj", "fc2": "feed_forward.down_proj"}

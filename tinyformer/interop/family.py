@@ -63,7 +63,7 @@ class Field:
         return self.choices[value]
 
     def write(self, value: Any) -> Any:
-        """The family's value for our value; without one, the default, a difference that `find_differences` reports."""
+        """The family's value for our value. If it has none, the default, which `find_differences` then reports."""
         if self.choices is None:
             return value if self._is_of_kind(value) else self.default
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
@@ -118,7 +118,7 @@ class Module:
 
 
 def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
-    """The modules of all layers; `names` maps the family's names to ours; `theirs` ("h.{}.") and `ours` prefix them."""
+    """The modules of all layers; `names` maps the family's names (after the prefix `theirs`) to ours (after `ours`)."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
         for name, module in names.items()
@@ -200,7 +200,7 @@ class Family:
         return {self._full(name): tensor for name, tensor in self.write_weights(written).items()}
 
     def name_of(self, ours: str, depths: Depths) -> str:
-        """The name in the family of the tensor that contains one of our weights."""
+        """The family's name of the tensor that contains one of our weights."""
         pairs = (pair for module in self.modules for pair in module.names(depths))
         return self._full(next((theirs for theirs, names in pairs if ours in names), ours))
 

@@ -42,7 +42,7 @@ def _llama(settings: Fields, _: Tokenizer) -> tuple[Any, Any]:
 
 
 def _t5(_: Fields, tokenizer: Tokenizer) -> tuple[Any, Any]:
-    """Rebuild T5's model from the stored pieces, and end texts with `</s>`; return the normalizer and pre-tokenizer."""
+    """Rebuild the Unigram model from its pieces, and end texts with `</s>`; return the normalizer and pre-tokenizer."""
     written = json.loads(tokenizer.to_str())
     tokenizer.model = models.Unigram([(piece, score) for piece, score in written["model"]["vocab"]], 2, False)
     tokenizer.post_processor = template(tokenizer, [], [tokenizer.get_vocab()["</s>"]])
@@ -143,14 +143,14 @@ def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> No
 
 
 def _set_parts(tokenizer: Tokenizer, kind: str, settings: Fields) -> None:
-    """Set normalizer and pre-tokenizer as `transformers` does, whose Llama class leaves byte-level ones unchanged."""
+    """Set the normalizer and pre-tokenizer as `transformers` does; its Llama class leaves byte-level ones unchanged."""
     model, parts = CLASSES.get(kind, (type(None), _byte_level))
     if isinstance(tokenizer.model, model) and not (parts is _llama and '"ByteLevel"' in tokenizer.to_str()):
         tokenizer.normalizer, tokenizer.pre_tokenizer = parts(settings, tokenizer)
 
 
 def _add_tokens(tokenizer: Tokenizer, settings: Fields, added: Fields) -> None:
-    """Add the tokens in the files next to `tokenizer.json`, with their flags, in the order of `transformers`."""
+    """Add the tokens in files next to `tokenizer.json`, with flags such as "lstrip", in the order of `transformers`."""
     extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     keys = dict.fromkeys([*NAMED, *(name for name in settings if name.endswith("_token"))])
     tokens = [*map(settings.get, keys), *(extra.values() if isinstance(extra, dict) else extra)]

@@ -81,7 +81,7 @@ def formed(role: str, heads: "Mapping[Head, float]", context: "AnalysisContext",
 
 
 def composition(context: "AnalysisContext", writers: "Collection[Head]", readers: "Collection[Head]") -> str:
-    """A sentence about the head from whose output an induction head computes its keys; see `HeadWeights`."""
+    """A sentence about the induction head that takes its keys most from a previous-token head (K-composition)."""
     from tinyformer.analysis.causes.weights import scores_of
 
     scores = scores_of(context.network, [0], context.active_heads)["K"]
@@ -95,7 +95,7 @@ def composition(context: "AnalysisContext", writers: "Collection[Head]", readers
 
 
 def losses(context: "AnalysisContext", *roles: "Collection[Head]") -> str:
-    """A sentence about the loss without the heads of each role, without all these heads, or without one other head."""
+    """A sentence about the loss: without the heads of each role, without all of these, without any one other head."""
     from tinyformer.analysis.removal.ablation import losses_without
 
     every = [head for of_role in roles for head in of_role]

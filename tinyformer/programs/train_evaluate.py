@@ -79,7 +79,7 @@ def _run_program(start: Callable[[], int | None], program: str) -> int:
 def guard_imports() -> None:
     """Prevent processes that libraries start from importing modules of the current folder.
 
-    Under `-c` or `-m`, they would search the current folder first; now they first search this process's `sys.path[0]`.
+    With `-c` or `-m`, Python searches the current folder first; these processes search our `sys.path[0]` instead.
     """
     if os.environ.get("PYTHONSAFEPATH") != "1":
         path = [*sys.path[:1], *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -111,7 +111,7 @@ def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]
 
 
 def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapping[str, Any]) -> None:
-    """Refuse to generate the run's data with other splits: they could contain sequences that the run has trained on.
+    """Refuse other splits of data that a training run has generated: they could have sequences of its training split.
 
     `settings` has the values of the evaluation's `data` group, `of_run` the values of this group in the training run.
     """
@@ -184,7 +184,7 @@ def make_task(config: DictConfig, data: DataModule, generation: Generation) -> T
             task.require_answers(data.splits)
     if task.needs_masking and config.task.masking is None:
         raise ConfigError(
-            f"task.masking=null: {name} predicts masked tokens; choose task=masked_lm, leave task.masking=null out."
+            f"task.masking=null: {name} predicts masked tokens; choose task=masked_lm and leave task.masking=null out."
         )
     return task
 
@@ -196,5 +196,5 @@ def evaluation_mask(task: Task, data: DataModule, split: str, limit: float | Non
         mask = task.mask(next(iter(batches)))
     if isinstance(limit, float) and limit * len(batches) < 1:
         found = f"{limit:g} of the {len(batches)} batches of the {split} split is less than one"
-        raise ConfigError(f"trainer: {found}; a number of them works, such as trainer.limit_val_batches=1.")
+        raise ConfigError(f"trainer: {found}; give a number of batches, such as trainer.limit_val_batches=1.")
     return mask

@@ -43,7 +43,7 @@ class Scores(NamedTuple):
 
 
 def score_training(run: Run) -> tuple[Scores, AnalysisResult]:
-    """Score the last weights on the validation split and, if the task tests, the best weights on the test split."""
+    """Score the last weights on the validation split and, if `has_test` is true, the best weights on the test split."""
     trainer, path, step = scoring_trainer(run.settings, run.folder), run.checkpoints.last, run.module.step
     scores = Scores({"validation": run.module.metrics | final_metrics(run, trainer, "validation")})
     if has_test(run.task, run.data):

@@ -72,7 +72,8 @@ def match_size(config: DictConfig, invocation: CommandLine, vocab_size: int, pro
     held = OmegaConf.select(config, match.by, default=...)
     if held is ... or isinstance(held, bool) or not isinstance(held, int | None):
         raise ConfigError(
-            f"match.by={format_value(match.by)}: is not a config key of a whole number; match.by=model.d_ff works."
+            f"match.by={format_value(match.by)}: must be a config key whose value is a whole number; "
+            "match.by=model.d_ff works."
         )
 
     sized = copy.deepcopy(config)

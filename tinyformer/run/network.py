@@ -122,7 +122,7 @@ def decide_compiling(settings: Settings, network: Network, data: DataModule) -> 
     pays = planned_seconds(network, settings, data) >= MIN_SECONDS_TO_COMPILE if earlier is None else earlier
     if not pays:
         return settings
-    print("compile=auto: the network is compiled, which takes up to a minute; compile=false does without.", flush=True)
+    print("compile=auto: the network is compiled, which takes up to a minute; compile=false avoids it.", flush=True)
     if can_compile():
         return replace(settings, compile_mode=settings.options.compile_mode)
     print("compile=auto: the network is not compiled, since that fails here; a C++ compiler may be missing.")
@@ -160,8 +160,8 @@ def compile_network(
 def compile_arguments(settings: Settings, varies: bool, mask: AttentionMask, num_processes: int) -> dict[str, Any]:
     """The arguments of `torch.compile` for batches with the given mask; `varies` is True if they differ in length.
 
-    If all batches have one shape, the mode "auto" records the kernels of a step as a CUDA graph, which the host then
-    launches as one. Each further shape, or number of documents, would be recorded anew.
+    If all batches have one shape, `compile_mode=auto` records the kernels of a step as a CUDA graph, which the host
+    then launches at once. Each further shape, or number of documents, would need another recording.
     """
     mode = settings.compile_mode
     if mode == "auto":
@@ -232,7 +232,7 @@ def measured_backends(
 
 
 def _resumed_backends(network: Network, settings: Settings, mask: AttentionMask) -> list[str] | None:
-    """The backends of the resumed run; None if they cannot compute the layers, whose scores may have changed."""
+    """The backends of the resumed run; None if they cannot compute the layers, for example with a new `score`."""
     names = (settings.resumed_facts.get("backends") or "").split("-")
     cases = [
         layer.planned_case(settings.device, settings.dtype, own, network.max_seq_len)

@@ -201,7 +201,7 @@ def checkpoint_contents(
 
 
 def keep_overrides(config: DictConfig, written: DictConfig, folder: Path, invocation: CommandLine) -> None:
-    """Save the files that `resume` needs: the run's `config`, the config as `written` at first, choices and overrides.
+    """Save the files that `resume` needs: `config`, resolved; `written`, unresolved; choices on axes; and overrides.
 
     An earlier `results.json`, from another number of steps or other settings, is removed.
     """

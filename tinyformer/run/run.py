@@ -40,7 +40,7 @@ C = TypeVar("C", bound=L.Callback)
 
 @dataclass
 class Run:
-    """A training run before its first step, or an evaluation before it computes anything."""
+    """All objects of a training run or an evaluation, which `set_up` makes before anything is computed."""
 
     config: DictConfig  # the config, with values that were set after it was composed
     folder: Path  # the folder that the run writes into
@@ -87,7 +87,7 @@ class Run:
 
 @contextlib.contextmanager
 def requeue_on_exit(run: Run) -> Iterator[None]:
-    """If a signal has stopped a run, ask Slurm to start its job again at the end of a `with` statement."""
+    """At the end of a `with` statement, ask Slurm to start the job again if a signal has stopped the run."""
     try:
         yield
     except SystemExit as end:

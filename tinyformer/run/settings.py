@@ -142,7 +142,7 @@ class Generation:
                 raise ArgumentError(name, value, reason, {name: None} if can_be_left_out else None)
 
     def of(self, texts: list[str]) -> str | list[str]:
-        """The generated texts, as a list if `prompt` is a list or there are several, else as one string."""
+        """The generated texts: a list if `prompt` is a list or there are several texts, else one string."""
         return texts if isinstance(self.prompt, list) or len(texts) > 1 else texts[0]
 
 
@@ -197,7 +197,7 @@ class Settings:
         return self.arguments.get("overfit_batches") or self.arguments["limit_val_batches"]
 
     def decoded_part(self, data: DataModule, name: str) -> Split:
-        """The split `name`; a split of pairs or questions is cut to the batches that `limit` scores."""
+        """The split `name`; a split of pairs or questions is cut to the batches that are scored, see `limit`."""
         split = data.splits[name]
         if self.limit is None or not isinstance(split, PairSplit | QuestionSplit):
             return split

@@ -36,13 +36,13 @@ class InitialCheckpoint:
 
     @functools.cached_property
     def stored(self) -> Plain:
-        """The unresolved config of the checkpoint's run; it may name any class: nothing is instantiated from it."""
+        """The unresolved config of the checkpoint's run; any class is admitted, as nothing is instantiated."""
         with argument_path(passed={"path": self.key}):
             return admit_config(self.checkpoint, never_instantiated)
 
     @property
     def larger_vocabulary(self) -> int | None:
-        """The rows of the embedding, if they outnumber the tokenizer's tokens (T5: 32,128 and 32,100); else None."""
+        """The number of rows of the embedding, if the tokenizer has fewer tokens (T5: 32,128 and 32,100); else None."""
         embedding = self.checkpoint.weights.get(EMBEDDING)
         num_rows = len(embedding) if embedding is not None and embedding.ndim else 0
         return num_rows if num_rows > self.tokenizer.vocab_size else None
@@ -82,7 +82,7 @@ def load_start(resume: str | None, init_from: str | None) -> InitialCheckpoint:
 
 
 def refuse_finished(start: InitialCheckpoint, folder: Path, max_steps: int) -> None:
-    """Refuse to resume a run that has made all its steps and was scored; print a line if `last.ckpt` is not used."""
+    """Refuse to resume a run that has made all its steps and was scored; print a line if `last.ckpt` is unusable."""
     step, path, key = start.checkpoint.step, start.checkpoint.path, format_value(relative_path(folder))
     if 0 <= max_steps <= step == _scored_steps(folder):  # a run that was killed after its last step has no score
         raise ConfigError(
@@ -95,7 +95,7 @@ def refuse_finished(start: InitialCheckpoint, folder: Path, max_steps: int) -> N
 
 
 def continue_job(config: DictConfig, folder: Path) -> bool:
-    """Set `resume` to the folder of a run, or to None without a checkpoint; return False if the run is complete.
+    """Set `resume` to the run's folder, or to None if that has no checkpoint; return False if the run is complete.
 
     The run is a job of a resumed sweep, or has `resume=auto`. It is complete if it has made all steps and was scored.
     """

@@ -56,7 +56,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def set_up_process() -> None:
-    """Silence messages of libraries that a user can do nothing about, and let the process keep the memory it frees."""
+    """Silence messages of libraries that a user can do nothing about, and let the process reuse the memory it frees."""
     # "GPU available: False, used: False" and "`Trainer.fit` stopped: …": the summary says it.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -113,7 +113,7 @@ def training_trainer(
         use_distributed_sampler=False,
     )
     if trainer.is_global_zero and (number := process_number()) is not None:  # torchrun has started more than devices
-        reason = f"is for a run of one process, but {number} is set for a later process; unset it, or use trainer=ddp"
+        reason = f"is for one process, but {number} says that this is not the first; unset it, or use trainer=ddp"
         raise ArgumentError("trainer.devices", settings.arguments.get("devices"), reason)
     trainer.fit_loop = FitLoop(trainer)
     return trainer

@@ -62,7 +62,7 @@ class Classification(Task):
         return choices.index(choice) % len(names)
 
     def places(self, batch: Batch, tokenizer: TextTokenizer) -> None:
-        """None, since a text has a single set of logits, one for each class."""
+        """None, since logits are for a whole text."""
 
     def logits(self, network: nn.Module, batch: Batch) -> Float[Tensor, "batch classes"]:
         logits = self.forward(network, batch)
@@ -85,7 +85,7 @@ class Classification(Task):
         return ["prediction", *(f"probability_{name}" for name in self.labels)], table
 
     def score(self, network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """`nats`, and `confusion`: the number of texts by true class (rows) and predicted class (columns)."""
+        """The sum of `nats`, and `confusion`: numbers of texts by true class (rows) and predicted class (columns)."""
         logits, labels = self.logits(network, batch), batch["labels"]
         confusion = multiclass_confusion_matrix(logits, labels, len(self.labels))
         return {"nats": F.cross_entropy(logits, labels, reduction="sum"), "confusion": confusion.float()}

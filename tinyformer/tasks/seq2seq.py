@@ -125,7 +125,7 @@ class Seq2Seq(TokenTask):
     ) -> list[list[int]]:
         """The token ids of each source's decoded target, without the tokens that begin and end it; see `beam_search`.
 
-        A setting of `Beam` that is None has its value in `self.beam`.
+        If `beams`, `length_penalty` or `length_offset` is None, the value in `self.beam` is used.
         """
         settings: dict[str, Any] = {"beams": beams, "length_penalty": length_penalty, "length_offset": length_offset}
         beam = replace(self.beam, **{name: value for name, value in settings.items() if value is not None})
@@ -141,7 +141,7 @@ class Seq2Seq(TokenTask):
         return reader.padded(rows if isinstance(texts, Tensor) else [tokens.wrapped(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """A batch of sources and targets. If `targets` is None, the model decodes them, cut to the model's context."""
+        """A batch of sources and targets; `targets=None`: targets that the model decodes, cut to its context."""
         source, lengths = self.tokenize(reader, texts)
         tokens = self.special_tokens.around(reader.own_tokenizer)
         if targets is None:

@@ -42,8 +42,8 @@ class SpanExtraction(Task):
     Args:
         max_answer_length: maximum number of tokens of a predicted answer; a tokenizer of bytes or characters needs a
             larger value.
-        no_answer_threshold: the model gives no answer if the null score (of the first token as a span) exceeds the
-            score of the best span by more than this value, as in SQuAD 2.0; None: the model always answers.
+        no_answer_threshold: the model gives no answer if the score of the span of the sequence's first token exceeds
+            that of the best span by more than this value, as in SQuAD 2.0; None: the model always answers.
     """
 
     monitor = "accuracy"
@@ -164,7 +164,7 @@ class SpanExtraction(Task):
 
         Accuracy is the share of windows whose first and last token are both right (0 if there are none), among windows
         that contain the answer and, with a `no_answer_threshold`, windows of unanswerable questions. The other windows
-        of long contexts are left out, since a model that never finds an answer could have the highest accuracy.
+        of long contexts are left out: with them, a model that never finds an answer could have the highest accuracy.
         """
         number = int(sums["judged"])
         accuracy = float(sums["correct"]) / max(number, 1)
@@ -178,7 +178,7 @@ class SpanExtraction(Task):
         - `f1_characters`: see `character_f1`.
         - `f1_without_question` and `exact_match_without_question`: upper bounds for a model that does not see the
           question, see `scores_without_question`; None if contexts have fewer than two questions on average.
-        - `exact_match_ceiling`, `f1_ceiling`: scores of the true spans of tokens, if a span differs from its answer.
+        - `exact_match_ceiling`, `f1_ceiling`: scores of the true spans of tokens, if a span's text is not its answer.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()
@@ -269,10 +269,10 @@ def _in_context(batch: Batch) -> Bool[Tensor, "batch seq"]:
 def best_spans(
     logits: Float[Tensor, "batch 2 seq"], allowed: Bool[Tensor, "batch seq"], max_length: int
 ) -> tuple[Float[Tensor, " batch"], Int[Tensor, " batch"], Int[Tensor, " batch"]]:
-    """The span i ≤ j < i + max_length with the highest start score of i plus end score of j, in each row.
+    """In each row, the span with the highest sum of the start score of its first and the end score of its last token.
 
-    A span consists of allowed tokens. Among equal sums, the first and shortest span is chosen; a row without allowed
-    tokens has the score -inf. The first and the last token are returned after the score.
+    A span has at most `max_length` tokens, all allowed. Among equal sums, the first and shortest span is chosen; a row
+    without allowed tokens has the score -inf. Returns the sums, the first tokens and the last tokens of the spans.
     """
     starts, ends = logits.masked_fill(~allowed.unsqueeze(1), -torch.inf).unbind(dim=1)
     max_length = min(max_length, starts.shape[1])

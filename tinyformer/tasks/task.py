@@ -53,7 +53,7 @@ class Task(ABC):
     def num_targets(self, batch: Batch) -> Int[Tensor, " batch"]:
         """The number of targets of each row, by which `loss` is weighted in the mean of several batches.
 
-        By default, the targets are the tokens in `targets` that are not `IGNORED`; without `targets`, one for each row.
+        By default, all tokens in `targets` that are not `IGNORED` are targets; without `targets`, each row has one.
         """
         if "targets" not in batch:
             return torch.ones_like(batch["inputs"][:, 0])
@@ -184,12 +184,12 @@ class CausalLM(TokenTask):
     generates = True
 
     def mask(self, batch: Batch) -> AttentionMask:
-        """A causal mask, so padding on the right is hidden; if there are documents, a token attends only to its own."""
+        """A causal mask, which hides padding on the right; if there are documents, a token attends only to its own."""
         documents, starts = batch.get("documents"), batch.get("document_starts")
         return AttentionMask(causal=True, documents=documents, document_starts=starts)
 
     def read_scored(self, reader: TextReader, texts: Texts) -> Batch:
-        """The texts, with the tokens after the first one as targets; the end of the text is not a target."""
+        """The texts, with each token as the target of the token before it; the last token has no target."""
         batch = self.read(reader, texts)
         inputs = batch["inputs"]
         is_target = torch.arange(inputs.shape[1], device=inputs.device) < batch["lengths"].unsqueeze(1) - 1
@@ -215,7 +215,7 @@ class CausalLM(TokenTask):
         """Each prompt with its continuation, up to the end of its document or `num_tokens` tokens; see `Sampling`.
 
         Prompts have any length; the model sees the last `max_seq_len` tokens. Continuation `i` is sampled with the seed
-        `seed + i`, independently of the others. Settings are defined as in `transformers`: each prompt has
+        `seed + i`, whatever the other prompts are. Settings are defined as in `transformers`: each prompt has
         `num_return_sequences` continuations in succession, and a text ends with the token that completes one of the
         strings in `stop`.
         """
@@ -289,8 +289,8 @@ class MaskedLM(TokenTask):
     def final_metrics(self, network: Network, split: TokenSplit, tokenizer: TextTokenizer) -> dict[str, float | None]:
         """`pseudo_perplexity`: each token is masked once (Salazar et al. 2020, arXiv 1910.14659).
 
-        exp(-1/N Σ_i log p(w_i | all other tokens)), over windows of the model's context length. A token attends to its
-        whole window, including other documents, even if `data.document_mask` is true.
+        It is exp of the mean of -log p(token | all other tokens of its window), a window being as long as the model's
+        context. A token attends to its whole window, including other documents, even with `data.document_mask=true`.
         """
         ids = torch.from_numpy(np.asarray(split.ids[: self.pseudo_perplexity_tokens], dtype=np.int64))
         assert tokenizer.mask_id is not None
@@ -341,7 +341,7 @@ class MaskedLM(TokenTask):
 def pseudo_nats(
     network: Network, window: Int[Tensor, " seq"], positions: Int[Tensor, " masked"], mask_id: int
 ) -> Float[Tensor, " masked"]:
-    """-log p(w_i | all other tokens) of the tokens at some positions of a window, each masked in turn."""
+    """-log p(token | all other tokens) of the tokens at some positions of a window, each masked in turn."""
     nats = [torch.zeros(0, device=window.device)]
     # 32 copies of the window at a time. `split` of an empty tensor would give one empty part.
     for masked in positions.to(window.device).split(32) if len(positions) else ():

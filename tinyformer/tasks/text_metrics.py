@@ -75,7 +75,7 @@ def answer_scores(prediction: str, answers: Sequence[str]) -> tuple[float, float
 
 
 def character_f1(prediction: str, answers: Sequence[str]) -> float:
-    """The F1 of letters and digits, without punctuation of any script, with the answer that agrees best; 0 to 1."""
+    """The F1 of the letters and digits of a prediction with the answer that agrees best, in any script; from 0 to 1."""
     predicted, *others = [[c for c in text.lower() if c.isalnum()] for text in (prediction, *(answers or [""]))]
     return max(_f1(predicted, other) for other in others)
 

@@ -136,8 +136,8 @@ def wandb_url() -> str:
 class RunWandbLogger(WandbLogger):
     """Logs a run to Weights & Biases: online if there is an API key, else offline; it never asks for a key.
 
-    It uses no Git repository around the run, and saves neither code nor the command line. Settings come from the user's
-    configuration, not from the current folder.
+    It reads no Git repository that contains the run, and saves neither code nor the command line. Settings come from
+    the user's configuration, not from the current folder.
 
     Args:
         run_dir: the run's folder; wandb writes to its subfolder `wandb`.

@@ -41,7 +41,7 @@ class TrainingModule(L.LightningModule):
     Args:
         evaluated: the split that validation evaluates.
         first_step: optimizer steps that the weights have already been trained for.
-        checkpoint: the checkpoint of the weights, which captions of pictures name; if None, they name the run.
+        checkpoint: the checkpoint of the weights, for the captions of pictures; if None, captions name the run.
     """
 
     targets: Tensor  # the number of targets of the last training batch
@@ -89,7 +89,7 @@ class TrainingModule(L.LightningModule):
     def whole_network(self, everywhere: bool = False) -> Iterator[None]:
         """Give `network` all of its weights inside a `with` statement, in the first process or `everywhere`.
 
-        All processes have to enter it together, since each may have a part of the weights. They cannot train inside it.
+        All processes have to enter the statement together: each may have a part of the weights. None may train in it.
         """
         parts, is_kept = self.network, everywhere or self.trainer.is_global_zero
         if self.is_sharded:
@@ -110,7 +110,7 @@ class TrainingModule(L.LightningModule):
         self.step_targets.append(self.targets)
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """The loss of a batch, weighted by its number of targets unless its step has only this batch."""
+        """The loss of a batch, weighted by the batch's number of targets unless the step has only this batch."""
         loss = self.task.loss(self.network, batch)
         return loss if self._is_alone else weighted_loss(loss, self.targets, self.unit)
 
@@ -180,7 +180,7 @@ class TrainingModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Set the optimizer's options and learning rate again, since a resumed run may change them or its length.
+        """Set the optimizer's options and learning rate again: a resumed run may have other options or another length.
 
         All processes have drawn the same weights from the seed. Each process but the first continues with the seed plus
         its rank, so that dropout masks differ between processes.
@@ -210,7 +210,7 @@ class TrainingModule(L.LightningModule):
             self.last_batch = own - 1 if int(most) > own else -1
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Add the scores of a batch. If other processes have one more batch, repeat the last one to gather weights."""
+        """Add the scores of a batch. A process with one batch fewer runs its last one again, to help gather weights."""
         self.add_scores(self.sums, batch)
         if batch_index == self.last_batch:
             self.task.score(self.network, batch)

@@ -161,7 +161,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()  # loading creates new group dictionaries
 
     def _share_groups(self) -> None:
-        """Use the optimizers' own group dictionaries, so that they see a learning rate that a schedule sets here."""
+        """Use the optimizers' own group dictionaries, so that a learning rate set here is set in the optimizers."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
@@ -244,11 +244,12 @@ def orthogonalise(
     eps: float,
     shared: bool = True,
 ) -> list[Float[Tensor, "_matrices _rows _columns"]]:
-    """Approximately U Vᵀ for each matrix U S Vᵀ, by the Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X.
+    """Approximately U Vᵀ for each matrix with the singular value decomposition U S Vᵀ, by Newton–Schulz iteration.
 
-    The stacks of matrices have one device and dtype. Matrices of transposed shapes are iterated together, in bf16 where
-    the hardware supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger. With
-    `shared`, all processes have the same matrices; each iterates a part of them and sends the result to the others.
+    A step replaces a matrix X by a X + (b X Xᵀ + c (X Xᵀ)²) X, where a, b and c are the `coefficients`. The stacks of
+    matrices have one device and dtype. Matrices of transposed shapes are iterated together, in bf16 where the hardware
+    supports it; each is first divided by its Frobenius norm, or by `eps` if that is larger. With `shared`, all
+    processes have the same matrices; each iterates a part of them and sends the result to the other processes.
     """
     a, b, c = coefficients
     wide = [stack.mT if stack.shape[1] > stack.shape[2] else stack for stack in stacks]

@@ -39,7 +39,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def _setup_distributed(self) -> None:
-        """Use separate keys of the store for each run of a process: torch keeps the store of earlier runs open."""
+        """Use other keys of torch's store for each run in a process, as torch keeps the stores of earlier runs open."""
         environment, self._data_parallel_size = self.cluster_environment, self.num_nodes * self.num_processes
         assert environment is not None
         assert self.accelerator is not None

@@ -40,7 +40,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 def max_over_processes(values: Tensor) -> Tensor:
-    """The largest values of a tensor over all processes; see `sum_over_processes`."""
+    """The elementwise maximum of a tensor over all processes; see `sum_over_processes`."""
     if not has_processes():
         return values
     largest = values.clone()
@@ -69,7 +69,7 @@ def of_all_processes(own: Float[Tensor, "own rows columns"], number: int) -> Flo
 
 
 def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) -> Float[Tensor, "own rows columns"]:
-    """Exchange some rows of all matrices, as divided by `torch.chunk`, for all rows of this process's `own_part`."""
+    """Exchange rows: this process sends its rows of all matrices (`torch.chunk`), and gets all rows of `own_part`."""
     size = torch.distributed.get_world_size()
     most, share = math.ceil(num_rows / size), math.ceil(len(rows) / size)
     sent = F.pad(rows, (0, 0, 0, most - rows.shape[1], 0, share * size - len(rows)))
@@ -80,7 +80,7 @@ def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) ->
 def rows_of_whole(
     own: Float[Tensor, "own rows columns"], number: int, num_rows: int
 ) -> Float[Tensor, "{number} {num_rows} columns"]:
-    """Exchange all rows of this process's `own_part` for its rows of all matrices; the inverse of `whole_of_own`."""
+    """Undo `whole_of_own`: this process sends all rows of its `own_part`, and gets its rows of all matrices."""
     size = torch.distributed.get_world_size()
     most = math.ceil(own.shape[1] / size)
     sent = F.pad(own, (0, 0, 0, most * size - own.shape[1])).unflatten(1, (size, most)).transpose(0, 1).contiguous()
@@ -89,7 +89,7 @@ def rows_of_whole(
 
 
 def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: dict | None = None) -> Any:
-    """Gather the sharded tensors of a state; they are empty without `is_kept`. All processes call this together.
+    """Gather the sharded tensors of a state; all processes call this together, and get empty ones without `is_kept`.
 
     Tied weights, which are one object, stay one object.
     """
@@ -112,7 +112,7 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 def target_unit(targets: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """The number of targets of a step's first batch, as a mean over processes.
 
-    Summed losses are divided by it before the backward pass, since their gradients would overflow in fp16.
+    Summed losses are divided by it before the backward pass; without that, their gradients would overflow in fp16.
     """
     return sum_over_processes(targets).clamp(min=1) / num_processes()
 

@@ -26,10 +26,10 @@ from tinyformer.training.module import TrainingModule
 class FitLoop(_FitLoop):
     """The loop over epochs.
 
-    - However a run ends (steps, epochs, time, a callback that sets `trainer.should_stop`), it ends with a whole
-      optimizer step and with a validation, at which checkpoints are written.
-    - `trainer.max_epochs` is counted in optimizer steps once the loader is known, so that `trainer.max_steps` is the
-      length of the run; -1 if only a time limit or a callback ends it.
+    - A run ends with a whole optimizer step and with a validation, at which checkpoints are written, whether a number
+      of steps or epochs, a time limit or a callback (`trainer.should_stop`) ends it.
+    - Before the first step, `trainer.max_epochs` is converted to optimizer steps, so that `trainer.max_steps` is the
+      length of the run. It is -1 if only a time limit or a callback ends the run.
     """
 
     epoch_loop: "EpochLoop"
@@ -54,7 +54,7 @@ class FitLoop(_FitLoop):
             self.validate()
 
     def on_advance_end(self) -> None:
-        """Validate the last weights if the run is ended by a hook at the end of an epoch, after its validation."""
+        """Validate the last weights if a hook ends the run at the end of an epoch, after the epoch's validation."""
         was_done = self.done
         super().on_advance_end()
         if self.done and not was_done:
@@ -76,7 +76,7 @@ class FitLoop(_FitLoop):
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """The loop over the batches of an epoch; gradients are accumulated across its end."""
+    """The loop over the batches of an epoch; an optimizer step may have batches of two epochs."""
 
     last_position = math.inf  # batches until the end of the last epoch; its last step may have fewer
     is_due = False  # whether the loaded checkpoint precedes a validation
@@ -114,9 +114,8 @@ class EpochLoop(_TrainingEpochLoop):
 class ReplicatedStrategy(DDPStrategy):
     """Data parallelism in which each process has all weights; gradients are views of the buckets that are reduced.
 
-    Buffers are equal in all processes, and are not sent. Lightning 2.6 makes `DistributedDataParallel` on a side
-    stream, on which gradients would be accumulated, each after a wait for the stream of the backward pass; torch warns
-    about it.
+    Buffers are equal in all processes, and are not sent. Unlike in Lightning 2.6, `DistributedDataParallel` is not made
+    on a side stream, where each gradient would be accumulated after a wait for the stream of the backward pass.
     """
 
     def __init__(self) -> None:

@@ -36,9 +36,9 @@ SEED_COLOUR, MEAN_COLOUR, GRID_COLOUR, NONE_COLOUR = "#3f7fc1", "#1a1a1a", "#e4e
 
 
 def chart_of_seeds(comparison: Comparison) -> Chart:
-    """Draw the metric of every seed against a numeric setting, or in a row for each setting if it is not numeric.
+    """Draw the metric of every seed against the settings if these are numbers, else in one row for each setting.
 
-    The axis of a number is logarithmic if its values are powers of two or span orders of magnitude.
+    The axis of the settings is logarithmic if they are powers of two or span orders of magnitude.
     """
     names = " · ".join(comparison.columns)
     if comparison.numbers is not None:

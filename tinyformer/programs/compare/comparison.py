@@ -166,10 +166,10 @@ def _named(paths: Sequence[Path]) -> str:
 
 
 def _columns(runs: Sequence[Run], typed: Sequence[str], by: str) -> list[str]:
-    """The keys that define a setting: keys of differing overrides, and keys that still tell apart runs of one setting.
+    """The keys that define a setting: overrides that differ, and keys that differ between runs with equal overrides.
 
     A key that follows from another, as `attention.num_heads` from `model.num_heads`, is left out: its unresolved text
-    is the same in all runs. If only resolved configs are stored, such a key still tells no runs of one setting apart.
+    is the same in all runs. If only resolved configs are stored, the key is left out as it separates no further runs.
     """
     columns = [key for key in typed if len({_values(run, [key]) for run in runs}) > 1]
     averaged = [as_typed(run.value(by)) for run in runs]

@@ -26,7 +26,7 @@ class Run:
     typed: tuple[str, ...]  # the keys that its command line sets
 
     def value(self, key: str) -> Any:
-        """The choice on an axis, a value, a node, or `ABSENT`."""
+        """The choice on the axis `key`, or the value or node at the dotted key; `ABSENT` if there is none."""
         return self.choices[key] if key in self.choices else select(self.config, key)
 
 

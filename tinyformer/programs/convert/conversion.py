@@ -189,7 +189,7 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """The nearest model of a family to a config: the family, the fields and config of that model, the differences."""
+    """A family, the fields and config of its model that is nearest to a config, and the differences between the two."""
     values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
     configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
     plain = values | configs
@@ -205,7 +205,7 @@ def _function_of(config: DictConfig) -> Plain:
 
 
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
-    """The differences that change outputs in evaluation; a missing bias does not, since zeros are exported for it."""
+    """The differences that change outputs in evaluation; a bias that only the family has is exported as zeros."""
     bias_of_zeros = ("bias", False, True)
     return [d for d in differences if d.name not in WITHOUT_EFFECT and (d.name, d.value, d.other) != bias_of_zeros]
 

@@ -100,7 +100,7 @@ def _print_report(cells: Sequence["Cell"], machine: dict[str, Any], seconds: flo
     console.print(
         f"\nOne letter per mask ({', '.join(masks)}): the kernel that ran ({kernels}); lower case: forward only; "
         "·: refused; ✗: failed. "
-        "output, gradient: the largest error of all backends and masks, max|a - b| / max|b| against eager in float64."
+        "output, gradient: the largest error of all backends and masks, max|a - b| / max|b|; b is eager in float64."
         "\n"
     )
     for (backend, reason), variants in _refusals(cells).items():

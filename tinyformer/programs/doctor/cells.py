@@ -26,7 +26,7 @@ CEILING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 @dataclass(frozen=True)
 class Cell:
-    """The results of one backend for one variant, mask and dtype, which are given by name."""
+    """The results of one backend for one variant, mask and dtype, each given by its name."""
 
     backend: str
     variant: str

@@ -125,7 +125,7 @@ class Errors:
 
 
 def relative_error(actual: Tensor, exact: Tensor, size: float | None = None) -> float:
-    """max|a - b| / size, size being max|b| by default; the absolute error if the exact value is 0 up to rounding."""
+    """max|actual - exact| / size, by default with the size max|exact|; not divided if the size is 0 up to rounding."""
     size = exact.abs().max().item() if size is None else size
     return (actual.double() - exact).abs().max().item() / (size if size > 1e-6 else 1.0)
 
@@ -133,7 +133,7 @@ def relative_error(actual: Tensor, exact: Tensor, size: float | None = None) -> 
 class Problem:
     """An attention module, a mask and inputs, the same for every backend.
 
-    In bf16 it is computed under autocast, as a model trains: parameters and inputs stay fp32, so one solution in
+    In bf16 the module runs under autocast, as in training: parameters and inputs stay fp32, so one solution in
     float64 is exact for every dtype. With `cross`, the module attends to another sequence, 1.5 times as long, and the
     mask applies to that sequence.
     """
@@ -156,7 +156,7 @@ class Problem:
         return [torch.randn(size, generator=random).to(self.device) for size in self._sizes]
 
     def case(self, dtype: torch.dtype, gradient: bool = True) -> KernelRequirements:
-        """The requirements of the module's call on a kernel; `gradient` is True if a backward pass follows."""
+        """The requirements of the module's call that a kernel has to meet; with `gradient`, a backward pass follows."""
         module, (q_seq, k_seq) = self.module, (self.inputs[0].shape[1], self.inputs[-1].shape[1])
         sizes = (q_seq, module.head_dim), (k_seq, module.head_dim), (k_seq, module.v_head_dim)
         q, k, v = (
@@ -216,9 +216,10 @@ class Problem:
         return self.solve(replace(ORACLE, compute=compute), torch.float64)
 
     def _dropped(self, backend: Backend, dtype: torch.dtype) -> Tensor:
-        """The attention weights that a backend drops under the first seed, found by using unit vectors as values.
+        """A mask of the attention weights that a backend drops with the first seed.
 
-        A kernel's random numbers do not depend on the values, so the same weights were dropped in the solution.
+        If the values are unit vectors, the output shows the weights. A kernel's random numbers do not depend on the
+        values, so `solve` drops the same weights with this seed.
         """
         is_zero: list[Tensor] = []
 
@@ -252,7 +253,7 @@ class Problem:
 
 @contextlib.contextmanager
 def arithmetic(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Autocast to bf16 if that is the dtype; on a CPU, do not trace flex, since it is not compiled there."""
+    """Autocast if the dtype is bf16; on a CPU, do not trace FlexAttention, since it is not compiled there."""
     untraced = torch.compiler.set_stance("force_eager") if device.type == "cpu" else contextlib.nullcontext()
     with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16), untraced:
         yield

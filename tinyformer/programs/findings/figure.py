@@ -24,7 +24,7 @@ def draw(
     records: Sequence[Records] = (),
     picture: tuple[str, Path] | None = None,
 ) -> Chart:
-    """Draw the picture, given its title and file; below, the curves of the seeds' records; last, the quantities."""
+    """Draw the picture (title and file), below it the curves of each seed's records, and last the quantities."""
     heights = [2.2] * len(curves) + [0.85] * len(measured)
     image = imread(picture[1]) if picture else None
     if image is not None:

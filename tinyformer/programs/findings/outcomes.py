@@ -92,7 +92,7 @@ def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurem
 
 
 def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:
-    """The stored records of a measurement's runs: for each seed, by the name of the run."""
+    """The stored records of a measurement's runs: a mapping for each seed, by the name of the run."""
     packed_runs, by_seed = _all_records(folder, name)[_key(measurement)], dict[int, dict[str, Record]]()
     for run, plain in zip(measurement["runs"], packed_runs, strict=True):
         by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(plain)
@@ -175,7 +175,7 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
 
 
 def takeaway_of(finding: Finding, last: Measurement) -> str:
-    """The takeaway with the measured numbers; the title, if the verdicts or the statement have changed since."""
+    """The takeaway with the measured numbers, or the title if verdicts or statement are not those of the finding."""
     if finding.concluded != last["verdicts"] or not is_current(finding, last):
         return f"{finding.title}."
     return finding.takeaway.format_map({key: shown(float(check["mean"]), 2) for key, check in last["checks"].items()})
@@ -195,7 +195,7 @@ def band(check: Mapping[str, Any]) -> str:
 
 
 def shown(value: float, digits: int = 3) -> str:
-    """A number as text; "never" if it is infinite, since a level was not reached."""
+    """A number as text; infinity as "never", since it stands for a level that a series does not reach."""
     rounded = f"{value:.{digits}g}"
     return "never" if value == math.inf else rounded if "e+" not in rounded else f"{float(rounded):,.0f}"
 

@@ -35,7 +35,7 @@ def quantity(version: int) -> Callable[[Quantity], Quantity]:
 
 
 def function_of(what: str, words: Any, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function that a key of `words` names. All of `words` are its keyword arguments, after a first argument.
+    """The function that a key of `words` names; callers pass it one or several records, and `**words`.
 
     Raises a ValueError if no key or several keys name a function, or if the function does not take these arguments.
     """
@@ -63,7 +63,7 @@ def _heads(record: Record, heads: str, over: str) -> float:
 
 
 def _cells(record: Record, table: str, column: str, over: str = "mean", where: Mapping[str, Any] = {}) -> float:
-    """A column of the rows of a table, reduced to one number; nan if a cell is empty, as after a refusal."""
+    """Reduce the cells of a column, in the rows that `where` selects, to one number; nan if a cell is empty."""
     return reduced([float(row[column] or "nan") for row in record.rows(table, where)], over)
 
 
@@ -109,7 +109,7 @@ def ratio_within_run(records: Records, run: str, source: Source, other: Source) 
 def log_ratio_within_run(records: Records, run: str, source: Source, other: Source) -> float:
     """The logarithm of a number of a run, divided by the logarithm of another number of the run; nan if undefined.
 
-    For the numbers c^(a^(n+1)) and c^(a^n), the result is a.
+    For the numbers c^(a^(n+1)) and c^(a^n), the result is a, for any c and n.
     """
     numbers = number_of(records[run], source), number_of(records[run], other)
     if min(numbers) <= 0 or numbers[1] == 1:
@@ -125,19 +125,19 @@ def difference_within_run(records: Records, run: str, source: Source, other: Sou
 
 @quantity(version=1)
 def contrast(records: Records, points: Mapping[str, float], source: Source) -> float:
-    """The weighted sum of a number over runs, given their weights, such as a difference of two differences."""
+    """The sum over runs of a number times the run's weight in `points`, such as a difference of two differences."""
     return sum(weight * number_of(records[run], source) for run, weight in points.items())
 
 
 @quantity(version=1)
 def exponent(records: Records, points: Mapping[str, float], source: Source) -> float:
-    """The exponent of a power law between a number and a varied value of each run, such as {"depth_2": 2}."""
+    """The exponent p if a number of each run is proportional to x^p; `points` has the x of each run: {"depth_2": 2}."""
     return _slope([(x, number_of(records[run], source)) for run, x in points.items()])
 
 
 @quantity(version=1)
 def exponent_in_table(records: Records, run: str, table: str, x: str, y: str, where: Mapping[str, Any] = {}) -> float:
-    """The exponent of the power law between two columns of a table."""
+    """The exponent p of the power law y ∝ x^p between the columns `x` and `y` of a table."""
     return _slope([(float(row[x]), float(row[y])) for row in records[run].rows(table, where) if row[y]])
 
 
@@ -145,7 +145,7 @@ def exponent_in_table(records: Records, run: str, table: str, x: str, y: str, wh
 def delay(records: Records, run: str, source: Source, level: float, other: Source, other_level: float) -> float:
     """The step at which `source` first reaches `level`, divided by the step at which `other` reaches `other_level`.
 
-    Infinite if only `source` never reaches its level, nan if `other` never does.
+    Infinite if only `other` reaches its level; nan if `other` does not.
     """
     step = _crossing(records[run].series(source), level)
     other_step = _crossing(records[run].series(other), other_level)
@@ -196,7 +196,7 @@ def by_column(
 ) -> dict[str, Line]:
     """A column of a table against another, a line for each run; empty cells are left out.
 
-    With `groups`, the name of a column, there is a line for each value in this column of a single run.
+    With `groups`, the name of a column, there is only one run, and a line for each value in this column.
     """
     rows = {run: record.rows(table, where) for run, record in records.items()}
     if groups is not None:
@@ -211,7 +211,7 @@ def by_column(
 
 
 def by_run(records: Records, points: Mapping[str, Mapping[str, float]], source: Source) -> dict[str, Line]:
-    """A number of each run against the run's value in `points`, by line: {"pre-norm": {"depth_2": 2, "depth_4": 4}}."""
+    """A number of each run against its x, which `points` has by line and run: {"pre-norm": {"depth_2": 2}}."""
     return {
         label: {x: number_of(records[run], source) for run, x in of_line.items()} for label, of_line in points.items()
     }

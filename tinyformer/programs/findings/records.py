@@ -1,4 +1,4 @@
-"""The runs that a finding needs, the files that they wrote, and the part from which quantities are computed."""
+"""The runs that a finding needs, and their records: the contents of their files, from which quantities are computed."""
 
 import csv
 import functools
@@ -40,7 +40,7 @@ ENDED = "ended.json"  # written last: a run with this file in its folder is comp
 class PlannedRun:
     """A run that a finding needs, with its program, overrides (`words`) and folder.
 
-    `program` is a name in `running.PROGRAMS`. `evaluate` has the overrides of the run's analysis; it may be empty.
+    `program` is a name in `running.PROGRAMS`. `evaluate` has the overrides of the run's analysis; [] for no analysis.
     """
 
     finding: str
@@ -63,7 +63,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a run: its final and evaluated numbers, the rows of `metrics.csv` and of other tables."""
+    """The record of a run: its numbers, those of its evaluation, and the rows of `metrics.csv` and of other tables."""
 
     results: Mapping[str, Any] = field(default_factory=dict)
     evaluated: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Record:
         return dict(sorted(series.items()))
 
     def rows(self, table: str, where: Source) -> list[dict[str, str]]:
-        """The rows of a table whose columns have the values of `where`; an error if there is no such row."""
+        """The rows of a table that have the values in `where`, by column; an error if there is no such row."""
         if table not in self.tables:
             raise ConfigError(f"table={table}: the run wrote {', '.join(self.tables) or 'no tables'}.")
         rows = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]
@@ -146,7 +146,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
-    """The records of runs that have ended: for each seed, by name."""
+    """The records of runs that have ended: a mapping for each seed, by the name of the run."""
     by_seed: dict[int, dict[str, Record]] = {}
     for run in planned:
         by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
@@ -187,7 +187,7 @@ def digest_of(stated: Any) -> str:
 
 
 def reduced(numbers: list[float], over: str) -> float:
-    """Reduce numbers to one by a name in `STATISTICS`; nan if a number is nan, which `max` and `median` may skip."""
+    """Reduce numbers to one by the statistic `over`; nan if any is nan, since `max` and `median` may ignore a nan."""
     return math.nan if any(map(math.isnan, numbers)) else STATISTICS[over](numbers)
 
 

@@ -104,10 +104,7 @@ def run_all(planned: Sequence[PlannedRun], num_jobs: int = 1) -> int:
 
 @functools.cache
 def _end_with_parent() -> None:
-    """If this process was started by joblib, end it soon after its parent process has ended.
-
-    Ctrl-C reaches the parent, which ends the other processes.
-    """
+    """In a process that joblib has started, ignore Ctrl-C, and end soon after the parent process has ended."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -1,4 +1,4 @@
-"""The statement of a finding before its first run, and verdicts: the mean of a quantity, its interval and its band.
+"""Statements of findings, stored before any run, and verdicts, from the mean, interval and band of each quantity.
 
 A statement has the claim, the bands, the protocol, the evaluation, and the versions of the code of its quantities. It
 is stored when the program first loads it, and each run records the statements that were in force when it started.
@@ -60,7 +60,7 @@ class Measured:
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the mean over 2 to 10 seeds, see `student_interval`.
 
-        None for one seed unless `is_exact`, and if a value or the mean is not finite.
+        None if a value or the mean is not finite, or if there is one seed and `is_exact` is False.
         """
         if (len(self.values) == 1 and not self.is_exact) or not all(map(math.isfinite, (*self.values, self.mean))):
             return None
@@ -156,7 +156,7 @@ def versions_of(finding: Finding) -> dict[str, int]:
 
 
 def difference(old: Statement, new: Statement) -> str:
-    """The differences as text: "checks.one_head.at_least: 0.01, now 0.02"; for many: "other baseline, checks"."""
+    """The differences as text: "checks.one_head.at_least: 0.01, now 0.02"; if many: "other baseline, checks"."""
     names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
     if len(names) > MANY_CHANGES:
         parts = dict.fromkeys("versions" if " " in name else name.partition(".")[0] for name in names)

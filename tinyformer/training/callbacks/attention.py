@@ -1,4 +1,4 @@
-"""Telemetry: exact measures of every attention head on fixed inputs, during training with a fused kernel."""
+"""Telemetry: exact measures of every attention head on fixed inputs, while training itself uses a fused kernel."""
 
 import sys
 import time
@@ -118,7 +118,7 @@ class AttentionTelemetry(L.Callback):
         num_rows: number of queries of each window that are measured, each with all of its keys.
         period: number of random tokens before they repeat; less than half of the context.
         thresholds: thresholds by trait, which replace those of `TRAITS`.
-        hysteresis: fraction of a threshold by which a measure must fall short of it to end the trait.
+        hysteresis: fraction of the threshold by which a measure must fall short of the threshold for a trait to end.
         probe_text: the text of the plotted attention maps; by default the beginning of the split.
         num_tokens: number of tokens of this text in the plot.
     """
@@ -232,11 +232,11 @@ class HeadLog:
 
     - At each measurement: a number for each head and measure, `attention/layer_00/head_00/entropy`, to all loggers.
     - At each validation: `attention/step_000100.png` and `attention/measures_000100.png`; `attention/heads.csv` and
-      `events.csv`, overwritten; the images `attention/maps` and `attention/measures` in the loggers of `log_picture`,
-      and in Weights & Biases the tables `attention/heads` and `attention/events`.
+      `events.csv`, overwritten; the images `attention/maps` and `attention/measures` in the loggers that `log_picture`
+      names, and in Weights & Biases the tables `attention/heads` and `attention/events`.
 
-    All heads share an image and a table: Weights & Biases shows at most 108 images per key. Plots name the data and the
-    evaluated checkpoint, or during training the folder of the run.
+    All heads share an image and a table: Weights & Biases shows at most 108 images per key. Plots name the data, and
+    the evaluated checkpoint or, during training, the folder of the run.
     """
 
     def __init__(self, folder: Path, loggers: Sequence[Logger], data: str, checkpoint: Path | None = None) -> None:
@@ -251,7 +251,7 @@ class HeadLog:
             logger.log_metrics(numbers, step=step)
 
     def picture(self, step: int, name: str, file: str, picture: report.Picture) -> Path:
-        """Save and log a plot of all heads, with its source, the step and the data in a line above it."""
+        """Save and log a plot of all heads, with the checkpoint or run, the step and the data in a line above it."""
         source = {name: relative_path(path) for name, path in self.source.items()}
         facts = source | {"step": f"{step:,}", "data": self.data}
         path = report.save_png(picture, self.folder / "attention" / f"{file}_{step:06d}.png", report.caption(facts))
@@ -267,7 +267,7 @@ class HeadLog:
             logger.log_table("attention/heads", columns, rows, step=step)
 
     def events(self, step: int, events: Sequence[measures.Event]) -> None:
-        """Save and log all events so far, if there are new ones."""
+        """Save and log all events of heads so far (see `Event`), if there are new ones."""
         if self.num_events == len(events):
             return
         self.num_events = len(events)

@@ -51,11 +51,11 @@ class Interrupted(Exception):  # noqa: N818 - it is not an error
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
-    `best.ckpt` is written first and contains its own value of the metric, which a resumed run restores, even if the run
-    was killed. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`), the callback finishes the
-    optimizer step and writes `last.ckpt` before the run ends, so that a resumed run continues from exactly this point.
-    A second signal ends the process at once. Several processes end together, at the next report or after
-    `STEPS_OF_A_SIGNAL` steps.
+    `best.ckpt` is written before `last.ckpt` and contains the best value, which a resumed run reads there, since the
+    run may have been killed in between. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`),
+    the callback finishes the optimizer step and writes `last.ckpt` before the run ends, so that a resumed run continues
+    from exactly this point. A second signal ends the process at once. Several processes end together, at the next
+    report or after `STEPS_OF_A_SIGNAL` steps.
 
     Args:
         directory: the folder of the files.
@@ -88,7 +88,7 @@ class Checkpoints(Checkpoint):
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the best value from `best.ckpt`: a killed run may have written it after `last.ckpt`, or lost it."""
+        """Restore the best value from `best.ckpt`, which may be newer than `last.ckpt`, or missing, after a kill."""
         self.best_value = None
         if self.best.is_file():
             with contextlib.suppress(ArgumentError, KeyError, TypeError, ValueError):  # damaged: the next is the best
@@ -107,7 +107,7 @@ class Checkpoints(Checkpoint):
             checkpoint[KEY]["other_random_states"] = states[1:]
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state until the first step, since the construction of data loaders draws random numbers."""
+        """Keep the saved random state until the first batch: restored now, it would change as data loaders are made."""
         for callback in trainer.early_stopping_callbacks:  # Lightning saves the patience, which the config may change
             if callback.state_key in checkpoint["callbacks"]:
                 checkpoint["callbacks"][callback.state_key]["patience"] = callback.patience
@@ -213,8 +213,8 @@ class Snapshots(L.Callback):
     a checkpoint without the state of training. It has the weights that a checkpoint would have, such as the average
     under weight averaging, so this callback has to come after callbacks that change weights. Training is unaffected.
 
-    Nothing is written before the end of the first step. Then a resumed run removes the snapshots after the step from
-    which it continues, since it writes them again.
+    Nothing is written before the end of the first step. At the end of its first step, a resumed run removes the
+    snapshots of all steps after its starting checkpoint, since it writes them again.
 
     Args:
         every_n_steps: N, in optimizer steps; 0 for no snapshots.
@@ -252,7 +252,7 @@ class Snapshots(L.Callback):
             self._save(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save a snapshot of the last step, also in a run that is resumed after its last step."""
+        """Save a snapshot of the last step if there is none, even if the run was resumed after that step."""
         self._remove_later(trainer)
         if self.every_n_steps and trainer.global_step and trainer.global_step not in snapshots_of(self.run):
             self._save(trainer, pl_module)
@@ -273,7 +273,7 @@ class Snapshots(L.Callback):
         return {"state_dict": weights, "global_step": trainer.global_step, KEY: contents}
 
     def _plan(self, steps: int | None, size: int) -> None:
-        """Print the number of snapshots, each of `size` bytes, of a run of some steps; refuse more than `max_gb`."""
+        """Print the number of snapshots of a run of `steps` steps, each of `size` bytes; refuse more than `max_gb`."""
         self._most = int(self.max_gb * 1e9 / size)
         each, folder = f"of {size / 1e6:,.2f} MB", relative_path(self.run / SNAPSHOTS)
         if steps is None:

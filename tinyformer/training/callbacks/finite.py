@@ -48,16 +48,16 @@ class _Step(NamedTuple):
 class FiniteCheck(L.Callback):
     """Applies no update from a step whose loss or gradient norm is NaN or infinite.
 
-    The update is masked on the device. The host waits for the result only when it waits for the loss, too: every
-    `log_every_n_steps` steps and before each validation and each checkpoint; with an optimizer that is neither ours nor
-    fused, at each step. Neither weights nor the optimizer's state change in a masked step; the learning-rate schedule
-    advances. Under fp16 the gradient norm is not checked, since the gradient scaler itself skips such a step and lowers
-    its scale.
+    The update is masked on the device. The host reads whether a step was masked only when it reads the loss anyway:
+    every `log_every_n_steps` steps and before each validation and checkpoint. With an optimizer that is neither ours
+    nor fused, the host waits at each step. Neither weights nor the optimizer's state change in a masked step; the
+    learning-rate schedule advances. Under fp16 the gradient norm is not checked, since the gradient scaler itself skips
+    such a step and lowers its scale.
 
     Args:
-        action: "stop" masks all further steps, too, and ends the run; "skip" continues with the next batch.
-        max_skipped: the number of consecutive masked steps at which "skip" ends the run, too, by a `NonFiniteStep`. No
-            checkpoint is saved after the step that ends a run.
+        action: "stop" ends the run, and masks all steps until it has ended; "skip" continues with the next batch.
+        max_skipped: the number of consecutive masked steps at which "skip" ends the run after all. Both actions end a
+            run by a `NonFiniteStep`, and no checkpoint is saved after the masked step.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:
@@ -117,7 +117,7 @@ class FiniteCheck(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Record the step, and transfer the flags to the host whenever the loss is reported."""
+        """Record the step; when the loss is reported, or after `MAX_UNREAD` steps, read which steps were masked."""
         loss = outputs["loss"].detach().clone()  # CUDA graphs write the next one into the same memory
         self._loss = loss if self._loss is None else self._loss + loss
         if self._sum is not None:
@@ -132,7 +132,7 @@ class FiniteCheck(L.Callback):
             self._read(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Transfer the flags, so that a run that has to end is not validated first."""
+        """Read which steps were masked, so that a run that has to end is not validated first."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._read(trainer, pl_module)
 
@@ -146,7 +146,7 @@ class FiniteCheck(L.Callback):
         self._read(trainer, pl_module)
 
     def _read(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Wait for the flags of the steps since the last call, and end the run if it cannot continue."""
+        """Read which steps since the last call were masked, and end the run if it cannot continue."""
         steps, self._unread = self._unread, []
         if not steps:
             return
@@ -165,7 +165,7 @@ class FiniteCheck(L.Callback):
 
 
 def _mask_of(optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
-    """A function that masks the optimizer's next step if it is given 1.0, and does not if it is given 0.0."""
+    """A function of a number, which masks the optimizer's next step if the number is 1.0, and does not if it is 0.0."""
     # Torch's fused optimizers, too, skip a step if gradient scalers set this flag.
     if optimizer.defaults.get("fused") or isinstance(optimizer, StackedMuon):
         return partial(setattr, optimizer, "found_inf")

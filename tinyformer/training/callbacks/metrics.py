@@ -56,14 +56,14 @@ class Work:
 class Report(L.Callback):
     """Logs loss, learning rate and throughput every `log_every_n_steps` steps.
 
-    - `train/loss`: the mean over all targets since the last report, of all processes, without batches whose loss is not
+    - `train/loss`: the mean over the targets of all processes since the last report, without batches whose loss is not
       finite; `train/learning_rate`: the learning rate of the step.
     - `throughput/tokens_per_second`, `throughput/mfu` and `throughput/data_wait`: see `Work`; `throughput/seconds`:
       the time of all training steps so far, without validation and telemetry.
     - `throughput/memory_gb`: peak memory so far in 10^9 bytes, see `peak_memory`.
 
-    Losses are summed on the device, so that the host waits for it only at reports. Validation and telemetry do not
-    count as training time. At the end of training, the steps after the last report are measured, too.
+    Losses are summed on the device, so that the host waits for the device only at reports. Validation and telemetry do
+    not count as training time. At the end of training, the steps after the last report are measured, too.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Report(L.Callback):
         return nats, targets
 
     def _take_work(self, trainer: L.Trainer, targets: float, now: Float[np.ndarray, "2"]) -> Work:
-        """Return the work since the last report and add it to `total`; logits are counted for targets only."""
+        """Return the work since the last report and add it to `total`; FLOPs of logits count for targets only."""
         flops = self._costs.count(self._sizes, targets - self._resumed_targets)
         self._resumed_targets = 0.0
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
@@ -247,8 +247,8 @@ class StepProgress(ProgressBar):
     """Progress over all optimizer steps, with loss, tokens/s and time left.
 
     Lightning's own bars count the batches of an epoch, but the length of a run is a number of steps. In a notebook, the
-    bar is a single output in plain HTML, which is replaced and needs no widgets; elsewhere there is a line every
-    `interval` seconds. The report provides loss and speed.
+    bar is one output in plain HTML, without widgets, which each update replaces; elsewhere there is a line every
+    `interval` seconds. Loss and speed are those of the `report`.
     """
 
     def __init__(self, report: Report, interval: float = 10.0, stream: TextIO | None = None) -> None:
