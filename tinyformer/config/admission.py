@@ -253,7 +253,7 @@ def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: Fals
 
 
 def require_readable(overrides: Plain) -> None:
-    """Refuse overrides (`describe_config`) that a run would store in checkpoints, but that no program would admit."""
+    """Refuse overrides, given as by `describe_config`, with which no program would load the run's checkpoints."""
     try:
         _admitted(overrides, sys.maxsize, lambda key, name: True)
     except NotAdmittedError as error:

@@ -256,7 +256,7 @@ def default_choices(chosen: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def axes_of(program: str) -> dict[str, str | None]:
-    """The axes of a program, such as "train", each with its default choice."""
+    """The config groups, called axes, of a program such as "train", each with its default choice."""
     axes: dict[str, str | None] = {}
     for node in read(program).get("defaults", []):
         axes |= axes_of(node) if isinstance(node, str) else node

@@ -157,8 +157,9 @@ def require_unused(folder: str | Path, key: str = "hydra.run.dir") -> None:
     path, own, other = Path(folder), format_value(str(folder)), format_value(f"{folder}-2")
     is_sweep = (path / "multirun.yaml").is_file() and any(map(has_checkpoint, path.glob("*/")))
     if is_first_process() and (is_sweep or has_checkpoint(path)):
-        what = f"a sweep; -m resume={own}" if is_sweep else f"a run; resume={own}"
-        raise ConfigError(f"{key}={own}: this folder contains {what} continues it, and {key}={other} starts another.")
+        what, resume = ("sweep", "-m resume") if is_sweep else ("run", "resume")
+        works = f"{resume}={own} continues it, and {key}={other} starts another"
+        raise ConfigError(f"{key}={own}: this folder contains a {what}; {works}.")
 
 
 SET_WITH = {"RANK": "MASTER_ADDR", "LOCAL_RANK": "MASTER_ADDR", "NODE_RANK": "MASTER_ADDR"}

@@ -73,7 +73,7 @@ class SpecialTokens:
             require_at_least(0, {name: 0}, **{name: number})
 
     def ids(self) -> list[tuple[str, int]]:
-        """The argument and the value of every id that is not None."""
+        """The argument name and the value of each special token id that is not None."""
         names = ("eos", "decoder_start", "bos", "forced_bos")
         single = [(name, number) for name in names if (number := getattr(self, name)) is not None]
         return [*single, *(("suppressed", number) for number in self.suppressed)]

@@ -223,7 +223,7 @@ def read_bart_weights(weights: Weights) -> Weights:
 
 
 def write_bart_weights(weights: Weights) -> Weights:
-    """Add first rows of zeros to the positional embeddings, and give the logits' bias its name in `transformers`."""
+    """Prepend rows of zeros to the positional embeddings, and rename the logits' bias as in `transformers`."""
     tables = {name: torch.nn.functional.pad(weights[name], (0, 0, NUM_BEFORE, 0)) for name in POSITIONS}
     return _write_bias(join_embedding(weights | tables))
 

@@ -52,7 +52,7 @@ class Words:
         raise ArgumentError("asked", asked, f"the text has no {name}; its words are {known}")
 
     def _runs(self, text: str) -> list[range]:
-        """The word indices of each occurrence of a phrase; white space in the phrase must be between words."""
+        """The word indices of each occurrence of a phrase; its white space matches only a boundary between words."""
         if text in self.names:
             return [range(at, at + 1) for at, name in enumerate(self.names) if name == text]
         names, parts = ["".join(name.split()) for name in self.names], text.split()

@@ -162,7 +162,7 @@ def _maps_of_own(layer: "tinyformer.nn.attention.BaseAttention", call: Attention
                     return maps
     finally:
         layer.train(was_training)
-    reason = "overrides `attend` without `apply_weights` and `attention_maps` that agree with it"
+    reason = "overrides `attend`, but not `apply_weights` and `attention_maps` to agree with it"
     raise NoMapsError(layer, f"has no attention maps: {type(layer).__name__} {reason}")
 
 

@@ -128,7 +128,7 @@ def _count(config: DictConfig, quantity: str, vocab_size: int) -> int:
 
 
 def _reference(config: DictConfig, invocation: CommandLine, by: str, program: str) -> DictConfig:
-    """The config of a run without its overrides of `AXES` and of the size."""
+    """The config of a run without its overrides of `AXES` and of the key `by`, whose value is solved for."""
     keys = ((word, word.lstrip("+~").partition("=")[0]) for word in invocation.overrides)
     kept = [word for word, key in keys if key != by and re.split(r"[./@]", key)[0] not in (*AXES, "match", "resume")]
     reference, _ = compose_run(program, kept)

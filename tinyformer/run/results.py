@@ -275,7 +275,7 @@ def describe_metrics(task: Task, metrics: Metrics, split: Any, name: str, limit:
 
 
 def is_partial(limit: float | None) -> bool:
-    """Return True if Lightning scores only a part of the batches: their number, or a fraction of all."""
+    """Return True if `limit`, a number or a fraction of batches, makes Lightning score only a part of them."""
     return limit is not None and not (isinstance(limit, float) and limit == 1.0)
 
 

@@ -279,7 +279,7 @@ class MaskedLM(TokenTask):
         return super().mask(batch)
 
     def metrics(self, sums: Mapping[str, Tensor], split: TokenSplit) -> dict[str, float | None]:
-        """The metrics of `TokenTask`, `num_scored` and `majority_share`, the share of the most frequent token."""
+        """The metrics of `TokenTask`, `num_scored`, and the share of the most frequent token, `majority_share`."""
         counts = np.bincount(np.asarray(split.ids))
         counts[split.ids[0]] = 0  # <eos>, which is never masked
         majority_share = float(counts.max() / max(counts.sum(), 1))

@@ -77,7 +77,11 @@ MISTAKES = [
     (causal, {"file": "b.csv"}, "file='b.csv': has no column answer; it has clean, corrupted"),
     (masked, PAIR, "clean='<eos>ab': must contain one <mask>, which the model predicts"),
     (classifier, PAIR | {"answer": "si"}, "answer='si': must be one of no, yes, maybe"),
-    (classifier, {}, "clean=None: must be given: pairs of random tokens that repeat are made for models of task="),
+    (
+        classifier,
+        {},
+        "clean=None: must be given: the default, prompts of random tokens that repeat, is for models of task=",
+    ),
 ]
 
 

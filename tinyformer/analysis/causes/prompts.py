@@ -71,8 +71,8 @@ class Prompts:
 def exact_pass(context: AnalysisContext, batch: Batch, **options: Any) -> ForwardPass:
     """A forward pass of the context's network, with the options of `forward_pass`.
 
-    Attention uses the eager backend, and the dtype of the weights instead of that of `context.precision`, so that sums
-    in the network are also sums of its captured activations.
+    Attention uses the eager backend and the dtype of the weights, not that of `context.precision`, so that captured
+    activations add up to the residual stream exactly.
     """
     network = context.network
     with changed(network.attentions(), resolved=BACKENDS["eager"]):
@@ -212,7 +212,9 @@ def induction_pairs(context: AnalysisContext, number: int, seed: int = 0) -> Pai
     Both prompts contain B and D at the same positions: only the tokens before B and D tell which of them is right.
     """
     if not isinstance(context.task, CausalLM):
-        reason = "must be given: pairs of random tokens that repeat are made for models of task=causal_lm only"
+        reason = (
+            "must be given: the default, prompts of random tokens that repeat, is for models of task=causal_lm only"
+        )
         raise ArgumentError("clean", None, reason, {"clean": "A cat is", "corrupted": "A dog is"})
     network, tokenizer = context.network, context.tokenizer
     words = torch.tensor(tokenizer.text_ids(network.vocab_size))

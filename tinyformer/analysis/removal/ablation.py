@@ -99,9 +99,10 @@ def mean_outputs(context: AnalysisContext) -> list[Tensor]:
 
 
 def resampled_positions(lengths: Int[Tensor, " batch"], num_positions: int) -> Int[Tensor, "batch positions"]:
-    """For each position of each row, the position in another row whose output replaces its own.
+    """For each position of each row, the position in another row from which the replacing output is taken.
 
-    The other rows have `lengths` tokens. Without a token at the same position, a random token's position is drawn.
+    `lengths` are the other rows' numbers of tokens. If the other row has no token at the same position, the position is
+    that of a random token of this other row.
     """
     ends, place = lengths.clamp(min=1).unsqueeze(1), torch.arange(num_positions, device=lengths.device)
     generator = torch.Generator().manual_seed(0)

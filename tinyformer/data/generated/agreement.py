@@ -104,7 +104,7 @@ def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
 
 
 def _words(matches: Sequence[Matches], rng: random.Random) -> dict[str, str]:
-    """Draw query, key and distractor of each relation; the distractor fits other queries. No noun occurs twice."""
+    """Draw query, key and distractor of each relation; the distractor has the other number. No noun recurs."""
     words: dict[str, str] = {}
     for number, of_queries in zip(("", "2"), filter(None, matches), strict=False):
         words[f"QUERY{number}"] = query = rng.choice([*of_queries])

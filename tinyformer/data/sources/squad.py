@@ -1,4 +1,4 @@
-"""Questions whose answers are spans of a context: in SQuAD's layouts, and about functions of the standard library."""
+"""Questions whose answers are spans of a context: files in SQuAD's layouts, or questions about Python's functions."""
 
 import hashlib
 import json

@@ -47,7 +47,7 @@ def _flash_varlen(
     mask: AttentionMask,
     scoring: Scoring,
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
-    """The kernel for packed sequences (CUDA only), for padding, documents and windows, which the dense kernel lacks."""
+    """The CUDA kernel for packed sequences; unlike the dense kernel, it takes padding, documents and windows."""
     (batch, _, q_seq, _), k_seq, v_head_dim = q.shape, k.shape[2], v.shape[-1]
     width = -(-max(q.shape[-1], v_head_dim) // HEAD_DIM_STEP) * HEAD_DIM_STEP
     # batch heads seq dim -> (batch seq) heads dim: the rows are concatenated.

@@ -131,7 +131,7 @@ def contrast(records: Records, points: Mapping[str, float], source: Source) -> f
 
 @quantity(version=1)
 def exponent(records: Records, points: Mapping[str, float], source: Source) -> float:
-    """The exponent p if a number of each run is proportional to x^p; `points` has the x of each run: {"depth_2": 2}."""
+    """The exponent p of the power law x^p of the values of the runs; `points` has each run's x: {"depth_2": 2}."""
     return _slope([(x, number_of(records[run], source)) for run, x in points.items()])
 
 

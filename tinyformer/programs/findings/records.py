@@ -169,7 +169,7 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
 
 
 def contents_of(words: Sequence[str]) -> dict[str, str]:
-    """The hashes of the files that overrides such as "data.files=book.txt" name, by the override."""
+    """A hash of the contents for each override that names files, such as "data.files=book.txt"."""
     found = {}
     for word in words:
         value = parsed(word).value() if "=" in word else None

@@ -308,7 +308,7 @@ class StepProgress(ProgressBar):
             self._show(trainer)
 
     def _show(self, trainer: L.Trainer) -> None:
-        """Print a line, or replace the output of a notebook."""
+        """Print the metrics as a line, or show them in place of a notebook cell's output."""
         if self.is_silent:
             return
         self.shown = time.monotonic()
