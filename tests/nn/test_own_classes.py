@@ -208,7 +208,7 @@ def test_the_weights_that_are_shown_give_the_output(own):
 
 REFUSED = {
     Mean: "is no BaseAttention, so it has no heads",
-    Clipped: "has no attention maps: Clipped overrides attend without apply_weights and",
+    Clipped: "has no attention maps: Clipped overrides attend, but not apply_weights and",
     Elsewhere: "overrides forward, so the attention maps are unknown",
     Registers: "has keys that are not tokens, so its maps cannot be shown",
 }
