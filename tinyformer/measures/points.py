@@ -41,6 +41,15 @@ class Points(dict[str, Shape]):
         return "\n".join(f"{name:{width}}  {' '.join(map(str, shape))}" for name, shape in self.items())
 
 
+def _output(inputs: Any, output: Any) -> Tensor:
+    """The output of a module, which side inputs of the next layer may follow."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _with_output(inputs: Any, output: Any, value: Tensor) -> Any:
+    return (value, *output[1:]) if isinstance(output, tuple) else value
+
+
 @dataclass(frozen=True)
 class Point:
     """An activation of a network, which a module computes.
@@ -51,8 +60,8 @@ class Point:
 
     module: nn.Module
     shape: Shape
-    get: Callable[[Any, Any], Tensor] = lambda inputs, output: output
-    put: Callable[[Any, Any, Tensor], Any] = lambda inputs, output, value: value
+    get: Callable[[Any, Any], Tensor] = _output
+    put: Callable[[Any, Any, Tensor], Any] = _with_output
     is_input: bool = False  # whether it is the module's input, which `get` and `put` then take as `output`
 
 

@@ -56,6 +56,7 @@ class LayerMaps:
     ablated: frozenset[int]  # the numbers of the heads whose output is replaced
     skip: float = 1.0  # the scale of the residual connection around the attention
     branch: float = 1.0  # the scale of the attention's output
+    adds_embedding: bool = False  # whether the residual connection adds the embedding x₀
 
     @classmethod
     def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
@@ -64,8 +65,9 @@ class LayerMaps:
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         ablated = frozenset(head for head, flag in zip(heads, layer.ablated(), strict=True) if flag)
         weights, logits = (part[0].detach().cpu() for part in maps)
-        scales = (getattr(residual, name, 1.0) for name in ("skip", "branch"))
-        return cls(address, heads, tuple(map(head_label, map_names(layer))), weights, logits, factor, ablated, *scales)
+        scales = (float(getattr(residual, name, 1.0)) for name in ("scale", "branch"))
+        names, adds = tuple(map(head_label, map_names(layer))), getattr(residual, "reads_side_inputs", False)
+        return cls(address, heads, names, weights, logits, factor, ablated, *scales, adds)
 
     @property
     def kind(self) -> str:
@@ -199,6 +201,9 @@ class TextMaps:
         if any(layer.is_signed for layer in layers):
             reason = "has negative weights, for which attention rollout is not defined"
             raise ArgumentError("attention", "differential" if layers[0].factor else "signed", reason)
+        if any(layer.adds_embedding for layer in layers):
+            reason = "adds the embedding to each layer, for which attention rollout is not defined"
+            raise ArgumentError("attention_residual.embedding", True, reason, {"attention_residual.embedding": False})
         total = identity = torch.eye(len(self.axes[stack].queries))
         for layer in layers:
             active = layer.active_heads().float()

@@ -23,6 +23,7 @@ from .position import (
 )
 from .readout import ClassReadout, MaskedTokenReadout, SpanReadout, TokenReadout, vocabulary_cross_entropy
 from .score import SCORES, ScaledDotScore, ScoreMod, Scoring
+from .side_inputs import SideInputs, ValueEmbedding, ValueResidual
 from .softmax import AttentionOptions
 from .transformer import EncoderDecoder, Transformer
 
@@ -70,12 +71,15 @@ __all__ = [
     "Scoring",
     "Shared",
     "ShawPosition",
+    "SideInputs",
     "SinusoidalPosition",
     "SpanReadout",
     "T5Position",
     "TokenMixer",
     "TokenReadout",
     "Transformer",
+    "ValueEmbedding",
+    "ValueResidual",
     "attention_weights",
     "kernel_of_layer",
     "prune_heads",

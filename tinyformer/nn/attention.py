@@ -33,6 +33,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_
 from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Source, Tokens, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.side_inputs import SideInputs, Values
 from tinyformer.nn.softmax import AttentionOptions, SoftmaxAttention
 
 
@@ -54,7 +55,8 @@ class BaseAttention(SoftmaxAttention):
         context: Source | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
-    ) -> Float[Tensor, "batch q_seq d_model"]:
+        side: SideInputs | None = None,
+    ) -> Float[Tensor, "batch q_seq d_model"] | tuple[Float[Tensor, "batch q_seq d_model"], Values]:
         """Return the output for each token of `x`; `weights` returns the attention weights of the same call.
 
         Args:
@@ -65,15 +67,17 @@ class BaseAttention(SoftmaxAttention):
             context_mask: the keys of the context that each query may attend to; with a context, `mask` has no effect.
             cache: keys and values of the tokens before `x`, to which the keys and values of `x` are appended. In
                 cross-attention, keys and values of the context, which are projected if the cache is empty.
+            side: what the values depend on in addition to `x`; with it, the values of `x` are returned, too.
         """
-        inputs = self.inputs_hook(self.inputs(x, mask, context, context_mask, cache))  # q, k, v by `project`
+        inputs = self.inputs_hook(self.inputs(x, mask, context, context_mask, cache, side))  # q, k, v by `project`
         if inputs.weights is None:
             heads_BHTV = self.attend(inputs.qkv, inputs.mask, inputs.is_cross)
         else:
             heads_BHTV = self.apply_weights(inputs.weights, inputs.qkv, inputs.is_cross)
         if self.output_gate is not None:
             heads_BHTV = self.output_gate(heads_BHTV, x)
-        return self.o_proj(self.head_gate(heads_BHTV).transpose(1, 2).flatten(-2))
+        output = self.o_proj(self.head_gate(heads_BHTV).transpose(1, 2).flatten(-2))
+        return output if side is None else (output, inputs.qkv.v[..., -x.shape[1] :, :])
 
     def inputs(
         self,
@@ -82,6 +86,7 @@ class BaseAttention(SoftmaxAttention):
         context: Source | None = None,
         context_mask: AttentionMask | None = None,
         cache: LayerCache | None = None,
+        side: SideInputs | None = None,
     ) -> AttentionInputs:
         """The queries, keys, values and mask of a call of `forward` with these arguments; the mask includes the window.
 
@@ -103,14 +108,22 @@ class BaseAttention(SoftmaxAttention):
             num_behind = 0 if cache is None else cache.num_behind(self.window)
         mask = self.head_map.mask_of_left(mask)
         mask.require_sizes(len(x), self.num_heads)
-        return AttentionInputs(self.project(x, context, cache), mask.without_first(num_behind), is_cross, num_behind)
+        qkv = self.project(x, context, cache) if side is None else self.project(x, context, cache, side)
+        return AttentionInputs(qkv, mask.without_first(num_behind), is_cross, num_behind)
 
     @abstractmethod
-    def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
+    def project(
+        self,
+        x: Tokens,
+        context: Source | None = None,
+        cache: LayerCache | None = None,
+        side: SideInputs | None = None,
+    ) -> QKV:
         """The queries, keys and values after normalisation and rotation by their positions.
 
         A subclass applies `transform_queries` before the rotation, and appends keys and values to the cache by
         `cache.extend(..., window=self.window)`. In cross-attention, it projects a context only if the cache is empty.
+        `side` is given only if the layer's `reads_side_inputs` is true.
         """
 
     def attend(self, qkv: QKV, mask: AttentionMask, is_cross: bool) -> HeadOutputs:
@@ -206,7 +219,13 @@ class Attention(BaseAttention):
         self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
 
-    def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
+    def project(
+        self,
+        x: Tokens,
+        context: Source | None = None,
+        cache: LayerCache | None = None,
+        side: SideInputs | None = None,
+    ) -> QKV:
         """The queries, keys and values after normalisation and rotation by their positions."""
         q_BHTD = self.transform_queries(self.q_norm(split_heads(self.q_proj(x), self.head_dim)))
         if context is not None and cache is not None and (known := cache.of_context(context)):
@@ -214,7 +233,7 @@ class Attention(BaseAttention):
             return QKV(q_BHTD.to(v_BGSV.dtype), k_BGSD, v_BGSV)
         source = x if context is None else context
         k_BGSD = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
-        v_BGSV = split_heads(self.v_proj(source), self.v_head_dim)
+        v_BGSV = self.mix_values(split_heads(self.v_proj(source), self.v_head_dim), side)
         if context is None:
             offset = cache.length if cache else 0
             q_BHTD, k_BGSD = self.position.rotate(q_BHTD, offset), self.position.rotate(k_BGSD, offset)

@@ -8,7 +8,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -19,8 +19,12 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.kernels.choose import require_possible
 from tinyformer.nn.layers import Residual, Stream, make_dropout
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.side_inputs import SideInputs
 from tinyformer.nn.softmax import SoftmaxAttention
 from tinyformer.nn.textbook import TextbookAttention
+
+AddTo: TypeAlias = Callable[[Stream, Tensor], Stream]
+"""A residual connection: the residual stream after an update, given the stream and the update."""
 
 
 class Context(NamedTuple):
@@ -124,23 +128,46 @@ class Block(nn.Module):
         self.dropout = make_dropout(dropout)
 
     def forward(
-        self, x: Stream, mask: AttentionMask, cache: LayerCache | None = None, context: Context | None = None
-    ) -> Stream:
-        def attend(x: Tensor) -> Tensor:  # without a cache, any module that takes x and mask will do
-            return self.attention(x, mask) if cache is None else self.attention(x, mask, cache=cache)
+        self,
+        x: Stream,
+        mask: AttentionMask,
+        cache: LayerCache | None = None,
+        context: Context | None = None,
+        side: SideInputs | None = None,
+    ) -> Stream | tuple[Stream, SideInputs]:
+        """The residual stream after this layer; with `side`, also the side inputs of the next layer."""
+        options: dict[str, Any] = {} if cache is None else {"cache": cache}  # any module takes x and mask
+        values = None
 
-        x = self.residual_mid_hook(self.sublayer(x, attend, self.attention_norm, self.attention_residual))
+        def attend(x: Tensor) -> Tensor:
+            nonlocal values
+            if side is None or not getattr(self.attention, "reads_side_inputs", False):
+                return self.attention(x, mask, **options)
+            output, values = self.attention(x, mask, **options, side=side)
+            return output
+
+        def around(residual: nn.Module) -> AddTo:
+            if side is None or getattr(residual, "embedding_factor", None) is None:
+                return residual
+            return partial(residual, embedding=side.embedding)
+
+        x = self.residual_mid_hook(self.sublayer(x, attend, self.attention_norm, around(self.attention_residual)))
         if self.cross_attention is not None:
             if context is None:
                 raise ArgumentError("context", None, "is needed by a block with cross-attention")
             cached = {} if context.cache is None else {"cache": context.cache}
             across = partial(self.cross_attention, context=context.vectors, context_mask=context.mask, **cached)
-            x = self.sublayer(x, across, self.cross_attention_norm, self.cross_attention_residual)
+            x = self.sublayer(x, across, self.cross_attention_norm, around(self.cross_attention_residual))
             x = self.residual_cross_mid_hook(x)
-        return self.sublayer(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_residual)
+        x = self.sublayer(x, self.feed_forward, self.feed_forward_norm, around(self.feed_forward_residual))
+        if side is None:
+            return x
+        return x, side if side.first_values is not None else side._replace(first_values=values)
 
     @abstractmethod
-    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module) -> Stream:
+    def sublayer(
+        self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: Callable[..., Stream]
+    ) -> Stream:
         """The residual stream after a sublayer f."""
 
 
@@ -149,7 +176,9 @@ class PreNormBlock(Block):
 
     ends_normalised = False
 
-    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module) -> Stream:
+    def sublayer(
+        self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: Callable[..., Stream]
+    ) -> Stream:
         return residual(x, self.dropout(f(norm(x))))
 
 
@@ -158,6 +187,8 @@ class PostNormBlock(Block):
 
     ends_normalised = True
 
-    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: nn.Module) -> Stream:
+    def sublayer(
+        self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: Callable[..., Stream]
+    ) -> Stream:
         # Autocast normalises in fp32; the residual stream keeps its own dtype.
         return norm(residual(x, self.dropout(f(x)))).to(x.dtype)

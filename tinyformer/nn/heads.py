@@ -177,6 +177,7 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     each head if its first axis has `num_heads` elements; the heads share all other parameters. `heads` are original
     numbers, as in `head_map.ids`. An `ArgumentError` is raised if a head is not in the layer, or if no head remains.
     """
+    require_prunable(layer)
     ids, pruned, num_heads = layer.head_map.ids, set(heads), layer.num_heads
     if not pruned <= set(ids):
         raise ArgumentError("heads", min(pruned - set(ids)), f"must be one of {', '.join(map(str, ids))}")
@@ -198,6 +199,13 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     if layer.head_gate.factors is not None:
         layer.head_gate.factors = layer.head_gate.factors[..., left]
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
+
+
+def require_prunable(layer: "tinyformer.nn.attention.BaseAttention") -> None:
+    """Raise an `ArgumentError` if the values of other layers, or of tokens, belong to the K/V heads of a layer."""
+    if layer.reads_side_inputs:
+        reason = "mixes values of all K/V heads, so no head can be removed; ablated_heads sets the output of heads to 0"
+        raise ArgumentError("value_residual", True, reason, {"value_residual": None})
 
 
 def _keep(linear: nn.Linear, dim: int, indices: Sequence[int], num_heads: int) -> None:

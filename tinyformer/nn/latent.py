@@ -72,6 +72,9 @@ class LatentAttention(BaseAttention):
         rope_head_dim = rope_head_dim or max(2, head_dim // 4 * 2)  # even
         v_head_dim = v_head_dim or head_dim
         super().__init__(d_model, num_heads, head_dim + rope_head_dim, v_head_dim, rope_head_dim, **options)
+        if self.reads_side_inputs:
+            reason = "mixes values; in latent attention, a cache holds latents in place of values"
+            raise ArgumentError("value_residual", options.get("value_residual"), reason, {"value_residual": None})
         self.content_dim = head_dim
         self.kv_rank, self.q_rank = kv_rank or 4 * head_dim, q_rank
         self.q_down_proj = nn.Linear(d_model, q_rank, bias=bias) if q_rank else nn.Identity()

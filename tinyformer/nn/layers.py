@@ -109,26 +109,46 @@ class GatedFeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """skip * x + branch * f(x) (He et al. 2015, arXiv 1512.03385), in the dtype of x.
+    """skip · x + branch · f(x) (He et al. 2015, arXiv 1512.03385), in the dtype of x.
 
     `skip=0` removes the connection, and `branch=0` removes the sublayer. A list has one number for each layer.
+
+    Args:
+        learned: whether the layer learns a factor of x, which starts at 1, as in nanochat.
+        embedding: whether b · x₀ is added, where x₀ is the input of the first layer and the layer learns b, which
+            starts at 0, as in nanochat.
     """
 
     def __init__(
         self,
         skip: int | float | Sequence[int | float] = 1.0,
         branch: int | float | Sequence[int | float] = 1.0,
+        learned: bool = False,
+        embedding: bool = False,
         layer_index: int = 0,
         num_layers: int = 1,
     ) -> None:
         super().__init__()
         self.skip = _scale_of_layer("skip", skip, layer_index, num_layers)
         self.branch = _scale_of_layer("branch", branch, layer_index, num_layers)
+        self.factor = nn.Parameter(torch.ones(())) if learned else None
+        self.embedding_factor = nn.Parameter(torch.zeros(())) if embedding else None
 
-    def forward(self, x: Stream, update: Stream) -> Stream:
-        x = x if self.skip == 1 else self.skip * x
+    @property
+    def scale(self) -> float | Tensor:
+        """The number that x is multiplied by: `skip`, times the learned factor if there is one."""
+        return self.skip if self.factor is None else self.skip * self.factor
+
+    @property
+    def reads_side_inputs(self) -> bool:
+        return self.embedding_factor is not None
+
+    def forward(self, x: Stream, update: Stream, embedding: Stream | None = None) -> Stream:
+        skipped = x if self.factor is None and self.skip == 1 else self.scale * x
         update = update if self.branch == 1 else self.branch * update
-        return (x + update).to(x.dtype)
+        if self.embedding_factor is not None:
+            update = update + self.embedding_factor * embedding
+        return (skipped + update).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"skip={self.skip}, branch={self.branch}"

@@ -25,6 +25,7 @@ from tinyformer.nn.layers import make_dropout
 from tinyformer.nn.maps import QKV, AttentionInputs, NoMapsError, running_kernel
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.mixers import TokenMixer
+from tinyformer.nn.side_inputs import SideInputs
 
 
 class Encoder(nn.Module):
@@ -82,6 +83,7 @@ class Encoder(nn.Module):
                 reason = f"must be at most {longest}, the number of positions of {type(part).__name__}"
                 raise ArgumentError("max_seq_len", max_seq_len, reason, {"max_seq_len": longest})
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
+        self.reads_side_inputs = any(getattr(part, "reads_side_inputs", False) for part in self.modules())
 
     @property
     def takes_cache(self) -> bool:
@@ -113,13 +115,17 @@ class Encoder(nn.Module):
         if self.autocast_residual and torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled() and cache is None
+        side = SideInputs(tokens, x) if self.reads_side_inputs else None
         for index, layer in enumerate(self.layers):
             if context is not None and cache is not None:
                 context = context._replace(cache=cache.context_layers[index])
             inputs: tuple[Any, ...] = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
             if context is not None:  # blocks without cross-attention take no context
                 inputs = (*inputs, context)
-            x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
+            more = {} if side is None else {"side": side}
+            x = checkpoint(layer, *inputs, use_reentrant=False, **more) if recompute else layer(*inputs, **more)
+            if side is not None:
+                x, side = x
         return self.final_norm(x)
 
 

@@ -14,6 +14,7 @@ from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, make_score
 from tinyformer.nn.score import softcap as softcap_mod
+from tinyformer.nn.side_inputs import SideInputs, ValueEmbedding, ValueResidual, Values
 
 PLANNED_SEQS = (8, 256)
 """Number of tokens in `planned_case`: the default, for a layer that does not know its lengths, and the maximum."""
@@ -37,6 +38,11 @@ class AttentionOptions(TypedDict, total=False):
         position: factory of the relative position, called with `head_dim`. It acts in self-attention only, since
             positions in two sequences have no distance.
         gate: whether each token gates each head's output, see `OutputGate`.
+        value_residual: initial share of the first layer's values in the values of each later layer, in self-attention,
+            see `ValueResidual`; None for none.
+        value_embedding: whether values depend on the token id, too, in self-attention, see `ValueEmbedding`. A list is
+            a pattern that repeats over the layers.
+        vocab_size: number of tokens of the `value_embedding`.
         ablated_heads: `[layer, head]` pairs of the whole model whose heads output zero; see `ablated_in_layer`.
         layer_index: index of the layer, from 0.
         num_layers: number of layers of the model.
@@ -53,6 +59,9 @@ class AttentionOptions(TypedDict, total=False):
     backend: str
     position: Callable[..., RelativePosition] | None
     gate: bool
+    value_residual: float | None
+    value_embedding: bool | Sequence[bool]
+    vocab_size: int | None
     ablated_heads: Sequence[Sequence[int | str]]
     layer_index: int
     num_layers: int
@@ -95,6 +104,9 @@ class SoftmaxAttention(nn.Module):
         backend: str = "auto",
         position: Callable[..., RelativePosition] | None = None,
         gate: bool = False,
+        value_residual: float | None = None,
+        value_embedding: bool | Sequence[bool] = False,
+        vocab_size: int | None = None,
         ablated_heads: Sequence[Sequence[int | str]] = (),
         layer_index: int = 0,
         num_layers: int = 1,
@@ -120,6 +132,15 @@ class SoftmaxAttention(nn.Module):
             self.position = position(head_dim=self.position_dim) if position else RelativePosition()
         self._require_fitting_position(score)
         self.head_map = HeadMap(num_heads, self.num_kv_heads)
+        self.gives_first_values = value_residual is not None
+        has_residual = value_residual is not None and layer_index > 0
+        self.value_residual = ValueResidual(value_residual or 0.0) if has_residual else None
+        pattern = [value_embedding] if isinstance(value_embedding, bool) else value_embedding
+        sizes = vocab_size or 0, self.num_kv_heads, self.v_head_dim
+        self.value_embedding = ValueEmbedding(*sizes) if pattern[layer_index % len(pattern)] else None
+        if self.reads_side_inputs and kind == "cross":
+            reason = "mixes values of one sequence; the values of cross-attention are of another"
+            raise ArgumentError("value_residual", value_residual, reason, {"value_residual": None})
         self.output_gate = OutputGate(d_model, num_heads) if gate else None
         self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind))
         self.inputs_hook = nn.Identity()  # its hooks see each `AttentionInputs`, and may replace it
@@ -136,6 +157,21 @@ class SoftmaxAttention(nn.Module):
         if self.position.mixed_dim not in (None, self.v_head_dim):
             reason = f"adds vectors of {self.position.mixed_dim} dimensions to values of {self.v_head_dim}"
             raise ArgumentError("position.values", True, reason, {"values": False})
+
+    @property
+    def reads_side_inputs(self) -> bool:
+        """True if the values of the layer, or of later layers, depend on `SideInputs`."""
+        return self.gives_first_values or self.value_embedding is not None
+
+    def mix_values(self, v: Values, side: SideInputs | None) -> Values:
+        """The values of new tokens, mixed with the first layer's values and the token embeddings of values."""
+        if side is None:
+            return v
+        if self.value_embedding is not None:
+            v = self.value_embedding(v, side.tokens)
+        if self.value_residual is not None and side.first_values is not None:
+            v = self.value_residual(v, side.first_values)
+        return v
 
     def transform_queries(self, q: Queries) -> Queries:
         """Queries transformed by the score function, before their positions rotate them."""

@@ -12,6 +12,7 @@ from commands import ROOT
 from model.models import LABELS, answerer, causal, classifier, model, randomised, translator
 from nn.model_cases import make_encoder
 from nn.variants import factory, network
+from torch import nn
 
 from analysis.contexts import columns_of, make_context, pair_context
 from analysis.test_transformer_lens import IDS, assert_same, both
@@ -33,6 +34,15 @@ def scaled(**options):
     return some
 
 
+def mixing(**options):
+    """A network whose layers mix in the first layer's values and the embedding, with factors other than 0 and 1."""
+    some = causal(value_residual=0.4, attention_residual=partial(Residual, learned=True, embedding=True), **options)
+    for name, parameter in some.network.named_parameters():
+        if "factor" in name:
+            nn.init.normal_(parameter)
+    return some
+
+
 def pooled(pooling):
     network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=LABELS, pooling=pooling))
     return Model(randomised(network), classifier()._tokenizer, Classification(LABELS))
@@ -51,6 +61,7 @@ MODELS = {
     "post-norm": partial(causal, kind=PostNormBlock),
     "RMSNorm": partial(causal, norm=RMSNorm),
     "scales": scaled,
+    "side inputs": mixing,
     "pruned": partial(causal, pruned_heads=[[0, 1], [1, 0], [1, 3]]),
     "encoder–decoder": translator,
     "mean": partial(pooled, "mean"),

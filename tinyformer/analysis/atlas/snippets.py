@@ -63,7 +63,7 @@ def promoted_tokens(
     x = outputs @ layer.o_proj.weight.detach().float().unflatten(1, (layer.num_heads, -1))[:, head].T
     for norm in norms:
         x = (x - x.mean(dim=-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x) * norm.weight.detach().float()
-    scale = own.branch * math.prod(residual.skip for residual in others)
+    scale = own.branch * math.prod(float(residual.scale) for residual in others)
     logits = scale * x @ network.readout.proj.weight.detach().float().T
     return logits.topk(min(NUM_PROMOTED, logits.shape[1])).indices if scale else None
 

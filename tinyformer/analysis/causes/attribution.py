@@ -98,7 +98,7 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
     scores = scores.detach()
     index_of = {layer.head_gate: index for index, layer in enumerate(network.require_heads())}
     parts, sources, last = dict[Part, Tensor](), dict[Head, Tensor](), len(stack.layers) - 1
-    walk = _Direction(direction)
+    walk, of_embedding = _Direction(direction), torch.zeros_like(direction)
     walk.constant = scores - walk.effect(read.detach())  # the bias of the readout
     walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
     for number, block in reversed([*enumerate(stack.layers)]):
@@ -113,7 +113,7 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
         for name, x in reversed(sublayers):
             residual, update = cast(Residual, getattr(block, f"{name}_residual")), at[f"{layer}.{name}.output"]
             if isinstance(block, PostNormBlock):
-                walk.before_norm(getattr(block, f"{name}_norm"), residual(x, update))
+                walk.before_norm(getattr(block, f"{name}_norm"), residual(x, update, at["embedding"]))
             if name == "feed_forward":
                 parts[number] = walk.effect(update, residual.branch)
             else:
@@ -125,7 +125,10 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
                 seen = (at[f"{layer}.{name}.{point}"] for point in ("weights", "values", "output_by_head"))
                 by_key = residual.branch * _by_key(module, walk.u, *seen)
                 sources |= {(index_of[module.head_gate], head): by_key[:, head] for head in range(by_key.shape[1])}
-            walk.u = residual.skip * walk.u
+            if residual.embedding_factor is not None:
+                of_embedding = of_embedding + residual.embedding_factor * walk.u
+            walk.u = residual.scale * walk.u
+    walk.u = walk.u + of_embedding
     embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
     walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
     ordered: dict[Part, Tensor] = {name.replace("_", " "): walk.effect(x) for name, x in embeddings.items()}

@@ -166,8 +166,13 @@ def _require_readable(block: Any) -> None:
         reason = "must be a PreNormBlock: in other blocks, the input of a part is not the sum of earlier outputs"
         raise ArgumentError("block", type(block).__name__, reason)
     for name in ("attention_residual", "feed_forward_residual"):
-        if type(residual := getattr(block, name)) is not Residual or residual.skip != 1:
-            raise ArgumentError(name, residual, "must be a Residual with skip=1, which keeps earlier outputs unchanged")
+        residual = getattr(block, name)
+        if type(residual) is not Residual or residual.scale != 1 or residual.reads_side_inputs:
+            reason = "must be a Residual with skip=1 and embedding=false, which keeps earlier outputs unchanged"
+            raise ArgumentError(name, residual, reason)
+    if block.attention.reads_side_inputs:
+        reason = "must be null: the graph has no edges for values of the first layer or of tokens"
+        raise ArgumentError("value_residual", True, reason, {"value_residual": None})
     if block.attention.output_gate is not None:
         reason = "must be False: a gate also reads the residual stream, and the graph has no edges to gates"
         raise ArgumentError("gate", True, reason, {"gate": False})

@@ -254,6 +254,7 @@ def require_linear(block: Any) -> None:
         (not isinstance(block, PreNormBlock), block, "normalises the residual stream between any two heads"),
         (not isinstance(norm, LayerNorm | RMSNorm | nn.Identity), norm, "cannot be folded into weights"),
         (is_cut, residual, "with skip=0 leaves no path between heads"),
+        (layer.reads_side_inputs, layer, "with value_residual or value_embedding has values that are no product"),
     ):
         if is_refused:
             raise ArgumentError("analysis", "weights", f"{type(part).__name__} {reason}", {"analysis": "heads"})

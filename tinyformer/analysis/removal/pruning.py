@@ -17,6 +17,7 @@ from tinyformer.data.batches.windows import Batch, tensors
 from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.hardware import median_seconds
 from tinyformer.nn import AttentionMask, Network
+from tinyformer.nn.heads import require_prunable
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult
 
@@ -60,6 +61,8 @@ class HeadPruning:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
+        for layer in context.layers:
+            require_prunable(layer)
 
         def curve(order: Sequence[Head]) -> dict[int, float]:
             return {count: losses.mean for count, losses in losses_along(context, order, number).items()}
