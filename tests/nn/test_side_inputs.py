@@ -107,6 +107,8 @@ def test_recomputed_and_compiled_layers_have_the_same_gradients(compiled):
 def test_pruning_latents_and_cross_attention_are_refused():
     with pytest.raises(ArgumentError, match="no head can be removed"):
         mixed().prune([[0, 0]])
+    with pytest.raises(ArgumentError, match="value_embedding"):
+        mixed(value_residual=None).prune([[0, 0]])
     with pytest.raises(ArgumentError, match="latents in place of values"):
         LatentAttention(32, 4, value_residual=0.5)
     with pytest.raises(ArgumentError, match="values of one sequence"):

@@ -205,7 +205,8 @@ def require_prunable(layer: "tinyformer.nn.attention.BaseAttention") -> None:
     """Raise an `ArgumentError` if the values of other layers, or of tokens, belong to the K/V heads of a layer."""
     if layer.reads_side_inputs:
         reason = "mixes values of all K/V heads, so no head can be removed; ablated_heads sets the output of heads to 0"
-        raise ArgumentError("value_residual", True, reason, {"value_residual": None})
+        name, value = ("value_residual", None) if layer.gives_first_values else ("value_embedding", False)
+        raise ArgumentError(name, True, reason, {name: value})
 
 
 def _keep(linear: nn.Linear, dim: int, indices: Sequence[int], num_heads: int) -> None:
