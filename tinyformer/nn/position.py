@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from tinyformer.errors import ArgumentError, argument_path, require_at_least
+from tinyformer.errors import ArgumentError, argument_path, require_at_least, require_choice
+from tinyformer.nn.frequencies import SCALINGS, angles, geometric, magnitude
 from tinyformer.nn.layers import Stream
 from tinyformer.nn.mask import Grid
 from tinyformer.nn.score import Queries, ScoreMod
@@ -67,8 +68,8 @@ class SinusoidalPosition(_Fp32Tables):
             raise ArgumentError("d_model", d_model, reason, {"d_model": d_model + 1})
         self.scale = math.sqrt(d_model)
         self.max_seq_len = max_seq_len
-        angles = _angles(max_seq_len, d_model, base)
-        waves = [angles.sin(), angles.cos()]
+        of_positions = angles(max_seq_len, geometric(d_model, base))
+        waves = [of_positions.sin(), of_positions.cos()]
         table = torch.stack(waves, dim=-1).flatten(-2) if interleaved else torch.cat(waves, dim=-1)
         self.register_buffer("table", table.float(), persistent=False)
 
@@ -101,27 +102,66 @@ class RelativePosition(_Fp32Tables):
 class RotaryPosition(RelativePosition):
     """Rotary positional encoding, RoPE (Su et al. 2021, arXiv 2104.09864).
 
-    Dimensions i and i + head_dim / 2 of queries and keys are rotated by the angle pos / base^(2i / head_dim), so that
+    Dimensions i and i + head_dim / 2 of queries and keys are rotated by the angle pos · base^(-2i / head_dim), so that
     a score depends on the positions of query and key only through their distance.
+
+    Args:
+        base: the longest wavelength is 2π times almost this number.
+        fraction: share of the dimensions that are rotated, the first ones, with exponents -2i / (fraction · head_dim),
+            as in GPT-NeoX, Phi and Qwen3-Next.
+        p: share of the frequencies that are kept, the highest; the others are 0 (p-RoPE, Barbero et al. 2024, arXiv
+            2410.06205). The exponents are those of all frequencies.
+        scaling: a name in `SCALINGS`, for texts longer than those of training; None for none.
+        factor: length of the longest text divided by that of training, with `scaling`.
+        original_seq_len: number of tokens of a text of training; None for `max_seq_len / factor`.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, max_seq_len: int, head_dim: int, base: float = 10_000.0) -> None:
+    def __init__(
+        self,
+        max_seq_len: int,
+        head_dim: int,
+        base: float = 10_000.0,
+        fraction: float = 1.0,
+        p: float = 1.0,
+        scaling: str | None = None,
+        factor: float = 1.0,
+        original_seq_len: int | None = None,
+    ) -> None:
         super().__init__()
+        for name, share in (("fraction", fraction), ("p", p)):
+            if not 0 < share <= 1:
+                raise ArgumentError(name, share, "must be above 0 and at most 1", {name: 0.5})
+        if factor < 1:
+            raise ArgumentError("factor", factor, "must be at least 1", {"factor": 4.0})
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
+        self.dim = int(fraction * head_dim)
+        if self.dim % 2 or not self.dim:
+            reason = f"must rotate an even number of dimensions, and rotates {self.dim} of {head_dim}"
+            raise ArgumentError("fraction", fraction, reason, {"fraction": 2 * -(-self.dim // 2 or -1) / head_dim})
         self.max_seq_len = max_seq_len
-        angles = _angles(max_seq_len, head_dim, base)
-        cos, sin = angles.cos().float(), angles.sin().float()
+        frequencies = geometric(self.dim, base)
+        if scaling is not None:
+            require_choice("scaling", scaling, SCALINGS)
+            frequencies = SCALINGS[scaling](frequencies, base, factor, original_seq_len or max_seq_len / factor)
+        frequencies[int(p * len(frequencies)) :] = 0.0
+        of_positions, scale = angles(max_seq_len, frequencies), magnitude(scaling, factor)
+        cos, sin = (scale * of_positions.cos()).float(), (scale * of_positions.sin()).float()
         # Stored for both halves: products of whole vectors are faster than concatenating products of halves.
         self.register_buffer("cos", torch.cat([cos, cos], dim=-1), persistent=False)
         self.register_buffer("sin", torch.cat([-sin, sin], dim=-1), persistent=False)
 
     def rotate(self, x: Queries, offset: int = 0) -> Queries:
         """Rotate queries or keys, in fp32 or higher precision."""
+        if self.dim < x.shape[-1]:
+            return torch.cat([self._rotated(x[..., : self.dim], offset), x[..., self.dim :]], dim=-1)
+        return self._rotated(x, offset)
+
+    def _rotated(self, x: Queries, offset: int) -> Queries:
         end = offset + x.shape[2]
         other_half = x.roll(x.shape[-1] // 2, dims=-1)
         rotated = torch.addcmul(x * self.cos[offset:end], other_half, self.sin[offset:end])
@@ -265,11 +305,3 @@ def _alibi_slopes(num_heads: int) -> list[float]:
     if power < num_heads:
         slopes += _alibi_slopes(2 * power)[::2][: num_heads - power]
     return slopes
-
-
-def _angles(max_seq_len: int, dim: int, base: float) -> Float[Tensor, "max_seq_len half_dim"]:
-    """Position times frequency, for dim / 2 frequencies from 1 down to 1 / base, in radians."""
-    require_at_least(1, {"max_seq_len": 256}, max_seq_len=max_seq_len)
-    # In fp32 the angle at position 10,000 would be wrong by 1e-3 radians.
-    frequencies = base ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    return torch.outer(torch.arange(max_seq_len, dtype=torch.float64), frequencies)
