@@ -44,6 +44,13 @@ VARIANTS = {
         Variant("additive", options={"score": "additive"}, overrides=("attention.score=additive",), max_seq=128),
         Variant("v_head_dim", options={"v_head_dim": 24}, overrides=("attention.v_head_dim=24",)),
         _position("rotary", "rotary", "RotaryPosition", max_seq_len=MAX_SEQ),
+        _position(
+            "rotary_scaled",
+            "rotary",
+            "RotaryPosition",
+            *("position.relative.fraction=0.5", "position.relative.scaling=yarn", "position.relative.factor=4"),
+            **{"max_seq_len": MAX_SEQ, "fraction": 0.5, "scaling": "yarn", "factor": 4.0},
+        ),
         _position("alibi", "alibi", "ALiBi", num_heads=NUM_HEADS),
         _position("t5", "t5", "T5Position", num_heads=NUM_HEADS),
         _position("relative", "relative", "ShawPosition"),
