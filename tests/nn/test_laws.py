@@ -10,7 +10,7 @@ from nn.variants import CAUSAL, NAMES, able, documents, error, factory, make, ne
 from tinyformer.nn import AttentionMask, Cache, prune_heads
 
 EVERY_VARIANT = pytest.mark.parametrize("name", NAMES)
-POSITIONED = {"rotary", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"}
+POSITIONED = {"rotary", "rotary_scaled", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"}
 """Parts of a variant's name by which it depends on the order of the tokens without a mask."""
 
 
