@@ -152,17 +152,22 @@ class HeadGate(nn.Module):
 
 
 class OutputGate(nn.Module):
-    """head_h ← head_h · sigmoid(W x + b)_h, the head-wise gate of Qiu et al. 2025 (arXiv 2505.06708).
+    """head_h ← head_h · sigmoid(W x + b)_h, with x the token of the query (Qiu et al. 2025, arXiv 2505.06708).
 
-    x is the token that the query is projected from.
+    Args:
+        input_dim: size of x.
+        num_heads: number of heads.
+        width: number of gates of each head: 1, or the size of its output for a gate of each element.
     """
 
-    def __init__(self, input_dim: int, num_heads: int) -> None:
+    def __init__(self, input_dim: int, num_heads: int, width: int = 1) -> None:
         super().__init__()
-        self.proj = nn.Linear(input_dim, num_heads)
+        self.width = width
+        self.proj = nn.Linear(input_dim, num_heads * width)
 
     def forward(self, heads: HeadOutputs, x: Tokens) -> HeadOutputs:
-        return heads * torch.sigmoid(self.proj(x)).transpose(1, 2).unsqueeze(-1).to(heads.dtype)
+        gates = torch.sigmoid(self.proj(x)).unflatten(-1, (-1, self.width)).transpose(1, 2)
+        return heads * gates.to(heads.dtype)
 
 
 # Pruning: the smaller layer computes what the layer with these heads ablated computes.
@@ -196,6 +201,8 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
         for name, parameter in module.named_parameters(recurse=False) if module is not None else ():
             if parameter.ndim and len(parameter) == num_heads:  # all heads share other parameters
                 setattr(module, name, _like(parameter, parameter[left]))
+    if layer.sink is not None:
+        layer.sink = layer.sink if len(layer.sink) == len(left) else layer.sink[left]  # a sink of 0 is no parameter
     if layer.head_gate.factors is not None:
         layer.head_gate.factors = layer.head_gate.factors[..., left]
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)

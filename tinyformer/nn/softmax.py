@@ -33,11 +33,12 @@ class AttentionOptions(TypedDict, total=False):
         local_gaussian: whether to weigh the keys of the window by a Gaussian around a predicted centre, see
             `LocalGaussian`; in cross-attention, the window is around that centre, too.
         softcap: bound on the scores' absolute values, before positions are added; None for no bound.
-        sink: whether each head has a logit that takes part in the softmax without a value, see `Scoring`.
+        sink: whether each head has a learned logit that takes part in the softmax without a value, see `Scoring`. With
+            "zero", the logit is 0: softmax1, exp(s) / (1 + Σ exp(s)) (Miller 2023).
         backend: "auto" or a name in `BACKENDS`.
         position: factory of the relative position, called with `head_dim`. It acts in self-attention only, since
             positions in two sequences have no distance.
-        gate: whether each token gates each head's output, see `OutputGate`.
+        gate: whether each token gates each head's output, see `OutputGate`; "elementwise" for a gate of each element.
         value_residual: initial share of the first layer's values in the values of each later layer, in self-attention,
             see `ValueResidual`; None for none.
         value_embedding: whether values depend on the token id, too, in self-attention, see `ValueEmbedding`. A list is
@@ -55,10 +56,10 @@ class AttentionOptions(TypedDict, total=False):
     window: int | Sequence[int | None] | None
     local_gaussian: bool
     softcap: float | None
-    sink: bool
+    sink: bool | str
     backend: str
     position: Callable[..., RelativePosition] | None
-    gate: bool
+    gate: bool | str
     value_residual: float | None
     value_embedding: bool | Sequence[bool]
     vocab_size: int | None
@@ -85,6 +86,8 @@ class SoftmaxAttention(nn.Module):
     num_softmaxes: int = 1
     """Number of softmaxes of each head."""
 
+    sink: Tensor | None
+
     def __init__(
         self,
         d_model: int,
@@ -100,10 +103,10 @@ class SoftmaxAttention(nn.Module):
         window: int | Sequence[int | None] | None = None,
         local_gaussian: bool = False,
         softcap: float | None = None,
-        sink: bool = False,
+        sink: bool | str = False,
         backend: str = "auto",
         position: Callable[..., RelativePosition] | None = None,
-        gate: bool = False,
+        gate: bool | str = False,
         value_residual: float | None = None,
         value_embedding: bool | Sequence[bool] = False,
         vocab_size: int | None = None,
@@ -127,7 +130,11 @@ class SoftmaxAttention(nn.Module):
         # In a pattern of local and global layers, only local layers have a Gaussian.
         self.gaussian = LocalGaussian(num_heads, head_dim, self.window) if local_gaussian and self.window else None
         self.softcap = softcap_mod(softcap) if softcap is not None else None
-        self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
+        require_choice("sink", sink, (False, True, "zero"))
+        if sink == "zero":
+            self.register_buffer("sink", torch.zeros(num_heads), persistent=False)
+        else:
+            self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         with argument_path("position"):
             self.position = position(head_dim=self.position_dim) if position else RelativePosition()
         self._require_fitting_position(score)
@@ -141,7 +148,9 @@ class SoftmaxAttention(nn.Module):
         if self.reads_side_inputs and kind == "cross":
             reason = "mixes values of one sequence; the values of cross-attention are of another"
             raise ArgumentError("value_residual", value_residual, reason, {"value_residual": None})
-        self.output_gate = OutputGate(d_model, num_heads) if gate else None
+        require_choice("gate", gate, (False, True, "elementwise"))
+        width = self.v_head_dim if gate == "elementwise" else 1
+        self.output_gate = OutputGate(d_model, num_heads, width) if gate else None
         self.head_gate = HeadGate(num_heads, ablated_in_layer(ablated_heads, layer_index, num_layers, num_heads, kind))
         self.inputs_hook = nn.Identity()  # its hooks see each `AttentionInputs`, and may replace it
         self.resolved: Backend | None = None

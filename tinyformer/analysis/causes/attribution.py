@@ -148,6 +148,8 @@ def _by_key(
     values = values[:, layer.head_map.kv_heads]
     read = (u @ layer.o_proj.weight).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
     mixed = weights @ values
+    if layer.output_gate is not None and layer.output_gate.width > 1:
+        return torch.einsum("bhqk,bhkv,bhqv->bhk", weights, values, read * output_by_head / mixed)
     gates = (mixed * output_by_head).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(u.dtype).tiny)
     return torch.einsum("bhqk,bhkv,bhqv,bhq->bhk", weights, values, read, gates)
 

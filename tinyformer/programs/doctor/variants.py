@@ -63,7 +63,9 @@ VARIANTS = {
         ),
         Variant("softcap", options={"softcap": 1.0}, overrides=("attention.softcap=5.0",)),
         Variant("sink", options={"sink": True}, overrides=("attention.sink=true",)),
+        Variant("softmax1", options={"sink": "zero"}, overrides=("attention.sink=zero",)),
         Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
+        Variant("elementwise", options={"gate": "elementwise"}, overrides=("attention.gate=elementwise",)),
         Variant("qk_norm", options={"qk_norm": True}, overrides=("attention.qk_norm=true",)),
         Variant("dropout", options={"dropout": 0.1}, overrides=("attention.dropout=0.1",)),
     )
