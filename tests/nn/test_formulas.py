@@ -109,6 +109,14 @@ def test_every_score_is_its_formula(name, options, score, causal):
 
 
 @BOTH
+def test_ssmax_multiplies_scores_by_the_logarithm_of_the_number_of_visible_keys(causal):
+    layer, q, k, v = parts("gqa+ssmax")
+    number = torch.arange(1, len(X[0]) + 1).double() if causal else torch.full((len(X[0]),), float(len(X[0])))
+    scores = 0.43 * number.log().unsqueeze(-1) * (q @ k.mT) / 8**0.5
+    assert error(layer(X, AttentionMask(causal)), projected(softmax(scores, causal) @ v, layer)) <= 1e-7
+
+
+@BOTH
 def test_shaws_vectors_of_clipped_distances_join_the_values_too(causal):
     layer, q, k, v = parts("mha+relative")
     weights = softmax((q @ k.mT + shaw(layer, q, k)) / 8**0.5, causal)

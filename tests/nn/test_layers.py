@@ -51,6 +51,11 @@ def test_each_token_gates_each_head():
     gate, x = randomised(OutputGate(input_dim=3, num_heads=2)), torch.randn(2, 2, 3)
     opening = (x @ gate.proj.weight.T + gate.proj.bias).sigmoid()
     torch.testing.assert_close(gate(HEADS, x), HEADS * opening.transpose(1, 2)[..., None])
+    of_elements, wide = randomised(OutputGate(input_dim=3, num_heads=2, width=5)), torch.randn(2, 2, 2, 5)
+    opening = of_elements.proj(x).sigmoid()
+    for head in range(2):
+        expected = wide[:, head] * opening[..., 5 * head : 5 * head + 5]
+        torch.testing.assert_close(of_elements(wide, x)[:, head], expected)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "attention"])

@@ -75,3 +75,13 @@ def test_a_mask_without_its_first_keys_is_the_rest_of_it():
     assert torch.equal(AttentionMask(allowed=pattern).without_first(2).allowed, pattern[..., 2:])
     assert AttentionMask(allowed=pattern[..., :1]).without_first(2).dense(2, 3, CPU).shape == (1, 2, 2, 3)
     assert AttentionMask(True, window=3).without_first(2) == AttentionMask(True, window=3)
+
+
+@pytest.mark.parametrize("q_seq", [1, 4, 7])
+@pytest.mark.parametrize("window", [None, 1, 4, 5])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0] * 7, [0, 1, 2, 3, 4, 5, 6]])])
+def test_the_number_of_visible_keys_is_that_of_the_dense_mask(documents, causal, window, q_seq):
+    mask = AttentionMask(causal, torch.tensor([7, 4, 0]), documents, window)
+    expected = mask.dense(q_seq, 7, torch.device("cpu")).expand(-1, -1, q_seq, -1).sum(dim=-1)
+    assert torch.equal(mask.num_visible(q_seq, 7, torch.device("cpu")), expected)

@@ -109,7 +109,11 @@ class BaseAttention(SoftmaxAttention):
         mask = self.head_map.mask_of_left(mask)
         mask.require_sizes(len(x), self.num_heads)
         qkv = self.project(x, context, cache) if side is None else self.project(x, context, cache, side)
-        return AttentionInputs(qkv, mask.without_first(num_behind), is_cross, num_behind)
+        mask = mask.without_first(num_behind)
+        if self.ssmax is not None:
+            num_visible = mask.num_visible(x.shape[1], qkv.k.shape[2], x.device)
+            qkv = qkv._replace(q=self.ssmax(qkv.q, num_visible))
+        return AttentionInputs(qkv, mask, is_cross, num_behind)
 
     @abstractmethod
     def project(

@@ -186,6 +186,27 @@ class AttentionMask:
             allowed = allowed & mod(*grid)
         return allowed
 
+    def num_visible(self, q_seq: int, k_seq: int, device: torch.device) -> Int[Tensor, "#batch #num_heads #q_seq"]:
+        """The number of keys that each query may attend to, without a tensor of all pairs unless there is a pattern."""
+        if self.allowed is not None:
+            dense = self.dense(q_seq, k_seq, device)
+            assert dense is not None
+            return dense.sum(dim=-1)
+        before, after = self.span
+        query = torch.arange(k_seq - q_seq, k_seq, device=device)
+        first, end = torch.zeros_like(query), torch.full_like(query, k_seq)
+        if before >= 0:
+            first = (query - before).clamp(min=0)
+        if after >= 0:
+            end = (query + after + 1).clamp(min=0, max=k_seq)
+        if self.lengths is not None:
+            end = end.minimum(self.lengths.unsqueeze(1))
+        if self.documents is not None:  # whose indices never decrease
+            own = self.documents[:, query.clamp(min=0)].contiguous()
+            first = first.maximum(torch.searchsorted(self.documents.contiguous(), own))
+            end = end.minimum(torch.searchsorted(self.documents.contiguous(), own, right=True))
+        return (end - first).clamp(min=0).view(-1, 1, q_seq)
+
     @property
     def num_rows(self) -> int:
         """Batch size of the mask; 1 if it is the same for all rows."""

@@ -196,6 +196,24 @@ def softcap(cap: float) -> ScoreMod:
     return ScoreMod(lambda score, batch, head, q_idx, kv_idx: cap * torch.tanh(score / cap))
 
 
+class SSMax(nn.Module):
+    """score ← s log(n) · score, with n the number of keys that the query sees (Nakanishi 2025, arXiv 2501.19399).
+
+    So attention to a few keys does not disperse in longer texts. Each head learns s, which starts at 0.43, as in the
+    paper. The factor is that of the query: biases of positions are not multiplied.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((num_heads,), 0.43))
+
+    def forward(self, q: Queries, num_visible: Int[Tensor, "#batch #num_heads #q_seq"]) -> Queries:
+        """The queries, multiplied by s log(n); by 0 if they see at most one key."""
+        logs = num_visible.clamp(min=1).to(torch.promote_types(q.dtype, torch.float32)).log()
+        factors = self.weight.view(-1, 1) * logs
+        return (q * factors.repeat_interleave(q.shape[1] // len(self.weight), dim=1).unsqueeze(-1)).to(q.dtype)
+
+
 class LocalGaussian(nn.Module):
     """Weights times a Gaussian around a centre predicted from the query (Luong et al. 2015, "local-p").
 

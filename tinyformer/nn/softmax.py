@@ -12,7 +12,7 @@ from tinyformer.nn.heads import HeadGate, HeadMap, OutputGate, ablated_in_layer
 from tinyformer.nn.kernels.choose import BACKENDS, Backend, KernelRequirements
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
 from tinyformer.nn.position import RelativePosition
-from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, make_score
+from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, SSMax, make_score
 from tinyformer.nn.score import softcap as softcap_mod
 from tinyformer.nn.side_inputs import SideInputs, ValueEmbedding, ValueResidual, Values
 
@@ -32,6 +32,7 @@ class AttentionOptions(TypedDict, total=False):
             that repeats over the layers: [128, 128, None] is two local layers, then a global one.
         local_gaussian: whether to weigh the keys of the window by a Gaussian around a predicted centre, see
             `LocalGaussian`; in cross-attention, the window is around that centre, too.
+        ssmax: whether scores are multiplied by a learned factor and the logarithm of the number of keys, see `SSMax`.
         softcap: bound on the scores' absolute values, before positions are added; None for no bound.
         sink: whether each head has a learned logit that takes part in the softmax without a value, see `Scoring`. With
             "zero", the logit is 0: softmax1, exp(s) / (1 + Σ exp(s)) (Miller 2023).
@@ -56,6 +57,7 @@ class AttentionOptions(TypedDict, total=False):
     window: int | Sequence[int | None] | None
     local_gaussian: bool
     softcap: float | None
+    ssmax: bool
     sink: bool | str
     backend: str
     position: Callable[..., RelativePosition] | None
@@ -103,6 +105,7 @@ class SoftmaxAttention(nn.Module):
         window: int | Sequence[int | None] | None = None,
         local_gaussian: bool = False,
         softcap: float | None = None,
+        ssmax: bool = False,
         sink: bool | str = False,
         backend: str = "auto",
         position: Callable[..., RelativePosition] | None = None,
@@ -138,6 +141,10 @@ class SoftmaxAttention(nn.Module):
         with argument_path("position"):
             self.position = position(head_dim=self.position_dim) if position else RelativePosition()
         self._require_fitting_position(score)
+        self.ssmax = SSMax(num_heads) if ssmax else None
+        if ssmax and self.score.compare is not None:
+            reason = "multiplies the queries, and so only scores that are a dot product; scaled_dot is"
+            raise ArgumentError("ssmax", True, reason, {"score": "scaled_dot"})
         self.head_map = HeadMap(num_heads, self.num_kv_heads)
         self.gives_first_values = value_residual is not None
         has_residual = value_residual is not None and layer_index > 0

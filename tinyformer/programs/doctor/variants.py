@@ -62,6 +62,7 @@ VARIANTS = {
             overrides=("attention.window=16", "attention.local_gaussian=true"),
         ),
         Variant("softcap", options={"softcap": 1.0}, overrides=("attention.softcap=5.0",)),
+        Variant("ssmax", options={"ssmax": True}, overrides=("attention.ssmax=true",)),
         Variant("sink", options={"sink": True}, overrides=("attention.sink=true",)),
         Variant("softmax1", options={"sink": "zero"}, overrides=("attention.sink=zero",)),
         Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
