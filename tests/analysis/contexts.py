@@ -34,10 +34,10 @@ TOKENIZER = CharTokenizer().build(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR
 """48 letters after <unk> and <eos>: the 50 tokens of the small models."""
 
 
-def loud_transformer(num_layers=2, seed=0, pruned_heads=(), **options):
+def loud_transformer(num_layers=2, seed=0, pruned_heads=(), readout=TokenReadout, **options):
     torch.manual_seed(seed)
     encoder = make_encoder(num_layers=num_layers, **options)
-    return loud(Transformer(encoder, TokenReadout, pruned_heads=pruned_heads))
+    return loud(Transformer(encoder, readout, pruned_heads=pruned_heads))
 
 
 def loud(network):

@@ -47,6 +47,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "gpt_neox": ("model.d_ff=50", "model.tied_readout=false", "position.relative.base=700"),
     "gpt_neox-bias": ("model.bias=true", "norm.eps=0.1"),
     "llama-gqa": (*AS_LLAMA, "attention=gqa", "attention.head_dim=10", "position.relative.base=700"),
+    "llama-qkv-bias": (*AS_LLAMA, "attention.bias=qkv", "feed_forward.bias=true"),
     "llama-mqa-bias": (*AS_LLAMA, "attention=mqa", "model.bias=true", "model.tied_readout=false"),
     "mistral": (*AS_LLAMA, "attention=gqa", "attention.window=5"),
     "bert-bias": (*AS_BERT, "model.bias=true", "model.tied_readout=false", "norm.eps=0.1"),
@@ -121,11 +122,13 @@ REFUSED = {
     "gpt2": values(
         """
         model.embedding_norm=true attention.num_kv_heads=2 attention.head_dim=6 attention.scale=0.3
-        attention.qk_norm=true attention.score=general attention.window=[5,null] attention.local_gaussian=true
-        attention.softcap=3.0 attention.sink=true attention.gate=true attention.ablated_heads=[[0,1]]
+        attention.score=general attention.window=[5,null] attention.local_gaussian=true
+        attention.qk_norm=projection attention.softcap=3.0 attention.sink=true attention.gate=true
+        model.scaled_embedding=true model.readout_softcap=3.0 attention.ablated_heads=[[0,1]]
         model.pruned_heads=[[0,1]] block.attention_residual.skip=0.5 block.feed_forward_residual.branch=[1,0.5]
         """
     ),
+    "llama": values("norm.weight=false"),
     "bert": values("task.readout.activation=silu"),
     "bart": values(
         """
@@ -161,8 +164,9 @@ EXACT_IN = {
     "t5-gated": values("feed_forward.activation=gelu_tanh model.dropout=0.25 model.d_ff=30"),
     "bart": values(
         """
-        model.bias=true model.readout_bias=true cross_attention.bias=false model.special_tokens.bos=4
-        model.special_tokens.forced_bos=4 model.special_tokens.decoder_start=8 feed_forward.activation=gelu_tanh
+        model.bias=true model.readout_bias=true cross_attention.bias=o model.scaled_embedding=true
+        model.special_tokens.bos=4 model.special_tokens.forced_bos=4 model.special_tokens.decoder_start=8
+        feed_forward.activation=gelu_tanh
         """
     ),
     "marian": values("model.bias=true feed_forward.activation=silu model.special_tokens.suppressed=[5]"),

@@ -82,7 +82,6 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
         {"decoder_attention_heads": 6},
         "decoder_attention_heads=6: must be 7, the value of encoder_attention_heads: ",
     ),
-    ("bart", {"scale_embedding": True}, f"scale_embedding=True: {UNSUPPORTED}."),
     ("marian", {"scale_embedding": False}, f"scale_embedding=False: {UNSUPPORTED}."),
 ]
 

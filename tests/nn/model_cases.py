@@ -57,7 +57,7 @@ def make_encoder(
     **options: Any,
 ) -> Encoder:
     """An encoder; `options` are its own and those of `block_factory`."""
-    own = taken(options, "embedding_norm", "checkpoint_activations", "autocast_residual")
+    own = taken(options, "embedding_norm", "scaled_embedding", "checkpoint_activations", "autocast_residual")
     block, norm = block_factory(d_model=d_model, **options), partial(LayerNorm, bias=options.get("bias", False))
     learned = partial(LearnedPosition, max_seq_len, d_model) if position else None
     return Encoder(vocab_size, num_layers, d_model, max_seq_len, block, norm, learned, embedding_dropout, **own)

@@ -53,12 +53,13 @@ def test_every_sharing_decodes_at_every_position_in_every_window(sharing, positi
     assert_decodes(make_model(sharing, position, window=window), [5, 1, 1, 4])
 
 
+@pytest.mark.parametrize("bias", [True, "k", "v"])
 @pytest.mark.parametrize("sharing", ["mla", "mla-q_rank"])
-def test_latents_decode_with_biases_and_with_one_head(sharing):
-    model = make_model(sharing, "rotary", bias=True, sink=True)
+def test_latents_decode_with_biases_and_with_one_head(sharing, bias):
+    model = make_model(sharing, "rotary", bias=bias, sink=True)
     for layer in model.attentions():
-        layer.k_proj.bias.data.normal_()
-        layer.v_proj.bias.data.normal_()
+        for projection in (layer.k_proj, layer.v_proj):
+            _ = projection.bias is None or projection.bias.data.normal_()
     assert_decodes(model, [4, 1, 1, 3, 2])
     assert_decodes(network(partial(LatentAttention, 32, 1, kv_rank=48, position=rotary)), [4, 1, 1, 3, 2])
     assert LatentAttention(32, 4).kv_rank == 4 * 8

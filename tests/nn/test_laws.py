@@ -131,12 +131,14 @@ def test_a_closed_gate_equals_an_ablated_and_a_pruned_head(name):
     closed, zeroed, pruned = (copy.deepcopy(whole) for _ in range(3))
     closed.head_gate.factors = torch.tensor([1.0, 0.0, 1.0, 1.0])
     zeroed.o_proj.weight.unflatten(1, (4, -1))[:, 1] = 0
-    prune_heads(pruned, [1])
     ablated = make(name, "auto", ablated_heads=[[0, 1]]).double()
     expected = zeroed(x, CAUSAL)
     assert error(expected, whole(x, CAUSAL)) > 1e-3
     assert torch.equal(closed(x, CAUSAL), expected)
     assert torch.equal(ablated(x, CAUSAL), expected)
+    if "projection_norm" in name:  # pruned heads would leave the mean square of all heads
+        return
+    prune_heads(pruned, [1])
     assert error(pruned(x, CAUSAL), expected) <= 1e-10
     assert pruned.o_proj.weight.numel() == 3 * whole.o_proj.weight.numel() // 4
 

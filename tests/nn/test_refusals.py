@@ -87,6 +87,7 @@ def with_fading() -> None:
     Transformer(made, TokenReadout).resolve_backends("cpu", torch.float32, CAUSAL)
 
 
+WAVES = partial(SinusoidalPosition, 4, d_model=8)
 NO_BRANCH = block(feed_forward_residual=partial(Residual, branch=[]))
 PATTERN = torch.ones(5, 4, dtype=torch.bool)
 OF_FIVE_EXAMPLES = "allowed.shape=(5, 1, 1, 4): must have 2 examples and 4 heads, or 1 in place of either number"
@@ -112,6 +113,16 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(attention, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
     (partial(attention, backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash, flex, fa3, fa4."),
     (partial(make_encoder, backend="fa3", softcap=5.0), "block.attention.backend='fa3': runs on CUDA, not on CPU, and"),
+    (
+        partial(attention, bias="qvx"),
+        "bias='qvx': must be true, false, or some of the letters q, k, v and o; bias='qkv'",
+    ),
+    (partial(attention, qk_norm="head"), "qk_norm='head': must be one of False, True, projection."),
+    (partial(TokenReadout, EMBEDDING, softcap=0.0), "softcap=0.0: must be above 0; softcap=30.0 works."),
+    (
+        partial(encoder, position=WAVES, scaled_embedding=True),
+        "scaled_embedding=True: multiplies embeddings twice: Sinuso",
+    ),
     (partial(Attention, 64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
     (partial(attention, score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, but score is a"),
     (partial(attention, local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),
@@ -125,6 +136,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "pruned_heads=[[1, 0], [0, 1], [1, 1]]: leaves no head in layer 1; set its attention's residual branch "
         "to 0 instead; pruned_heads=[[1, 0], [0, 1]] works.",
     ),
+    (lambda: prune_heads(attention(qk_norm="projection"), [0]), "qk_norm='projection': divides all heads by one root"),
     (lambda: prune_heads(attention(), [0, 1, 2, 3]), "heads=[0, 1, 2, 3]: must leave at least one head;"),
 ]
 for window in (0, [], [4, 0], [None, -2]):

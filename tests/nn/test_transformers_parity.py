@@ -15,7 +15,20 @@ from interop.models import theirs as random_model
 from torch import Tensor, nn
 
 from nn.variants import CAUSAL, error
-from tinyformer.nn import Attention, Encoder, GatedFeedForward, LatentAttention, PreNormBlock, RMSNorm, RotaryPosition
+from tinyformer.nn import (
+    Attention,
+    Encoder,
+    FeedForward,
+    GatedFeedForward,
+    LatentAttention,
+    LayerNorm,
+    PreNormBlock,
+    Residual,
+    RMSNorm,
+    RotaryPosition,
+    TokenReadout,
+    Transformer,
+)
 
 LAYERS, D_MODEL, D_FF, SEQ = 3, 42, 50, 37
 # Sequences are longer than windows, and no number is round.
@@ -94,6 +107,26 @@ def qwen3() -> Twins:
     return theirs, renamed(theirs, LLAMA_NAMES), ours
 
 
+def qwen2() -> Twins:
+    """Queries, keys and values have biases, the output has none."""
+    theirs = hugging_face("Qwen2", **LLAMA_SIZES, **GROUPED)
+    return theirs, renamed(theirs, LLAMA_NAMES), make(**LLAMA, **GROUPS, position=ROTARY, bias="qkv")
+
+
+def gpt_neo() -> Twins:
+    """Only the output has a bias; scores are not scaled, and every other layer is local; without its positions."""
+    sizes = {"hidden_size": D_MODEL, "intermediate_size": D_FF, "num_layers": LAYERS, "num_heads": 6}
+    types = [[["global", "local"], 1], [["global"], 1]]
+    theirs = hugging_face("GPTNeo", **sizes, attention_types=types, window_size=WINDOW, max_position_embeddings=SEQ)
+    torch.nn.init.zeros_(theirs.wpe.weight)
+    names = r"attn\.attention attention out_proj o_proj ln_1 attention_norm ln_2 feed_forward_norm mlp\.c_fc"
+    names += r" feed_forward.up_proj mlp\.c_proj feed_forward.down_proj ln_f final_norm wte token_embedding ^h layers"
+    weights = renamed(theirs, names)
+    del weights["wpe.weight"]
+    parts = {"norm": LayerNorm, "feed_forward": partial(FeedForward, D_MODEL, D_FF, "gelu_tanh", bias=True)}
+    return theirs, weights, make(**parts, num_heads=6, scale=1.0, bias="o", window=[None, WINDOW])
+
+
 def gpt_oss() -> Twins:
     """Sinks, windows in every other layer, biases; our feed-forward network is replaced by their experts."""
     experts = {"experts_implementation": "eager", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -143,7 +176,9 @@ def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-TWINS = {"qwen3": qwen3, "gpt_oss": gpt_oss} | {f"mla-{rank}": partial(deepseek_v2, rank) for rank in (None, 11)}
+TWINS = {"qwen2": qwen2, "qwen3": qwen3, "gpt_neo": gpt_neo, "gpt_oss": gpt_oss} | {
+    f"mla-{rank}": partial(deepseek_v2, rank) for rank in (None, 11)
+}
 
 
 @pytest.mark.parametrize("twins", TWINS.values(), ids=TWINS)
@@ -155,3 +190,41 @@ def test_hidden_states_and_gradients_are_theirs(twins: Callable[[], Twins]) -> N
     actual = states_and_gradient(ours.eval().token_embedding, lambda ids: ours(ids, CAUSAL))
     for state_or_gradient, reference in zip(actual, expected, strict=True):
         assert error(state_or_gradient, reference) <= 1e-5
+
+
+def test_queries_and_keys_are_normalised_over_all_heads_as_in_olmo2() -> None:
+    model = hugging_face("Olmo2", **LLAMA_SIZES, **GROUPED, rms_norm_eps=1e-2)
+    theirs, x = model.layers[1].self_attn, torch.randn(2, SEQ, D_MODEL, generator=torch.Generator().manual_seed(1))
+    ours = Attention(D_MODEL, **GROUPS, position=ROTARY, qk_norm="projection", qk_norm_eps=1e-2, backend="eager")
+    ours.load_state_dict(theirs.state_dict())
+    hidden = torch.full((SEQ, SEQ), -torch.inf).triu(1)[None, None]
+    rotation = model.rotary_emb(x, torch.arange(SEQ)[None])
+    both = [theirs(x.requires_grad_(), rotation, hidden)[0], ours(x, CAUSAL)]
+    upstream = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+    inputs = [[x, *module.parameters()] for module in (theirs, ours)]
+    gradients = [torch.autograd.grad(out, given, upstream) for out, given in zip(both, inputs, strict=True)]
+    for actual, expected in [(both[1], both[0]), *zip(gradients[1], gradients[0], strict=True)]:
+        assert error(actual, expected) <= 1e-5
+
+
+def test_embeddings_are_scaled_and_logits_capped_as_in_gemma2() -> None:
+    """Their only layer adds nothing to the stream, and the weights of their norms are 1 + w."""
+    sizes = LLAMA_SIZES | {"num_hidden_layers": 1, "final_logit_softcapping": 1.5}
+    theirs = random_model("Gemma2", "Gemma2ForCausalLM", attn_implementation="eager", **sizes, **GROUPED)
+    for name in ("post_attention_layernorm", "post_feedforward_layernorm"):
+        torch.nn.init.constant_(getattr(theirs.model.layers[0], name).weight, -1)
+    off = dict.fromkeys(("attention_residual", "feed_forward_residual"), partial(Residual, branch=0))
+    parts = (partial(Attention, D_MODEL, **GROUPS), partial(GatedFeedForward, D_MODEL, D_FF), RMSNorm)
+    block = partial(PreNormBlock, D_MODEL, *parts, **off)
+    encoder = Encoder(VOCAB, 1, D_MODEL, SEQ, block, RMSNorm, scaled_embedding=True)
+    ours, ids = Transformer(encoder, partial(TokenReadout, softcap=1.5)), torch.arange(2 * SEQ).view(2, SEQ) % VOCAB
+    with torch.no_grad():
+        encoder.token_embedding.weight.copy_(theirs.model.embed_tokens.weight)
+        encoder.final_norm.weight.copy_(1 + theirs.model.norm.weight)
+    expected = theirs(ids, labels=ids)
+    losses = expected.loss, ours(ids[:, :-1], CAUSAL, targets=ids[:, 1:])
+    tables = theirs.model.embed_tokens.weight, encoder.token_embedding.weight
+    gradients = [torch.autograd.grad(loss, table)[0] for loss, table in zip(losses, tables, strict=True)]
+    assert expected.logits.abs().max() > 1
+    for actual, reference in ((ours(ids, CAUSAL), expected.logits), losses[::-1], gradients[::-1]):
+        assert error(actual, reference) <= 1e-5

@@ -52,6 +52,7 @@ NAMES = (
     *("gqa+differential", "gqa+differential+rotary+qk_norm", "differential+t5", "gqa+differential+sink+window"),
     *("differential+general", "differential+softcap", "differential+local_gaussian"),
     *("gqa+v_head_dim+rotary+sink+gate", "mqa+v_head_dim+alibi", "mla+v_head_dim+rotary", "differential+v_head_dim"),
+    *("gqa+rotary+projection_norm+bias", "mla+rotary+projection_norm+bias", "gqa+differential+projection_norm+bias"),
     *("gqa+general+rotary+qk_norm", "mla+general+rotary+qk_norm", "differential+general+rotary"),
 )
 """Variants and combinations, for which every law of attention is tested."""

@@ -288,10 +288,11 @@ BART = Family(
     fields=(
         Field("vocab_size", "model.vocab_size", int, 50_265),
         *SIZES,
+        Field("scale_embedding", "model.scaled_embedding", bool, False),
         Field("bos_token_id", "model.special_tokens.bos", int, 0, nullable=True),
         *token_fields(eos_token_id=2, decoder_start_token_id=2),
     ),
-    fixed={"is_encoder_decoder": True, "tie_word_embeddings": True, "scale_embedding": False},
+    fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
     modules=bart_modules(with_embeddings=True),
     unused=("encoder.version", "decoder.version"),
     read_fields=read_tokens,

@@ -65,6 +65,7 @@ class Field:
     def write(self, value: Any) -> Any:
         """The family's value for our value. If it has none, the default, which `find_differences` then reports."""
         if self.choices is None:
+            value = bool(value) if self.kind is bool else value  # a bias of some projections: the others have zeros
             return value if self._is_of_kind(value) else self.default
         return next((theirs for theirs, ours in self.choices.items() if ours == value), self.default)
 

@@ -30,9 +30,9 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.heads import split_heads
 from tinyformer.nn.kernels.choose import run_kernel
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
-from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Source, Tokens, Weights, exact_maps
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.projections import biases, make_qk_norm
 from tinyformer.nn.side_inputs import SideInputs, Values
 from tinyformer.nn.softmax import AttentionOptions, SoftmaxAttention
 
@@ -194,8 +194,8 @@ class Attention(BaseAttention):
         num_kv_heads: number of heads of keys and values; None for `num_heads`.
         head_dim: size of each query and key; None for d_model / num_heads.
         v_head_dim: size of each value and of each head's output; None for `head_dim`.
-        qk_norm: divide each query and key by its root mean square, with a learned scale for each dimension (Henry et
-            al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
+        qk_norm: the norm of queries and keys, a name in `QK_NORMS`; `qk_norm_eps` is added to their mean squares.
+        bias: the projections with a bias, see `biases`.
         input_dim: size of each vector of `x` and of the context; None for `d_model`, the size within a block.
     """
 
@@ -206,9 +206,10 @@ class Attention(BaseAttention):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         v_head_dim: int | None = None,
-        qk_norm: bool = False,
-        bias: bool = False,
+        qk_norm: bool | str = False,
+        bias: bool | str = False,
         input_dim: int | None = None,
+        qk_norm_eps: float = 1e-6,
         **options: Unpack[AttentionOptions],
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -216,12 +217,13 @@ class Attention(BaseAttention):
         require_at_least(1, {"v_head_dim": head_dim, "input_dim": d_model}, v_head_dim=v_head_dim, input_dim=input_dim)
         v_head_dim, width = v_head_dim or head_dim, input_dim or d_model
         super().__init__(width, num_heads, head_dim // self.num_softmaxes, v_head_dim, None, num_kv_heads, **options)
-        self.q_proj = nn.Linear(width, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(width, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(width, num_kv_heads * v_head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=bias)
-        self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+        has_bias = biases(bias)
+        self.q_proj = nn.Linear(width, num_heads * head_dim, bias=has_bias["q"])
+        self.k_proj = nn.Linear(width, num_kv_heads * head_dim, bias=has_bias["k"])
+        self.v_proj = nn.Linear(width, num_kv_heads * v_head_dim, bias=has_bias["v"])
+        self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=has_bias["o"])
+        self.q_norm = make_qk_norm(qk_norm, num_heads * self.num_softmaxes, self.head_dim, qk_norm_eps)
+        self.k_norm = make_qk_norm(qk_norm, num_kv_heads * self.num_softmaxes, self.head_dim, qk_norm_eps)
 
     def project(
         self,

@@ -30,7 +30,7 @@ class DifferentialAttention(Attention):
     Args:
         num_kv_heads: number of heads of keys and values; None for `num_heads`.
         head_dim: size of both halves of a query or key together; None for d_model / num_heads.
-        qk_norm: divide each half of a query and key by its root mean square, see `Attention`.
+        qk_norm: as in `Attention`; True divides each half of a query and key by the root mean square of that half.
     """
 
     num_softmaxes = 2
@@ -42,14 +42,16 @@ class DifferentialAttention(Attention):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         v_head_dim: int | None = None,
-        qk_norm: bool = False,
-        bias: bool = False,
+        qk_norm: bool | str = False,
+        bias: bool | str = False,
+        qk_norm_eps: float = 1e-6,
         **options: Unpack[AttentionOptions],
     ) -> None:
         head_dim = head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
         if head_dim % 2:
             raise ArgumentError("head_dim", head_dim, "must be even, to be split in half", {"head_dim": head_dim + 1})
-        super().__init__(d_model, num_heads, num_kv_heads, head_dim, v_head_dim, qk_norm, bias, **options)
+        norm = {"qk_norm": qk_norm, "qk_norm_eps": qk_norm_eps}
+        super().__init__(d_model, num_heads, num_kv_heads, head_dim, v_head_dim, bias=bias, **norm, **options)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer_index)
         # λ_q₁, λ_k₁, λ_q₂, λ_k₂, initialised as in the paper's code.
         self.lambdas = nn.ParameterList(nn.Parameter(0.1 * torch.randn(self.head_dim)) for _ in range(4))

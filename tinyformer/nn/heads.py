@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tinyformer.errors import ArgumentError
 from tinyformer.nn.maps import HeadOutputs, Tokens
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.projections import ProjectionNorm
 from tinyformer.nn.score import ScoreMod
 
 if TYPE_CHECKING:
@@ -173,6 +174,17 @@ class OutputGate(nn.Module):
 # Pruning: the smaller layer computes what the layer with these heads ablated computes.
 
 
+def require_prunable(layer: "tinyformer.nn.attention.BaseAttention") -> None:
+    """Raise an error for a layer whose other heads would compute something else after pruning."""
+    if isinstance(getattr(layer, "q_norm", None), ProjectionNorm):
+        reason = "divides all heads by one root mean square, which pruning would change; heads can be ablated"
+        raise ArgumentError("qk_norm", "projection", reason)
+    if layer.reads_side_inputs:
+        reason = "mixes values of all K/V heads, so no head can be removed; ablated_heads sets the output of heads to 0"
+        name, value = ("value_residual", None) if layer.gives_first_values else ("value_embedding", False)
+        raise ArgumentError(name, True, reason, {name: value})
+
+
 def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[int]) -> None:
     """Remove heads from a layer in place, with all of their weights (Michel et al. 2019, arXiv 1905.10650).
 
@@ -206,14 +218,6 @@ def prune_heads(layer: "tinyformer.nn.attention.BaseAttention", heads: Iterable[
     if layer.head_gate.factors is not None:
         layer.head_gate.factors = layer.head_gate.factors[..., left]
     layer.num_heads, layer.num_kv_heads = len(left), len(kv_left)
-
-
-def require_prunable(layer: "tinyformer.nn.attention.BaseAttention") -> None:
-    """Raise an `ArgumentError` if the values of other layers, or of tokens, belong to the K/V heads of a layer."""
-    if layer.reads_side_inputs:
-        reason = "mixes values of all K/V heads, so no head can be removed; ablated_heads sets the output of heads to 0"
-        name, value = ("value_residual", None) if layer.gives_first_values else ("value_embedding", False)
-        raise ArgumentError(name, True, reason, {name: value})
 
 
 def _keep(linear: nn.Linear, dim: int, indices: Sequence[int], num_heads: int) -> None:

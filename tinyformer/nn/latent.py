@@ -14,6 +14,7 @@ from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, eager
 from tinyformer.nn.layers import RMSNorm
 from tinyformer.nn.maps import QKV, HeadOutputs, Source, Tokens, Weights
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.projections import biases, make_qk_norm
 from tinyformer.nn.score import Queries
 from tinyformer.nn.softmax import AttentionOptions
 
@@ -43,7 +44,9 @@ class LatentAttention(BaseAttention):
         rope_head_dim: size of the positional part; None for half of `head_dim`.
         kv_rank: size of the latent of keys and values; None for 4 `head_dim`, as in the paper.
         q_rank: size of the latent of queries; None for queries projected from the token itself.
-        qk_norm: divide queries and keys, without their positional parts, by their root mean square, see `Attention`.
+        qk_norm: the norm of queries and keys without their positional parts, see `Attention`.
+        bias: the projections with a bias, see `biases`: q is `q_proj` and `q_down_proj`, k is `k_proj` and
+            `k_rope_proj`, v is `v_proj`, o is `o_proj`. `kv_down_proj` has a bias if k and v have.
     """
 
     reads_latents = True  # False: keys and values are always computed, so that they can be captured
@@ -57,8 +60,9 @@ class LatentAttention(BaseAttention):
         rope_head_dim: int | None = None,
         kv_rank: int | None = None,
         q_rank: int | None = None,
-        qk_norm: bool = False,
-        bias: bool = False,
+        qk_norm: bool | str = False,
+        bias: bool | str = False,
+        qk_norm_eps: float = 1e-6,
         **options: Unpack[AttentionOptions],
     ) -> None:
         head_dim = head_dim_of(d_model, num_heads, num_heads, head_dim)
@@ -77,17 +81,18 @@ class LatentAttention(BaseAttention):
             raise ArgumentError("value_residual", options.get("value_residual"), reason, {"value_residual": None})
         self.content_dim = head_dim
         self.kv_rank, self.q_rank = kv_rank or 4 * head_dim, q_rank
-        self.q_down_proj = nn.Linear(d_model, q_rank, bias=bias) if q_rank else nn.Identity()
+        q, k, v, o = biases(bias).values()
+        self.q_down_proj = nn.Linear(d_model, q_rank, bias=q) if q_rank else nn.Identity()
         self.q_latent_norm = RMSNorm(q_rank) if q_rank else nn.Identity()
-        self.q_proj = nn.Linear(q_rank or d_model, num_heads * self.head_dim, bias=bias)
-        self.kv_down_proj = nn.Linear(d_model, self.kv_rank, bias=bias)
+        self.q_proj = nn.Linear(q_rank or d_model, num_heads * self.head_dim, bias=q)
+        self.kv_down_proj = nn.Linear(d_model, self.kv_rank, bias=k and v)
         self.kv_latent_norm = RMSNorm(self.kv_rank)
-        self.k_rope_proj = nn.Linear(d_model, rope_head_dim, bias=bias)
-        self.k_proj = nn.Linear(self.kv_rank, num_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.kv_rank, num_heads * v_head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=bias)
-        self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.k_rope_proj = nn.Linear(d_model, rope_head_dim, bias=k)
+        self.k_proj = nn.Linear(self.kv_rank, num_heads * head_dim, bias=k)
+        self.v_proj = nn.Linear(self.kv_rank, num_heads * v_head_dim, bias=v)
+        self.o_proj = nn.Linear(num_heads * v_head_dim, d_model, bias=o)
+        self.q_norm = make_qk_norm(qk_norm, num_heads, head_dim, qk_norm_eps)
+        self.k_norm = make_qk_norm(qk_norm, num_heads, head_dim, qk_norm_eps)
 
     def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
         """The queries, keys and values, or a `LatentQKV` if attending to the cached latents costs less."""
@@ -119,7 +124,8 @@ class LatentAttention(BaseAttention):
 
     def latents_cost_less(self, q_seq: int, k_seq: int) -> bool:
         """Return True if attending to the latents takes fewer multiply-adds than attending to keys and values."""
-        is_linear = isinstance(self.k_norm, nn.Identity) and self.k_proj.bias is None and self.score.compare is None
+        is_product = isinstance(self.k_norm, nn.Identity) and self.score.compare is None
+        is_linear = is_product and self.k_proj.bias is None and self.v_proj.bias is None
         if not (self.reads_latents and is_linear) or self.position.mixed_dim is not None:
             return False
         made_dim = self.content_dim + self.v_head_dim  # of a head's key and value, which are projected from a latent

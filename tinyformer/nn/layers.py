@@ -15,29 +15,43 @@ Stream: TypeAlias = Float[Tensor, "batch seq d_model"]
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean) / standard deviation, scaled and shifted (Ba et al. 2016, arXiv 1607.06450)."""
+    """(x - mean) / standard deviation, scaled and shifted (Ba et al. 2016, arXiv 1607.06450).
 
-    def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(d_model, eps=eps, bias=bias)
+    With `weight=False`, it is neither scaled nor shifted (OLMo, Groeneveld et al. 2024, arXiv 2402.00838).
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True, weight: bool = True) -> None:
+        super().__init__(d_model, eps=eps, bias=bias, elementwise_affine=weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise fp32 inputs in fp32 even if FSDP gathered the weights in bf16: torch mixes no dtypes on a CPU."""
-        if x.dtype != torch.float32 or self.weight.dtype == x.dtype:
+        if x.dtype != torch.float32 or self.weight is None or self.weight.dtype == x.dtype:
             return super().forward(x)
         bias = None if self.bias is None else self.bias.float()
         return F.layer_norm(x, self.normalized_shape, self.weight.float(), bias, self.eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / root mean square, scaled; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    """x / root mean square, scaled; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467).
 
-    def __init__(self, d_model: int, eps: float = 1e-6) -> None:
-        super().__init__(d_model, eps=eps)
+    With `weight=False`, it is not scaled.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-6, weight: bool = True) -> None:
+        super().__init__(d_model, eps=eps, elementwise_affine=weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise in the higher precision of input and weight; torch would warn about mixed dtypes under autocast."""
+        if self.weight is None:
+            return super().forward(x)
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)
+
+
+def weight_of(norm: nn.Module) -> Tensor:
+    """The factor of each dimension after a norm has divided its input; 1 for a norm without a weight."""
+    weight: Tensor | None = getattr(norm, "weight", None)
+    return torch.ones(()) if weight is None else weight
 
 
 def relu2(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tinyformer.nn.layers import make_dropout
 from tinyformer.nn.maps import QKV, AttentionInputs, NoMapsError, running_kernel
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.mixers import TokenMixer
+from tinyformer.nn.position import SinusoidalPosition
 from tinyformer.nn.side_inputs import SideInputs
 
 
@@ -39,6 +41,8 @@ class Encoder(nn.Module):
         norm: factory of the final norm, called with `d_model`; `nn.Identity` for none. Post-norm blocks need none.
         position: factory of the absolute positional encoding; None for no encoding.
         dropout: dropout probability of the embeddings.
+        scaled_embedding: whether to multiply token embeddings by √d_model, before positions are added (Vaswani et al.
+            2017, arXiv 1706.03762, §3.4; Gemma, Mesnard et al. 2024, arXiv 2403.08295); a tied readout does not.
         embedding_norm: whether to normalise the sum of embeddings and positional encodings, as in BERT and BLOOM.
         checkpoint_activations: whether to store only the input of each layer in training and to recompute the other
             activations in the backward pass. Training takes about a third more time, but the activations of only one
@@ -62,6 +66,7 @@ class Encoder(nn.Module):
         checkpoint_activations: bool = False,
         autocast_residual: bool = False,
         kind: str | None = None,
+        scaled_embedding: bool = False,
     ) -> None:
         super().__init__()
         self.checkpoint_activations, self.autocast_residual = checkpoint_activations, autocast_residual
@@ -70,6 +75,10 @@ class Encoder(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         with argument_path("position"):
             self.position = position() if position else None
+        if scaled_embedding and isinstance(self.position, SinusoidalPosition):
+            reason = "multiplies embeddings twice: SinusoidalPosition multiplies them by √d_model, too"
+            raise ArgumentError("scaled_embedding", True, reason, {"scaled_embedding": False})
+        self.embedding_scale = math.sqrt(d_model) if scaled_embedding else 1.0
         self.embedding_norm = norm(d_model) if embedding_norm else nn.Identity()
         if embedding_norm and isinstance(self.embedding_norm, nn.Identity):
             raise ArgumentError("embedding_norm", True, "needs a `norm`", {"embedding_norm": False})
@@ -109,6 +118,7 @@ class Encoder(nn.Module):
             reason = f"must be at most max_seq_len={self.max_seq_len} tokens{cached}"
             raise ArgumentError("tokens.shape[1]", tokens.shape[1], reason)
         x = self.token_embedding(tokens)
+        x = x if self.embedding_scale == 1 else x * self.embedding_scale
         x = self.position(x, first) if self.position else x
         x = self.dropout(self.embedding_norm(x))
         device = x.device.type
@@ -282,7 +292,8 @@ class Network(nn.Module):
             works = {"pruned_heads": [entry for entry in entries if entry not in kept]}
             raise ArgumentError("pruned_heads", entries, reason, works)
         for address, of_layer in heads.items():
-            prune_heads(layers[address], of_layer)
+            with argument_path(*self.kinds[address[:-1]]):
+                prune_heads(layers[address], of_layer)
 
     def resolve_backends(self, device: str, dtype: torch.dtype, mask: AttentionMask, training: bool = True) -> None:
         """Choose the attention backend of every layer, see `resolve_backend`.

@@ -35,9 +35,10 @@ def vocabulary_scores(
     x: Float[Tensor, "*batch d_model"],
     weight: Float[Tensor, "vocab_size d_model"],
     bias: Float[Tensor, " vocab_size"] | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "*batch vocab_size"]:
-    """The logits x Wᵀ + b."""
-    scores = padded_scores(x, weight, bias) if x.is_cuda else F.linear(x, weight, bias)
+    """The logits x Wᵀ + b, with a cap c · tanh(logit / c)."""
+    scores = padded_scores(x, weight, bias, 64 if x.is_cuda else 1, softcap)
     return scores if scores.shape[-1] == len(weight) else scores[..., : len(weight)]
 
 
@@ -46,16 +47,19 @@ def padded_scores(
     weight: Float[Tensor, "vocab_size d_model"],
     bias: Float[Tensor, " vocab_size"] | None = None,
     multiple: int = 64,
+    softcap: float | None = None,
 ) -> Float[Tensor, "*batch width"]:
-    """The logits x Wᵀ + b, and columns of zeros up to a multiple of `multiple` (GPT-2's 50,257 become 50,304).
+    """The logits of `vocabulary_scores`, and columns of zeros up to a multiple of `multiple`.
 
-    Tensor cores are faster where 64 divides the sizes of a product; CPUs gain nothing from that.
+    With the default, GPT-2's 50,257 columns become 50,304: tensor cores are faster where 64 divides the sizes of a
+    product; CPUs gain nothing from that.
     """
     padding = -len(weight) % multiple
     if padding:
         weight = F.pad(weight, (0, 0, 0, padding))
         bias = None if bias is None else F.pad(bias, (0, padding))
-    return F.linear(x, weight, bias)
+    scores = F.linear(x, weight, bias)
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def vocabulary_cross_entropy(
@@ -65,8 +69,11 @@ def vocabulary_cross_entropy(
     bias: Float[Tensor, " vocab_size"] | None = None,
     max_logits: int | None = None,
     label_smoothing: float = 0.0,
+    softcap: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean of -log softmax(x Wᵀ + b)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
+    """Mean of -log softmax(logits)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
+
+    The logits are those of `vocabulary_scores`.
 
     At most `max_logits` logits are in memory at a time; the default is `CPU_LOGITS`, or on a GPU what `GPU_FRACTION`
     allows. If there are more logits, the logits of the first rows are kept for the backward pass; the others are
@@ -78,17 +85,18 @@ def vocabulary_cross_entropy(
     # The number of scored rows would take a synchronisation on a GPU, and be a dynamic shape in a compiled graph.
     if not x.is_cuda and not torch.compiler.is_compiling() and not scored.all():
         x, targets = x[scored], targets[scored]
+    summed_nats = partial(_summed_nats, bias=bias, label_smoothing=label_smoothing, softcap=softcap)
     most = max((max_logits or _most_logits(x.device, torch.compiler.is_compiling())) // len(weight), 2)
     if len(x) <= most:
-        nats = _summed_nats(x, weight, targets, bias, label_smoothing)
+        nats = summed_nats(x, weight, targets)
     else:
-        recomputed_nats = partial(checkpoint, _summed_nats, use_reentrant=False, preserve_rng_state=False)
+        recomputed_nats = partial(checkpoint, summed_nats, use_reentrant=False, preserve_rng_state=False)
         chunk_size = min(len(x) - most, most // 2)
         sizes = [most - chunk_size, len(x) - most + chunk_size]  # rows whose logits are kept, and all other rows
         (kept, others), (kept_targets, other_targets) = x.split(sizes), targets.split(sizes)
-        sums = [_summed_nats(kept, weight, kept_targets, bias, label_smoothing)]
+        sums = [summed_nats(kept, weight, kept_targets)]
         for chunk, target in zip(others.split(chunk_size), other_targets.split(chunk_size), strict=True):
-            sums.append(recomputed_nats(chunk, weight, target, bias, label_smoothing))
+            sums.append(recomputed_nats(chunk, weight, target))
         nats = torch.stack(sums).sum()
     return nats / scored.sum().clamp(min=1)
 
@@ -103,12 +111,14 @@ def _most_logits(device: torch.device, is_compiled: bool) -> int:
     return int(memory / (2 * dtype.itemsize if is_compiled else BYTES_PER_LOGIT))
 
 
-def _summed_nats(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, label_smoothing: float) -> Tensor:
+def _summed_nats(
+    x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, label_smoothing: float, softcap: float | None
+) -> Tensor:
     if torch.compiler.is_compiling() and not label_smoothing:
-        scores = padded_scores(x, weight, bias, 64 if x.is_cuda else 1)
+        scores = padded_scores(x, weight, bias, 64 if x.is_cuda else 1, softcap)
         nats, _ = TargetNats.apply(scores, targets, len(weight))
         return nats.sum()
-    scores = vocabulary_scores(x, weight, bias)
+    scores = vocabulary_scores(x, weight, bias, softcap)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     return F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
@@ -159,12 +169,22 @@ class TokenReadout(nn.Module):
     Args:
         tied: whether the output matrix is the embedding matrix (Press & Wolf 2017, arXiv 1608.05859).
         scaled: whether the vectors are divided by √d_model first, as in T5 (Raffel et al. 2019, arXiv 1910.10683).
+        softcap: bound c on the logits' absolute values, c · tanh(logit / c) (Gemma 2, Riviere et al. 2024, arXiv
+            2408.00118); None for no bound.
     """
 
     def __init__(
-        self, token_embedding: nn.Embedding, tied: bool = True, bias: bool = False, scaled: bool = False
+        self,
+        token_embedding: nn.Embedding,
+        tied: bool = True,
+        bias: bool = False,
+        scaled: bool = False,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
+        if softcap is not None and softcap <= 0:
+            raise ArgumentError("softcap", softcap, "must be above 0", {"softcap": 30.0})
+        self.softcap = softcap
         vocab_size, d_model = token_embedding.weight.shape
         self.scale = d_model**-0.5 if scaled else None
         self.proj = nn.Linear(d_model, vocab_size, bias)
@@ -176,14 +196,14 @@ class TokenReadout(nn.Module):
         return x if self.scale is None else x * self.scale
 
     def forward(self, x: Stream, mask: AttentionMask | None = None) -> Float[Tensor, "batch seq vocab_size"]:
-        return vocabulary_scores(self.features(x), self.proj.weight, self.proj.bias)
+        return vocabulary_scores(self.features(x), self.proj.weight, self.proj.bias, self.softcap)
 
     def cross_entropy(
         self, x: Stream, targets: Int[Tensor, "batch seq"], label_smoothing: float = 0.0
     ) -> Float[Tensor, ""]:
         """The mean cross-entropy of the logits in nats, see `vocabulary_cross_entropy`."""
-        features, proj = self.features(x), self.proj
-        return vocabulary_cross_entropy(features, proj.weight, targets, proj.bias, label_smoothing=label_smoothing)
+        options: dict[str, Any] = {"label_smoothing": label_smoothing, "softcap": self.softcap}
+        return vocabulary_cross_entropy(self.features(x), self.proj.weight, targets, self.proj.bias, **options)
 
 
 class MaskedTokenReadout(TokenReadout):
@@ -202,8 +222,9 @@ class MaskedTokenReadout(TokenReadout):
         tied: bool = True,
         norm: Callable[..., nn.Module] = LayerNorm,
         activation: str = "gelu",
+        softcap: float | None = None,
     ) -> None:
-        super().__init__(token_embedding, tied, bias=True)
+        super().__init__(token_embedding, tied, bias=True, softcap=softcap)
         d_model = token_embedding.embedding_dim
         self.dense = nn.Linear(d_model, d_model)
         self.activation = find_activation(activation)

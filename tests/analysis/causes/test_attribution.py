@@ -22,7 +22,16 @@ from tinyformer.analysis.causes.prompts import Prompts, read_prompt
 from tinyformer.analysis.context import Snapshot
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
-from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, Residual, RMSNorm, Transformer
+from tinyformer.nn import (
+    ClassReadout,
+    LayerNorm,
+    MaskedTokenReadout,
+    PostNormBlock,
+    Residual,
+    RMSNorm,
+    TokenReadout,
+    Transformer,
+)
 from tinyformer.tasks import CausalLM, Classification, Seq2Seq
 
 
@@ -48,6 +57,9 @@ def pooled(pooling):
     return Model(randomised(network), classifier()._tokenizer, Classification(LABELS))
 
 
+CAPPED = partial(TokenReadout, softcap=3.0)
+
+
 def bert():
     return Model(Transformer(make_encoder(), MaskedTokenReadout), causal()._tokenizer, CausalLM())
 
@@ -60,6 +72,7 @@ MODELS = {
     "values by distance": partial(model, "gqa+relative"),
     "post-norm": partial(causal, kind=PostNormBlock),
     "RMSNorm": partial(causal, norm=RMSNorm),
+    "no weight, scaled embedding": partial(causal, norm=partial(LayerNorm, weight=False), scaled_embedding=True),
     "scales": scaled,
     "side inputs": mixing,
     "pruned": partial(causal, pruned_heads=[[0, 1], [1, 0], [1, 3]]),
@@ -129,6 +142,11 @@ def test_findings_of_a_text_and_of_the_sample(tmp_path):
     [
         (causal, {"answer": "a"}, "answer='a': needs text"),
         (bert, {"text": "ab"}, "readout='MaskedTokenReadout': is not linear"),
+        (
+            partial(causal, readout=CAPPED),
+            {"text": "ab"},
+            r"readout.softcap=3.0: must be None: a bounded logit is no sum",
+        ),
         (answerer, {"text": "ab"}, "does not predict a token after a text"),
     ],
 )

@@ -13,15 +13,17 @@ from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.causes.edges import EdgeGraph
 from tinyformer.analysis.causes.prompts import induction_pairs
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition
+from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition, TokenReadout
 
 ROTARY = {"position": False, "attention_position": partial(RotaryPosition, 16)}
+CAPPED = partial(TokenReadout, softcap=3.0)
 HALVED = partial(Residual, branch=0.5)
 NETWORKS = {
     "mha": partial(loud_transformer, bias=True, embedding_norm=True),
     "gqa_pruned": partial(loud_transformer, num_kv_heads=2, pruned_heads=[(0, 1)], attention_residual=HALVED),
     "mqa_rms": partial(loud_transformer, num_kv_heads=1, norm=RMSNorm, **ROTARY),
     "mla": lambda: network(factory("mla+rotary+qk_norm")),
+    "projection_norm": partial(loud_transformer, bias="qkv", qk_norm="projection", readout=CAPPED, **ROTARY),
     "differential": lambda: network(factory("gqa+differential+rotary+qk_norm")),
 }
 

@@ -45,6 +45,7 @@ CASES = {
     "gqa": (lambda: make_context(loud_transformer(num_kv_heads=2, pruned_heads=[(0, 1)]), padded=True), 8),
     "post": (lambda: make_context(loud_transformer(kind=PostNormBlock, bias=True), padded=True), 8),
     "pairs": (lambda: pair_context(loud_encoder_decoder()), 7),
+    "capped": (lambda: windows(partial(TokenReadout, softcap=0.5), CausalLM(), targets=SOME), 6),
     "scaled": (lambda: windows(partial(TokenReadout, scaled=True), CausalLM(), targets=SOME), 6),
     "masked": (lambda: windows(MaskedTokenReadout, MaskedLM(), targets=SOME), 6),
     "classes": (lambda: windows(CLASSES, Classification(LABELS), labels=torch.tensor([2, 0])), 1),

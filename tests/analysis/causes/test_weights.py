@@ -19,6 +19,7 @@ from tinyformer.analysis.removal.ablation import ablated
 from tinyformer.errors import ArgumentError
 from tinyformer.nn import LayerNorm, Residual, RMSNorm, Transformer
 from tinyformer.nn.heads import split_heads
+from tinyformer.nn.projections import ProjectionNorm
 from tinyformer.tasks import CausalLM
 
 ROTARY = partial(ours.RotaryPosition, 16)
@@ -26,6 +27,8 @@ ROTARY = partial(ours.RotaryPosition, 16)
 
 def divided_by(norm, x):
     """The number that a norm divides each vector by, which the circuits leave out."""
+    if isinstance(norm, ProjectionNorm):
+        return x.square().mean(dim=(1, 3), keepdim=True).sqrt().expand(*x.shape[:3], 1).squeeze(-1)
     x = x - x.mean(dim=-1, keepdim=True) if isinstance(norm, LayerNorm) else x
     return torch.ones(x.shape[:-1]) if isinstance(norm, nn.Identity) else x.square().mean(dim=-1).sqrt()
 
@@ -41,6 +44,7 @@ def matrices(network, distances=(0,)):
     [
         (partial(LayerNorm, bias=False), {"num_kv_heads": 2}),
         (RMSNorm, {"num_kv_heads": 1, "attention_position": ROTARY, "qk_norm": True, "embedding_norm": True}),
+        (partial(RMSNorm, weight=False), {"num_kv_heads": 2, "qk_norm": "projection", "scaled_embedding": True}),
         (nn.Identity, {"score": "general", "attention_residual": partial(Residual, branch=-3)}),
     ],
 )
@@ -53,7 +57,7 @@ def test_entries_are_what_a_layer_computes_from_pairs_of_tokens(norm, options):
             parameter.normal_(1, 0.5)
     stack, block, tokens = network.encoder, network.encoder.layers[0], torch.randperm(50)[:9]
     layer, found = block.attention, matrices(network, range(9))
-    embedded = stack.token_embedding.weight[tokens][None]
+    embedded = stack.token_embedding.weight[tokens][None] * (32**0.5 if options.get("scaled_embedding") else 1)
     x = stack.embedding_norm(embedded)
     vectors = block.attention_norm(x)
     sizes = (divided_by(block.attention_norm, x) * divided_by(stack.embedding_norm, embedded)).mT

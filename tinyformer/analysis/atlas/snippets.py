@@ -15,6 +15,7 @@ from tinyformer.analysis.context import AnalysisContext
 from tinyformer.files import finite
 from tinyformer.measures.capture import map_names
 from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
+from tinyformer.nn.layers import weight_of
 from tinyformer.report.page import packed
 
 NUM_PROMOTED = 3  # promoted tokens that are shown
@@ -46,8 +47,9 @@ def promoted_tokens(
 ) -> Int[Tensor, "events tokens"] | None:
     """The tokens whose logits a head's outputs raise most directly: through W_O, the following norms and the readout.
 
-    A norm is linear except for its scale, a positive number that changes no order, see `LogitAttribution`. The result
-    is None if there is no such path to token logits, as in the encoder of an encoder–decoder, or in a classifier.
+    A norm is linear except for its scale, a positive number that changes no order, see `LogitAttribution`. Logits are
+    compared before a softcap of the readout. The result is None if there is no such path to token logits, as in the
+    encoder of an encoder–decoder, or in a classifier.
     """
     stack, names = network.stacks()[-1], ("attention", "cross_attention", "feed_forward")
     sublayers = [(block, name) for block in stack.layers for name in names if getattr(block, name, None) is not None]
@@ -62,7 +64,8 @@ def promoted_tokens(
     own, *others = (getattr(block, f"{name}_residual") for block, name in after)
     x = outputs @ layer.o_proj.weight.detach().float().unflatten(1, (layer.num_heads, -1))[:, head].T
     for norm in norms:
-        x = (x - x.mean(dim=-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x) * norm.weight.detach().float()
+        x = x - x.mean(dim=-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+        x = x * weight_of(norm).detach().float()
     scale = own.branch * math.prod(float(residual.scale) for residual in others)
     logits = scale * x @ network.readout.proj.weight.detach().float().T
     return logits.topk(min(NUM_PROMOTED, logits.shape[1])).indices if scale else None

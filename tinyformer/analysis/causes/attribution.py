@@ -21,7 +21,7 @@ from tinyformer.measures.capture import rows_of
 from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
-from tinyformer.nn.layers import Stream
+from tinyformer.nn.layers import Stream, weight_of
 from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
 
@@ -63,7 +63,7 @@ class _Direction:
         if isinstance(norm, nn.LayerNorm) and norm.bias is not None:
             self.constant = self.constant + (self.u @ norm.bias).sum(dim=-1)
         spread = x - x.mean(dim=-1, keepdim=True) if centred else x
-        u = self.u * norm.weight * (spread.square().mean(dim=-1, keepdim=True) + cast(float, norm.eps)).rsqrt()
+        u = self.u * weight_of(norm) * (spread.square().mean(dim=-1, keepdim=True) + cast(float, norm.eps)).rsqrt()
         self.u = u - u.mean(dim=-1, keepdim=True) if centred else u
 
 
@@ -80,7 +80,7 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
     """The direct effect of each part on the score of each row; `score` must be linear in the logits.
 
     Raises:
-        ArgumentError: the readout is not linear, or a block or a norm is of a user-defined class.
+        ArgumentError: the readout is not linear or has a softcap, or a block or a norm is of a user-defined class.
     """
     network = context.network
     stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
@@ -89,6 +89,9 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
     if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
         reason = "is not linear, so a logit is no sum of contributions; TokenReadout is linear"
         raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
+    if isinstance(readout, TokenReadout) and readout.softcap is not None:
+        reason = "must be None: a bounded logit is no sum of contributions"
+        raise ArgumentError("network.readout.softcap", readout.softcap, reason)
     _, captured = exact_pass(context, batch, capture=names)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
     with torch.enable_grad():  # the score is linear, so its gradient is the direction

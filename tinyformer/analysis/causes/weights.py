@@ -19,8 +19,10 @@ from tinyformer.analysis.removal.redundancy import weights_by_head
 from tinyformer.errors import ArgumentError, require_at_most
 from tinyformer.nn import Attention, BaseAttention, LayerNorm, Network, PreNormBlock, RMSNorm, TokenReadout
 from tinyformer.nn.heads import layer_title
+from tinyformer.nn.layers import weight_of
 from tinyformer.nn.maps import is_own
 from tinyformer.nn.position import RelativePosition
+from tinyformer.nn.projections import ProjectionNorm
 from tinyformer.report.charts import head_graph
 from tinyformer.report.result import AnalysisResult
 
@@ -48,7 +50,7 @@ class HeadWeights:
 
     As in TransformerLens, the linear part of norms is folded into the weights, and U has mean 0 over the vocabulary,
     which does not change the softmax. Circuits leave out factors that depend on the token (the division by its norm, an
-    output gate), biases, added position embeddings, and feed-forward networks between heads.
+    output gate), biases, added position embeddings, feed-forward networks between heads, and a softcap of the readout.
 
     A score is beyond chance if it exceeds a limit below which all scores of 95 % of untrained networks stay. It is the
     95 % quantile of a Gumbel distribution, which describes maxima, with the mean and the variance of the largest scores
@@ -178,7 +180,8 @@ class Layer(NamedTuple):
         layer, norm, device = block.attention, block.attention_norm, block.attention.o_proj.weight.device
         weights = {name: weight.to(device, torch.float64) for name, weight in weights_by_head(layer).items()}
         q, k, v = (folded(norm, weights[name]) for name in ("W_Q", "W_K", "W_V"))
-        q, k = folded(layer.q_norm, q.mT), folded(layer.k_norm, k.mT).mT
+        q = q.mT * by_head(layer.q_norm, range(layer.num_heads))
+        k = (k.mT * by_head(layer.k_norm, layer.head_map.kv_heads)).mT
         q = layer.transform_queries(q.unsqueeze(0)).squeeze(0).mT
         return cls(at, layer, q, k, v, centred(norm, block.attention_residual.branch * weights["W_O"]))
 
@@ -241,7 +244,8 @@ def folded_stacks(network: Network) -> Iterator[Stack]:
         if type(readout) is TokenReadout and stack is stacks[-1]:
             (logits,) = readout.features(readout.proj.weight.double().unsqueeze(0))
             u = folded(stack.final_norm, logits - logits.mean(dim=0))
-        yield layers, centred(norm, stack.token_embedding.weight.double()) * getattr(norm, "weight", 1.0), u
+        embedded = stack.embedding_scale * stack.token_embedding.weight.double()
+        yield layers, centred(norm, embedded) * weight_of(norm), u
 
 
 def require_linear(block: Any) -> None:
@@ -298,7 +302,13 @@ def rotated(layer: BaseAttention, projection: Projection, position: int) -> Proj
 
 def folded(norm: nn.Module, weights: Tensor) -> Tensor:
     """The weights that follow a norm, multiplied by the linear part of the norm."""
-    return centred(norm, weights * getattr(norm, "weight", 1.0))
+    return centred(norm, weights * weight_of(norm))
+
+
+def by_head(norm: nn.Module, heads: Sequence[int]) -> Tensor:
+    """The weight of a norm of queries or keys, as a factor for the dimensions of some of its heads."""
+    weight = weight_of(norm)
+    return weight.unflatten(0, (norm.num_heads, 1, -1))[[*heads]] if isinstance(norm, ProjectionNorm) else weight
 
 
 def centred(norm: nn.Module, weights: Tensor) -> Tensor:

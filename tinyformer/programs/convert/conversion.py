@@ -206,8 +206,7 @@ def _function_of(config: DictConfig) -> Plain:
 
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
     """The differences that change outputs in evaluation; a bias that only the family has is exported as zeros."""
-    bias_of_zeros = ("bias", False, True)
-    return [d for d in differences if d.name not in WITHOUT_EFFECT and (d.name, d.value, d.other) != bias_of_zeros]
+    return [d for d in differences if d.name not in WITHOUT_EFFECT and (d.name, d.other) != ("bias", True)]
 
 
 def _key(difference: Difference, written: Any) -> str:

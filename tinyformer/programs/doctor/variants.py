@@ -68,6 +68,8 @@ VARIANTS = {
         Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
         Variant("elementwise", options={"gate": "elementwise"}, overrides=("attention.gate=elementwise",)),
         Variant("qk_norm", options={"qk_norm": True}, overrides=("attention.qk_norm=true",)),
+        Variant("projection_norm", options={"qk_norm": "projection"}, overrides=("attention.qk_norm=projection",)),
+        Variant("bias", options={"bias": "qkv"}, overrides=("attention.bias=qkv",)),
         Variant("dropout", options={"dropout": 0.1}, overrides=("attention.dropout=0.1",)),
     )
 }
