@@ -34,6 +34,9 @@ TOKENIZER = CharTokenizer().build(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR
 """48 letters after <unk> and <eos>: the 50 tokens of the small models."""
 
 
+CAPPED = partial(TokenReadout, softcap=3.0)
+
+
 def loud_transformer(num_layers=2, seed=0, pruned_heads=(), readout=TokenReadout, **options):
     torch.manual_seed(seed)
     encoder = make_encoder(num_layers=num_layers, **options)

@@ -111,11 +111,7 @@ class Scaled(Attention):
     [
         (loud_transformer, 0.9, "fraction=0.9: is 7 of 8 heads, of which 1 to 6 can be pruned"),
         (loud_transformer, 0.01, "fraction=0.01: is 0 of 8 heads"),
-        (
-            partial(loud_transformer, qk_norm="projection"),
-            0.4,
-            "network.encoder.block.attention.qk_norm='projection': divides all heads by one root",
-        ),
+        (partial(loud_transformer, qk_norm="projection"), 0.4, "qk_norm='projection': divides all heads by"),
         (
             partial(network, partial(Scaled, D_MODEL, 4)),
             0.4,

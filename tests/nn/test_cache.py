@@ -58,8 +58,8 @@ def test_every_sharing_decodes_at_every_position_in_every_window(sharing, positi
 def test_latents_decode_with_biases_and_with_one_head(sharing, bias):
     model = make_model(sharing, "rotary", bias=bias, sink=True)
     for layer in model.attentions():
-        for projection in (layer.k_proj, layer.v_proj):
-            _ = projection.bias is None or projection.bias.data.normal_()
+        for letter in "kv" if bias is True else bias:
+            getattr(layer, f"{letter}_proj").bias.data.normal_()
     assert_decodes(model, [4, 1, 1, 3, 2])
     assert_decodes(network(partial(LatentAttention, 32, 1, kv_rank=48, position=rotary)), [4, 1, 1, 3, 2])
     assert LatentAttention(32, 4).kv_rank == 4 * 8

@@ -113,16 +113,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(attention, num_kv_heads=3), "num_kv_heads=3: must divide num_heads=4; num_kv_heads=2 works."),
     (partial(attention, backend="fast"), "backend='fast': must be one of auto, eager, sdpa, flash, flex, fa3, fa4."),
     (partial(make_encoder, backend="fa3", softcap=5.0), "block.attention.backend='fa3': runs on CUDA, not on CPU, and"),
-    (
-        partial(attention, bias="qvx"),
-        "bias='qvx': must be true, false, or some of the letters q, k, v and o; bias='qkv'",
-    ),
+    (partial(attention, bias="qvx"), "bias='qvx': must be true, false, or some of the letters q, k, v and o; bias="),
     (partial(attention, qk_norm="head"), "qk_norm='head': must be one of False, True, projection."),
     (partial(TokenReadout, EMBEDDING, softcap=0.0), "softcap=0.0: must be above 0; softcap=30.0 works."),
-    (
-        partial(encoder, position=WAVES, scaled_embedding=True),
-        "scaled_embedding=True: multiplies embeddings twice: Sinuso",
-    ),
+    (partial(encoder, position=WAVES, scaled_embedding=True), "scaled_embedding=True: multiplies embeddings twice: "),
     (partial(Attention, 64, 4, scale=-0.1), "scale=-0.1: must be at least 0, and finite; scale=0.25 works."),
     (partial(attention, score=DotScore, scale=1.0), "scale=1.0: is a factor of the scaled dot product, but score is a"),
     (partial(attention, local_gaussian=True), "local_gaussian=True: needs a window; window=16 works."),

@@ -23,7 +23,6 @@ from tinyformer.nn import (
     LatentAttention,
     LayerNorm,
     PreNormBlock,
-    Residual,
     RMSNorm,
     RotaryPosition,
     TokenReadout,
@@ -67,11 +66,13 @@ def make(
     feed_forward: Callable[..., nn.Module],
     norm: Callable[..., nn.Module],
     attention: Any = Attention,
+    scaled_embedding: bool = False,
     **options: Any,
 ) -> Encoder:
     """An encoder with eager attention, which equals all other backends; `options` are those of the attention."""
     attention = partial(attention, D_MODEL, backend="eager", **options)
-    return Encoder(VOCAB, LAYERS, D_MODEL, SEQ + 2, partial(PreNormBlock, D_MODEL, attention, feed_forward, norm), norm)
+    block = partial(PreNormBlock, D_MODEL, attention, feed_forward, norm)
+    return Encoder(VOCAB, LAYERS, D_MODEL, SEQ + 2, block, norm, scaled_embedding=scaled_embedding)
 
 
 class OnlyStates(nn.Module):
@@ -193,38 +194,32 @@ def test_hidden_states_and_gradients_are_theirs(twins: Callable[[], Twins]) -> N
 
 
 def test_queries_and_keys_are_normalised_over_all_heads_as_in_olmo2() -> None:
-    model = hugging_face("Olmo2", **LLAMA_SIZES, **GROUPED, rms_norm_eps=1e-2)
-    theirs, x = model.layers[1].self_attn, torch.randn(2, SEQ, D_MODEL, generator=torch.Generator().manual_seed(1))
+    theirs = hugging_face("Olmo2", **LLAMA_SIZES, **GROUPED, rms_norm_eps=1e-2)
     ours = Attention(D_MODEL, **GROUPS, position=ROTARY, qk_norm="projection", qk_norm_eps=1e-2, backend="eager")
-    ours.load_state_dict(theirs.state_dict())
-    hidden = torch.full((SEQ, SEQ), -torch.inf).triu(1)[None, None]
-    rotation = model.rotary_emb(x, torch.arange(SEQ)[None])
-    both = [theirs(x.requires_grad_(), rotation, hidden)[0], ours(x, CAUSAL)]
-    upstream = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
-    inputs = [[x, *module.parameters()] for module in (theirs, ours)]
-    gradients = [torch.autograd.grad(out, given, upstream) for out, given in zip(both, inputs, strict=True)]
-    for actual, expected in [(both[1], both[0]), *zip(gradients[1], gradients[0], strict=True)]:
-        assert error(actual, expected) <= 1e-5
+    ours.load_state_dict(theirs.layers[1].self_attn.state_dict())
+    x, upstream = torch.randn(2, 2, SEQ, D_MODEL, generator=torch.Generator().manual_seed(1))
+    rotation, hidden = theirs.rotary_emb(x, torch.arange(SEQ)[None]), torch.full((SEQ, SEQ), -torch.inf).triu(1)
+    expected, _ = theirs.layers[1].self_attn(x.requires_grad_(), rotation, hidden[None, None])
+    outputs = ours(x, CAUSAL), expected
+    assert error(*outputs) <= 1e-5
+    assert error(*(torch.autograd.grad(output, x, upstream)[0] for output in outputs)) <= 1e-5
 
 
 def test_embeddings_are_scaled_and_logits_capped_as_in_gemma2() -> None:
-    """Their only layer adds nothing to the stream, and the weights of their norms are 1 + w."""
-    sizes = LLAMA_SIZES | {"num_hidden_layers": 1, "final_logit_softcapping": 1.5}
-    theirs = random_model("Gemma2", "Gemma2ForCausalLM", attn_implementation="eager", **sizes, **GROUPED)
-    for name in ("post_attention_layernorm", "post_feedforward_layernorm"):
-        torch.nn.init.constant_(getattr(theirs.model.layers[0], name).weight, -1)
-    off = dict.fromkeys(("attention_residual", "feed_forward_residual"), partial(Residual, branch=0))
-    parts = (partial(Attention, D_MODEL, **GROUPS), partial(GatedFeedForward, D_MODEL, D_FF), RMSNorm)
-    block = partial(PreNormBlock, D_MODEL, *parts, **off)
-    encoder = Encoder(VOCAB, 1, D_MODEL, SEQ, block, RMSNorm, scaled_embedding=True)
-    ours, ids = Transformer(encoder, partial(TokenReadout, softcap=1.5)), torch.arange(2 * SEQ).view(2, SEQ) % VOCAB
+    """The layers add nothing to the stream; the weights of their norms are 1 + w."""
+    sizes = {**LLAMA_SIZES, **GROUPED, "final_logit_softcapping": 1.5}
+    theirs = random_model("Gemma2", "Gemma2ForCausalLM", attn_implementation="eager", **sizes)
+    encoder, ids = make(**LLAMA, **GROUPS, scaled_embedding=True), torch.arange(2 * SEQ).view(2, SEQ) % VOCAB
+    ours = Transformer(encoder, partial(TokenReadout, softcap=1.5))
     with torch.no_grad():
+        for layer, own in zip(theirs.model.layers, encoder.layers, strict=True):
+            own.attention_residual.branch = own.feed_forward_residual.branch = 0
+            layer.post_attention_layernorm.weight.fill_(-1)
+            layer.post_feedforward_layernorm.weight.fill_(-1)
         encoder.token_embedding.weight.copy_(theirs.model.embed_tokens.weight)
         encoder.final_norm.weight.copy_(1 + theirs.model.norm.weight)
-    expected = theirs(ids, labels=ids)
-    losses = expected.loss, ours(ids[:, :-1], CAUSAL, targets=ids[:, 1:])
-    tables = theirs.model.embed_tokens.weight, encoder.token_embedding.weight
-    gradients = [torch.autograd.grad(loss, table)[0] for loss, table in zip(losses, tables, strict=True)]
-    assert expected.logits.abs().max() > 1
-    for actual, reference in ((ours(ids, CAUSAL), expected.logits), losses[::-1], gradients[::-1]):
-        assert error(actual, reference) <= 1e-5
+    expected, loss = theirs(ids, labels=ids), ours(ids[:, :-1], CAUSAL, targets=ids[:, 1:])
+    (gradient,) = torch.autograd.grad(loss, encoder.token_embedding.weight)
+    (reference,) = torch.autograd.grad(expected.loss, theirs.model.embed_tokens.weight)
+    assert error(ours(ids, CAUSAL), expected.logits) <= 1e-5
+    assert max(error(loss, expected.loss), error(gradient, reference)) <= 1e-5

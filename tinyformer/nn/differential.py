@@ -50,8 +50,8 @@ class DifferentialAttention(Attention):
         head_dim = head_dim_of(d_model, num_heads, num_heads if num_kv_heads is None else num_kv_heads, head_dim)
         if head_dim % 2:
             raise ArgumentError("head_dim", head_dim, "must be even, to be split in half", {"head_dim": head_dim + 1})
-        norm = {"qk_norm": qk_norm, "qk_norm_eps": qk_norm_eps}
-        super().__init__(d_model, num_heads, num_kv_heads, head_dim, v_head_dim, bias=bias, **norm, **options)
+        sizes = d_model, num_heads, num_kv_heads, head_dim, v_head_dim
+        super().__init__(*sizes, qk_norm, bias, qk_norm_eps=qk_norm_eps, **options)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer_index)
         # λ_q₁, λ_k₁, λ_q₂, λ_k₂, initialised as in the paper's code.
         self.lambdas = nn.ParameterList(nn.Parameter(0.1 * torch.randn(self.head_dim)) for _ in range(4))

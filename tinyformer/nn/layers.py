@@ -15,10 +15,7 @@ Stream: TypeAlias = Float[Tensor, "batch seq d_model"]
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean) / standard deviation, scaled and shifted (Ba et al. 2016, arXiv 1607.06450).
-
-    With `weight=False`, it is neither scaled nor shifted (OLMo, Groeneveld et al. 2024, arXiv 2402.00838).
-    """
+    """(x - mean) / standard deviation, scaled and shifted if `weight` (Ba et al. 2016, arXiv 1607.06450)."""
 
     def __init__(self, d_model: int, eps: float = 1e-5, bias: bool = True, weight: bool = True) -> None:
         super().__init__(d_model, eps=eps, bias=bias, elementwise_affine=weight)
@@ -32,10 +29,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / root mean square, scaled; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467).
-
-    With `weight=False`, it is not scaled.
-    """
+    """x / root mean square, scaled if `weight`; no mean, no bias (Zhang & Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(self, d_model: int, eps: float = 1e-6, weight: bool = True) -> None:
         super().__init__(d_model, eps=eps, elementwise_affine=weight)

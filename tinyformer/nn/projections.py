@@ -10,11 +10,9 @@ from tinyformer.nn.layers import RMSNorm
 
 
 def biases(bias: bool | str) -> dict[str, bool]:
-    """For each of the projections q, k, v and o, True if it has a bias.
+    """For each of the projections q, k, v and o, True if it has a bias: all, none, or those whose letters are given.
 
-    Args:
-        bias: True for all, False for none, or the letters of the projections with a bias: "qkv" in Qwen 2 (Yang et al.
-            2024, arXiv 2407.10671), "o" in GPT-Neo (Black et al. 2021).
+    "qkv" are the biases of Qwen 2 (Yang et al. 2024, arXiv 2407.10671), "o" those of GPT-Neo (Black et al. 2021).
     """
     letters = bias if isinstance(bias, str) else "qkvo" * bias
     if not set(letters) <= set("qkvo"):
@@ -23,10 +21,7 @@ def biases(bias: bool | str) -> dict[str, bool]:
 
 
 class ProjectionNorm(RMSNorm):
-    """RMSNorm of a whole projection, before it is split into heads (OLMo 2, Walsh et al. 2024, arXiv 2501.00656).
-
-    q = q / root mean square over all dimensions of all heads, with a learned scale for each dimension of each head.
-    """
+    """RMSNorm of a projection before it is split into heads (OLMo 2, Walsh et al. 2024, arXiv 2501.00656)."""
 
     def __init__(self, num_heads: int, head_dim: int, eps: float = 1e-6) -> None:
         super().__init__(num_heads * head_dim, eps)
@@ -44,8 +39,8 @@ QK_NORMS: dict[bool | str, Callable[[int, int, float], nn.Module]] = {
 }
 """Factories of the norm of queries or keys, called with `num_heads`, `head_dim` and `eps`.
 
-True divides each query and key by its root mean square, with a learned scale for each dimension, which the heads share
-(Henry et al. 2020, arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442); "projection" is a `ProjectionNorm`.
+True divides each query and key by its root mean square, with a learned scale that the heads share (Henry et al. 2020,
+arXiv 2010.04245; Dehghani et al. 2023, arXiv 2302.05442).
 """
 
 

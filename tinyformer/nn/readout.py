@@ -37,7 +37,7 @@ def vocabulary_scores(
     bias: Float[Tensor, " vocab_size"] | None = None,
     softcap: float | None = None,
 ) -> Float[Tensor, "*batch vocab_size"]:
-    """The logits x Wᵀ + b, with a cap c · tanh(logit / c)."""
+    """The logits x Wᵀ + b, or c · tanh((x Wᵀ + b) / c) with a softcap c."""
     scores = padded_scores(x, weight, bias, 64 if x.is_cuda else 1, softcap)
     return scores if scores.shape[-1] == len(weight) else scores[..., : len(weight)]
 
@@ -49,10 +49,9 @@ def padded_scores(
     multiple: int = 64,
     softcap: float | None = None,
 ) -> Float[Tensor, "*batch width"]:
-    """The logits of `vocabulary_scores`, and columns of zeros up to a multiple of `multiple`.
+    """The `vocabulary_scores`, and columns of zeros up to a multiple of `multiple` (GPT-2's 50,257 become 50,304).
 
-    With the default, GPT-2's 50,257 columns become 50,304: tensor cores are faster where 64 divides the sizes of a
-    product; CPUs gain nothing from that.
+    Tensor cores are faster where 64 divides the sizes of a product; CPUs gain nothing from that.
     """
     padding = -len(weight) % multiple
     if padding:
@@ -71,9 +70,7 @@ def vocabulary_cross_entropy(
     label_smoothing: float = 0.0,
     softcap: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean of -log softmax(logits)[target] over the targets that are not `IGNORED`, in nats; 0 if all are ignored.
-
-    The logits are those of `vocabulary_scores`.
+    """Mean of -log softmax(`vocabulary_scores`)[target] over targets other than `IGNORED`, in nats; 0 without any.
 
     At most `max_logits` logits are in memory at a time; the default is `CPU_LOGITS`, or on a GPU what `GPU_FRACTION`
     allows. If there are more logits, the logits of the first rows are kept for the backward pass; the others are

@@ -8,15 +8,22 @@ from matplotlib.text import Annotation
 from nn.model_cases import make_transformer
 from nn.variants import factory, network
 
-from analysis.contexts import CAUSAL, columns_of, loud_encoder_decoder, loud_transformer, make_context, pair_context
+from analysis.contexts import (
+    CAPPED,
+    CAUSAL,
+    columns_of,
+    loud_encoder_decoder,
+    loud_transformer,
+    make_context,
+    pair_context,
+)
 from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.causes.edges import EdgeGraph
 from tinyformer.analysis.causes.prompts import induction_pairs
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition, TokenReadout
+from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition
 
 ROTARY = {"position": False, "attention_position": partial(RotaryPosition, 16)}
-CAPPED = partial(TokenReadout, softcap=3.0)
 HALVED = partial(Residual, branch=0.5)
 NETWORKS = {
     "mha": partial(loud_transformer, bias=True, embedding_norm=True),

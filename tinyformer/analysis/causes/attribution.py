@@ -91,7 +91,7 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
         raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
     if isinstance(readout, TokenReadout) and readout.softcap is not None:
         reason = "must be None: a bounded logit is no sum of contributions"
-        raise ArgumentError("network.readout.softcap", readout.softcap, reason)
+        raise ArgumentError("readout_softcap", readout.softcap, reason)
     _, captured = exact_pass(context, batch, capture=names)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
     with torch.enable_grad():  # the score is linear, so its gradient is the direction

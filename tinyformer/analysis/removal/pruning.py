@@ -14,7 +14,7 @@ from tinyformer.analysis.context import AnalysisContext, Head, Trained
 from tinyformer.analysis.removal.ablation import gated, head_changes, head_importance, losses_along
 from tinyformer.costs.network import num_bytes
 from tinyformer.data.batches.windows import Batch, tensors
-from tinyformer.errors import ArgumentError, argument_path, require_choice
+from tinyformer.errors import ArgumentError, require_choice
 from tinyformer.hardware import median_seconds
 from tinyformer.nn import AttentionMask, Network
 from tinyformer.nn.heads import require_prunable
@@ -61,9 +61,8 @@ class HeadPruning:
 
     def __call__(self, model: Trained, folder: Path = Path()) -> AnalysisResult:
         context = model.sample(self.num_windows)
-        for address, layer in zip(context.addresses, context.layers, strict=True):
-            with argument_path("network", *context.network.kinds[address[:-1]]):
-                require_prunable(layer)
+        for layer in context.layers:
+            require_prunable(layer)
 
         def curve(order: Sequence[Head]) -> dict[int, float]:
             return {count: losses.mean for count, losses in losses_along(context, order, number).items()}
