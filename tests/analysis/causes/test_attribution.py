@@ -128,7 +128,7 @@ def test_findings_of_a_text_and_of_the_sample(tmp_path):
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (causal, {"answer": "a"}, "answer='a': needs text"),
+        (causal, {"answer": "a"}, "answer='a': needs a prompt"),
         (bert, {"text": "ab"}, "readout='MaskedTokenReadout': is not linear"),
         (partial(causal, readout=CAPPED), {"text": "ab"}, "readout_softcap=3.0: must be None: a bounded logit is"),
         (answerer, {"text": "ab"}, "does not predict a token after a text"),
