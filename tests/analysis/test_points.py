@@ -12,7 +12,7 @@ from nn.variants import NAMES, able, factory, network
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.points import intervention
 from tinyformer.model.model import Model
-from tinyformer.nn import Attention, PostNormBlock
+from tinyformer.nn import Attention, ParallelBlock, PostNormBlock, SandwichBlock
 from tinyformer.tasks import CausalLM
 
 ARGUMENTS = {
@@ -72,6 +72,8 @@ class Doubled(Attention):
 GRADIENTS = {
     "pre_norm": lambda: causal(bias=True, num_kv_heads=2, pruned_heads=[(0, 1)]),
     "post_norm": lambda: causal(kind=PostNormBlock, sink=True),
+    "sandwich": lambda: causal(kind=SandwichBlock),
+    "parallel": lambda: causal(kind=ParallelBlock),
     "mla": lambda: model("mla+rotary+qk_norm"),
     "differential": lambda: model("gqa+differential+sink+window"),
     "relative": lambda: model("gqa+relative"),

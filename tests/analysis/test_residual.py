@@ -27,7 +27,7 @@ from tinyformer.analysis.depth.gradients import gradient_norms, sublayer_gradien
 from tinyformer.analysis.depth.residual import distance_to_rank_one, linear_probe, rank_by_depth, token_cosine
 from tinyformer.data.batches.windows import IGNORED
 from tinyformer.measures.capture import attention_calls
-from tinyformer.nn import PostNormBlock, PreNormBlock, Residual
+from tinyformer.nn import ParallelBlock, PostNormBlock, PreNormBlock, Residual
 from tinyformer.nn.kernels.eager import attention_weights
 from tinyformer.nn.score import Scoring
 
@@ -55,6 +55,7 @@ def test_rank_measures_by_hand(x, distance, cosine):
 SUBJECTS = {
     "pre": (loud_transformer, make_context, {}),
     "post": (loud_transformer, make_context, {"kind": PostNormBlock}),
+    "parallel": (loud_transformer, make_context, {"kind": ParallelBlock}),
     "pairs": (loud_encoder_decoder, pair_context, {}),
 }
 subjects = pytest.mark.parametrize(("make", "context_of", "options"), SUBJECTS.values(), ids=SUBJECTS)
@@ -74,6 +75,7 @@ def test_losses_equal_those_of_models_built_without_the_part(make, context_of, o
         for name in RESIDUALS
         if kind == "decoder" or "cross" not in name
         for part in ("skip", "branch")
+        if (options, name, part) != ({"kind": ParallelBlock}, "feed_forward_residual", "skip")
     ]
     base = context.losses().mean
     for (kind, layer, sublayer, part), loss, change in zip(removed, table["loss"], table["change"], strict=True):
@@ -106,6 +108,16 @@ def test_ranks_are_those_of_the_residual_stream_of_rows_without_padding(make, co
             torch.testing.assert_close(torch.tensor([row[-2:] for row in of_model]), expected)
     last = "/".join(["analysis", *kind, "untrained_without_skips/rank_distance"])
     assert found.scalars[last] == rows[-1][-2]
+
+
+@torch.no_grad()
+def test_a_parallel_layer_without_its_skip_is_the_sum_of_both_sublayers():
+    network, x = loud_transformer(kind=ParallelBlock), torch.randn(2, 8, 32)
+    block = network.encoder.layers[0]
+    with without_skips(network):
+        found = block(x, CAUSAL)
+    expected = block.attention(block.attention_norm(x), CAUSAL) + block.feed_forward(block.feed_forward_norm(x))
+    torch.testing.assert_close(found, expected)
 
 
 # What a linear probe reads from the residual stream.

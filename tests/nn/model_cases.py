@@ -15,10 +15,23 @@ from tinyformer.nn import (
     FeedForward,
     LayerNorm,
     LearnedPosition,
+    ParallelBlock,
+    PostNormBlock,
     PreNormBlock,
+    ReorderedBlock,
+    SandwichBlock,
     TokenReadout,
     Transformer,
 )
+
+BLOCKS: dict[str, Any] = {
+    "pre_norm": PreNormBlock,
+    "post_norm": PostNormBlock,
+    "sandwich": SandwichBlock,
+    "reordered": ReorderedBlock,
+    "parallel": ParallelBlock,
+    "shared": partial(ParallelBlock, shared_norm=True),
+}
 
 
 def block_factory(

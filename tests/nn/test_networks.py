@@ -1,4 +1,4 @@
-"""Blocks, stacks of them, and whole networks: what is where, what it sees, and its initial weights."""
+"""Stacks of blocks, and whole networks: what is where, what it sees, and its initial weights."""
 
 from functools import partial
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from nn.model_cases import block_factory, make_encoder, make_encoder_decoder, make_transformer, randomised, token_ids
-from nn.variants import CAUSAL, NAMES, error, factory, tokens
+from nn.model_cases import BLOCKS, make_encoder, make_encoder_decoder, make_transformer, token_ids
+from nn.variants import CAUSAL, NAMES, error, factory
 from tinyformer.measures import capture_attention
 from tinyformer.nn import (
     Attention,
@@ -23,22 +23,8 @@ from tinyformer.nn import (
     Transformer,
 )
 
-BLOCKS = pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock], ids=["pre", "post"])
 SOURCE, TARGET, LENGTHS = token_ids(seq=9), token_ids(seq=7, seed=1), torch.tensor([9, 5])
 PADDED = AttentionMask(lengths=LENGTHS)
-
-
-# Blocks.
-
-
-@BLOCKS
-def test_dropout_acts_on_both_sublayers_in_training_only(kind):
-    block, x = randomised(block_factory(kind, dropout=1.0)()), tokens()
-    expected = x if kind is PreNormBlock else block.feed_forward_norm(block.attention_norm(x))
-    assert torch.equal(block.train()(x, CAUSAL), expected)
-    without = block_factory(kind)()
-    without.load_state_dict(block.state_dict())
-    assert torch.equal(block.eval()(x, CAUSAL), without(x, CAUSAL))
 
 
 def made(network: Transformer | EncoderDecoder, shared: bool = True, **options: Any) -> Transformer | EncoderDecoder:
@@ -90,7 +76,7 @@ def test_gradients_do_not_depend_on_whether_activations_are_kept(kind, dropout):
     assert torch.equal(*states)
 
 
-@BLOCKS
+@pytest.mark.parametrize("kind", BLOCKS.values(), ids=BLOCKS)
 @pytest.mark.parametrize(("low", "autocast"), [(True, True), (True, False), (False, True)])
 def test_the_residual_stream_has_autocasts_dtype_by_choice(kind, low, autocast):
     encoder, plain, streams = make_encoder(kind=kind, autocast_residual=low), make_encoder(kind=kind), []

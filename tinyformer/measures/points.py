@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import running_hooks
-from tinyformer.nn import AttentionInputs, BaseAttention, ClassReadout, Encoder, Network
+from tinyformer.nn import AttentionInputs, BaseAttention, Block, ClassReadout, Encoder, Network
 from tinyformer.nn.maps import TOLERANCES, NoMapsError, is_own
 from tinyformer.nn.textbook import TextbookAttention
 
@@ -91,7 +91,7 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
                 for name, point in _of_attention(module, seq, keys_seq):
                     yield f"layers.{index}.{attention}.{name}", point
             if attention in modules:
-                yield f"layers.{index}.{attention}.output", Point(modules[attention], stream)
+                yield from _of_output(layer, index, attention, stream)
             if f"residual_{mid}_hook" in modules:
                 yield f"layers.{index}.residual_{mid}", Point(modules[f"residual_{mid}_hook"], stream)
         if feed_forward := modules.get("feed_forward"):
@@ -99,9 +99,16 @@ def _of_stack(stack: Encoder, seq: str) -> Iterator[tuple[str, Point]]:
             if isinstance(down := getattr(feed_forward, "down_proj", None), nn.Linear):
                 neurons: Shape = ("batch", seq, down.in_features)
                 yield f"layers.{index}.feed_forward.neurons", Point(down, neurons, is_input=True)
-            yield f"layers.{index}.feed_forward.output", Point(feed_forward, stream)
+            yield from _of_output(layer, index, "feed_forward", stream)
         yield f"layers.{index}.residual_post", Point(layer, stream)
     yield "final_norm", Point(stack.final_norm, stream)
+
+
+def _of_output(layer: nn.Module, index: int, sublayer: str, stream: Shape) -> Iterator[tuple[str, Point]]:
+    """The output of a sublayer, and what the block's norm of it gives, if there is one."""
+    yield f"layers.{index}.{sublayer}.output", Point(getattr(layer, sublayer), stream)
+    if isinstance(layer, Block) and "output" in layer.norm_names:
+        yield f"layers.{index}.{sublayer}.output_norm", Point(layer.norms(sublayer).output, stream)
 
 
 def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:

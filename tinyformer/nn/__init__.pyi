@@ -1,5 +1,5 @@
 from .attention import Attention, BaseAttention
-from .block import Context, PostNormBlock, PreNormBlock
+from .block import Block, Context, ParallelBlock, PostNormBlock, PreNormBlock, ReorderedBlock, SandwichBlock
 from .cache import Cache, LayerCache
 from .differential import DifferentialAttention
 from .heads import HeadGate, OutputGate, prune_heads
@@ -41,6 +41,7 @@ __all__ = [
     "AttentionOptions",
     "BaseAttention",
     "BaseConv",
+    "Block",
     "Cache",
     "ClassReadout",
     "Context",
@@ -60,12 +61,15 @@ __all__ = [
     "MaskedTokenReadout",
     "Network",
     "OutputGate",
+    "ParallelBlock",
     "PostNormBlock",
     "PreNormBlock",
     "RMSNorm",
     "RelativePosition",
+    "ReorderedBlock",
     "Residual",
     "RotaryPosition",
+    "SandwichBlock",
     "ScaledDotScore",
     "ScoreMod",
     "Scoring",

@@ -1,14 +1,14 @@
-"""One transformer layer: attention, then a feed-forward network, each with a norm and a residual connection.
+"""One transformer layer: attention, then a feed-forward network, each with norms and a residual connection.
 
-In a decoder that attends to an encoder's output, cross-attention comes between the two.
+In a decoder that attends to an encoder's output, cross-attention comes between the two. In a parallel layer, both read
+the input of the layer.
 """
 
 import copy
 import inspect
-from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,9 +23,6 @@ from tinyformer.nn.side_inputs import SideInputs
 from tinyformer.nn.softmax import SoftmaxAttention
 from tinyformer.nn.textbook import TextbookAttention
 
-AddTo: TypeAlias = Callable[[Stream, Tensor], Stream]
-"""A residual connection: the residual stream after an update, given the stream and the update."""
-
 
 class Context(NamedTuple):
     """The sequence that cross-attention attends to: a vector for each token, and a mask of the visible tokens.
@@ -36,6 +33,14 @@ class Context(NamedTuple):
     vectors: Float[Tensor, "batch k_seq d_model"]
     mask: AttentionMask
     cache: LayerCache | None = None
+
+
+class Norms(NamedTuple):
+    """The norms of a sublayer f: stream(x + output(f(input(x)))). A norm that a block lacks is the identity."""
+
+    input: nn.Module = nn.Identity()
+    output: nn.Module = nn.Identity()
+    stream: nn.Module = nn.Identity()
 
 
 def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> nn.Module:
@@ -64,7 +69,7 @@ def _possible(attention: nn.Module) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Base class of pre-norm and post-norm blocks, which creates the modules of one layer from their factories.
+    """Base class of blocks, which creates the modules of one layer from their factories and runs them in sequence.
 
     Args:
         attention: factory of the attention, called with `layer_index` and `num_layers` if it accepts them. The module's
@@ -84,8 +89,13 @@ class Block(nn.Module):
             is then called with this `kind`, too, and the factory of the cross-attention with `kind="cross"`.
     """
 
-    ends_normalised: bool
-    """True if the layer's output is normalised, so that the encoder needs no final norm."""
+    norm_names: ClassVar[Mapping[str, str]]
+    """The norms of each sublayer: the field of `Norms`, and the end of the module's name, as in `attention_norm`."""
+
+    @property
+    def ends_normalised(self) -> bool:
+        """True if the layer's output is normalised, so that the encoder needs no final norm."""
+        return "stream" in self.norm_names
 
     def __init__(
         self,
@@ -105,22 +115,27 @@ class Block(nn.Module):
         super().__init__()
         layer = {"layer_index": layer_index, "num_layers": num_layers}
         own, cross = ({}, {}) if kind is None else ({"kind": kind}, {"kind": "cross"})
-        with argument_path("norm"):
-            self.attention_norm = norm(d_model)
+
+        def add_norms(sublayer: str) -> None:
+            with argument_path("norm"):
+                for name in self.norm_names.values():
+                    self.add_module(f"{sublayer}_{name}", norm(d_model))
+
+        add_norms("attention")
         with argument_path("attention"):
             self.attention = _possible(make_attention(attention, d_model, **layer, **own))
         with argument_path("attention_residual"):
             self.attention_residual = attention_residual(**layer)
         self.cross_attention = None
         if cross_attention is not None:
-            self.cross_attention_norm = norm(d_model)
+            add_norms("cross_attention")
             with argument_path("cross_attention"):
                 self.cross_attention = _possible(make_attention(cross_attention, d_model, **layer, **cross))
             with argument_path("cross_attention_residual"):
                 self.cross_attention_residual = cross_attention_residual(**layer)
             self.residual_cross_mid_hook = nn.Identity()  # its hooks see the residual stream after the cross-attention
         self.residual_mid_hook = nn.Identity()  # its hooks see the residual stream after the attention
-        self.feed_forward_norm = norm(d_model)
+        add_norms("feed_forward")
         with argument_path("feed_forward"):
             self.feed_forward = feed_forward()
         with argument_path("feed_forward_residual"):
@@ -136,59 +151,118 @@ class Block(nn.Module):
         side: SideInputs | None = None,
     ) -> Stream | tuple[Stream, SideInputs]:
         """The residual stream after this layer; with `side`, also the side inputs of the next layer."""
-        options: dict[str, Any] = {} if cache is None else {"cache": cache}  # any module takes x and mask
-        values = None
+        following = side
 
-        def attend(x: Tensor) -> Tensor:
-            nonlocal values
-            if side is None or not getattr(self.attention, "reads_side_inputs", False):
-                return self.attention(x, mask, **options)
-            output, values = self.attention(x, mask, **options, side=side)
+        def attend(x: Stream) -> Stream:
+            nonlocal following
+            output, following = self.attend(x, mask, cache, side)
             return output
 
-        def around(residual: nn.Module) -> AddTo:
-            if side is None or getattr(residual, "embedding_factor", None) is None:
-                return residual
-            return partial(residual, embedding=side.embedding)
-
-        x = self.residual_mid_hook(self.sublayer(x, attend, self.attention_norm, around(self.attention_residual)))
+        x = self.residual_mid_hook(self.sublayer(x, attend, "attention", side))
         if self.cross_attention is not None:
             if context is None:
                 raise ArgumentError("context", None, "is needed by a block with cross-attention")
             cached = {} if context.cache is None else {"cache": context.cache}
             across = partial(self.cross_attention, context=context.vectors, context_mask=context.mask, **cached)
-            x = self.sublayer(x, across, self.cross_attention_norm, around(self.cross_attention_residual))
-            x = self.residual_cross_mid_hook(x)
-        x = self.sublayer(x, self.feed_forward, self.feed_forward_norm, around(self.feed_forward_residual))
-        if side is None:
-            return x
-        return x, side if side.first_values is not None else side._replace(first_values=values)
+            x = self.residual_cross_mid_hook(self.sublayer(x, across, "cross_attention", side))
+        x = self.sublayer(x, self.feed_forward, "feed_forward", side)
+        return x if following is None else (x, following)
 
-    @abstractmethod
-    def sublayer(
-        self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: Callable[..., Stream]
-    ) -> Stream:
-        """The residual stream after a sublayer f."""
+    def attend(
+        self, x: Stream, mask: AttentionMask, cache: LayerCache | None = None, side: SideInputs | None = None
+    ) -> tuple[Stream, SideInputs | None]:
+        """The output of the attention, of any module that takes x and mask, and the side inputs of the next layer."""
+        options: dict[str, Any] = {} if cache is None else {"cache": cache}
+        if side is None or not getattr(self.attention, "reads_side_inputs", False):
+            return self.attention(x, mask, **options), side
+        output, values = self.attention(x, mask, **options, side=side)
+        return output, side if side.first_values is not None else side._replace(first_values=values)
+
+    def add(self, sublayer: str, x: Stream, update: Tensor, side: SideInputs | None) -> Stream:
+        """The residual stream after the output of a sublayer is added."""
+        residual = getattr(self, f"{sublayer}_residual")
+        if side is None or getattr(residual, "embedding_factor", None) is None:
+            return residual(x, update)
+        return residual(x, update, side.embedding)
+
+    def norms(self, sublayer: str) -> Norms:
+        """The norms of "attention", "cross_attention" or "feed_forward"."""
+        return Norms(**{place: getattr(self, f"{sublayer}_{name}") for place, name in self.norm_names.items()})
+
+    def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], name: str, side: SideInputs | None = None) -> Stream:
+        """The residual stream after a sublayer f: stream(x + output(f(input(x)))), with the norms of its name."""
+        norms = self.norms(name)
+        added = self.dropout(norms.output(f(norms.input(x))))
+        # Autocast normalises in fp32; the residual stream keeps its own dtype.
+        return norms.stream(self.add(name, x, added, side)).to(x.dtype)
 
 
 class PreNormBlock(Block):
     """x + f(norm(x)): the residual stream itself is not normalised (Xiong et al. 2020, arXiv 2002.04745; GPT-2)."""
 
-    ends_normalised = False
-
-    def sublayer(
-        self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: Callable[..., Stream]
-    ) -> Stream:
-        return residual(x, self.dropout(f(norm(x))))
+    norm_names: ClassVar = {"input": "norm"}
 
 
 class PostNormBlock(Block):
     """norm(x + f(x)): the order of the original transformer (Vaswani et al. 2017, arXiv 1706.03762; BERT)."""
 
-    ends_normalised = True
+    norm_names: ClassVar = {"stream": "norm"}
 
-    def sublayer(
-        self, x: Stream, f: Callable[[Tensor], Tensor], norm: nn.Module, residual: Callable[..., Stream]
-    ) -> Stream:
-        # Autocast normalises in fp32; the residual stream keeps its own dtype.
-        return norm(residual(x, self.dropout(f(x)))).to(x.dtype)
+
+class SandwichBlock(Block):
+    """x + norm_out(f(norm_in(x))): input and output of each sublayer are normalised.
+
+    The order is that of Gemma 2 (arXiv 2408.00118) and Gemma 3, called Peri-LN by Kim et al. 2025 (arXiv 2502.02732).
+    """
+
+    norm_names: ClassVar = {"input": "norm", "output": "output_norm"}
+
+
+class ReorderedBlock(Block):
+    """x + norm(f(x)): the output of each sublayer is normalised, and its input is not (OLMo 2, arXiv 2501.00656)."""
+
+    norm_names: ClassVar = {"output": "norm"}
+
+
+class ParallelBlock(Block):
+    """x + attention(norm_1(x)) + feed_forward(norm_2(x)): both sublayers read the input of the layer.
+
+    The order is that of GPT-J and Phi, with a single norm, and of GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and
+    Pythia, with two. `residual_mid` is x + attention(norm_1(x)), to which the feed-forward network adds but which it
+    does not read; so the skip of `attention_residual` is the factor of x, and that of `feed_forward_residual` the
+    factor of this sum.
+
+    Args:
+        shared_norm: whether the feed-forward network reads the same norm of x as attention.
+        arguments, options: see `Block`; cross-attention is not supported.
+    """
+
+    norm_names: ClassVar = {"input": "norm"}
+
+    def __init__(self, *arguments: Any, shared_norm: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.shared_norm = shared_norm
+        if self.cross_attention is not None:
+            reason = "has no cross-attention, which a decoder needs; PreNormBlock has"
+            raise ArgumentError("block", type(self).__name__, reason)
+        if shared_norm:
+            del self.feed_forward_norm
+
+    def norms(self, sublayer: str) -> Norms:
+        return super().norms("attention" if self.shared_norm else sublayer)
+
+    def forward(
+        self,
+        x: Stream,
+        mask: AttentionMask,
+        cache: LayerCache | None = None,
+        context: Context | None = None,
+        side: SideInputs | None = None,
+    ) -> Stream | tuple[Stream, SideInputs]:
+        """The residual stream after this layer, see `Block`."""
+        normed = self.norms("attention").input(x)
+        attended, following = self.attend(normed, mask, cache, side)
+        mid = self.residual_mid_hook(self.add("attention", x, self.dropout(attended), side))
+        read = normed if self.shared_norm else self.norms("feed_forward").input(x)
+        x = self.add("feed_forward", mid, self.dropout(self.feed_forward(read)), side)
+        return x if following is None else (x, following)

@@ -61,7 +61,7 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
 
     Args:
         model: the module whose weights are initialised.
-        num_branches: number of residual branches in all layers: two per layer, or three with cross-attention.
+        num_branches: number of residual branches in all layers, see `count_branches`.
         std: standard deviation of all weights with `normal`, and of tables of relative positions with either `init`.
         init: a name in `INITIALISATIONS`.
     """
@@ -71,6 +71,15 @@ def init_weights(model: nn.Module, num_branches: int, std: float = 0.02, init: s
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def count_branches(stack: Encoder, per_layer: int) -> int:
+    """The number of residual branches in all layers; 1 if norms of the sublayers' outputs set the size of each branch.
+
+    A layer has two branches, or three with cross-attention.
+    """
+    has_output_norms = "output" in getattr(stack.layers[-1], "norm_names", ())
+    return 1 if has_output_norms else per_layer * len(stack.layers)
 
 
 class NoInitialisation(TorchFunctionMode):
@@ -110,7 +119,7 @@ class Transformer(Network):
         with argument_path("readout"):
             self.readout = readout(encoder.token_embedding)
         self.prune(pruned_heads)
-        init_weights(self, 2 * len(encoder.layers), init_std, init)
+        init_weights(self, count_branches(encoder, 2), init_std, init)
 
     def forward(
         self,
@@ -175,8 +184,8 @@ class EncoderDecoder(Network):
             self.readout = readout(decoder.token_embedding)
         self.prune(pruned_heads)
         init_weights(self.readout, 1, init_std, init)  # before the embedding, which may be tied to the readout
-        init_weights(encoder, 2 * len(encoder.layers), init_std, init)
-        init_weights(decoder, 3 * len(decoder.layers), init_std, init)
+        init_weights(encoder, count_branches(encoder, 2), init_std, init)
+        init_weights(decoder, count_branches(decoder, 3), init_std, init)
 
     def forward(
         self,

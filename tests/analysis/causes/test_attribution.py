@@ -10,19 +10,20 @@ import torch
 import yaml
 from commands import ROOT
 from model.models import LABELS, answerer, causal, classifier, model, randomised, translator
-from nn.model_cases import make_encoder
+from nn.model_cases import BLOCKS, make_encoder
 from nn.variants import factory, network
 from torch import nn
 
 from analysis.contexts import CAPPED, columns_of, make_context, pair_context
 from analysis.test_transformer_lens import IDS, assert_same, both
 from tinyformer.analysis import AnalysisContext, LogitAttribution
+from tinyformer.analysis.atlas.snippets import promoted_tokens
 from tinyformer.analysis.causes.attribution import direct_effects
 from tinyformer.analysis.causes.prompts import Prompts, read_prompt
 from tinyformer.analysis.context import Snapshot
 from tinyformer.errors import ArgumentError
 from tinyformer.model.model import Model
-from tinyformer.nn import ClassReadout, LayerNorm, MaskedTokenReadout, PostNormBlock, Residual, RMSNorm, Transformer
+from tinyformer.nn import ClassReadout, LayerNorm, MaskedTokenReadout, Residual, RMSNorm, SandwichBlock, Transformer
 from tinyformer.tasks import CausalLM, Classification, Seq2Seq
 
 
@@ -58,11 +59,12 @@ MODELS = {
     "latent": partial(model, "mla+rotary+qk_norm"),
     "differential": partial(model, "differential+t5"),
     "values by distance": partial(model, "gqa+relative"),
-    "post-norm": partial(causal, kind=PostNormBlock),
+    **{name: partial(causal, kind=kind, norm=LayerNorm, bias=True) for name, kind in BLOCKS.items()},
     "RMSNorm": partial(causal, norm=RMSNorm),
     "no weight, scaled embedding": partial(causal, norm=partial(LayerNorm, weight=False), scaled_embedding=True),
     "scales": scaled,
     "side inputs": mixing,
+    "scales and norms of outputs": partial(scaled, kind=SandwichBlock, norm=RMSNorm),
     "pruned": partial(causal, pruned_heads=[[0, 1], [1, 0], [1, 3]]),
     "encoder–decoder": translator,
     "mean": partial(pooled, "mean"),
@@ -86,6 +88,18 @@ def test_the_parts_add_up_to_the_logit_and_the_keys_to_the_head(name):
     for head, by_key in sources.items():
         torch.testing.assert_close(by_key.sum(dim=1), effects[head], atol=1e-9, rtol=0)
     assert bool(sources) == (name not in ("differential", "values by distance"))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_tokens_that_a_head_promotes_have_the_largest_effects(name):
+    context = context_of(causal(kind=BLOCKS[name], norm=RMSNorm))
+    prompts, point = read_prompt(context, "abba", None, "c", None), "layers.0.attention.output_by_head"
+    outputs = prompts.run(context, capture=point)[1][point][:, 2, -1]
+    effects = [
+        direct_effects(context, prompts.batch, lambda logits, at=at: logits[:, -1, at]).parts[0, 2] for at in range(50)
+    ]
+    promoted = promoted_tokens(context.network, context.network.attentions()[0], 2, outputs.float())
+    assert torch.equal(promoted[0], torch.cat(effects).topk(3).indices)
 
 
 @pytest.mark.slow

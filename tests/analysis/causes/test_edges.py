@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from matplotlib.text import Annotation
-from nn.model_cases import make_transformer
+from nn.model_cases import BLOCKS, make_transformer
 from nn.variants import factory, network
 
 from analysis.contexts import (
@@ -21,7 +21,7 @@ from tinyformer.analysis import EdgeAttribution
 from tinyformer.analysis.causes.edges import EdgeGraph
 from tinyformer.analysis.causes.prompts import induction_pairs
 from tinyformer.errors import ArgumentError
-from tinyformer.nn import PostNormBlock, Residual, RMSNorm, RotaryPosition
+from tinyformer.nn import ParallelBlock, PostNormBlock, Residual, RMSNorm, RotaryPosition, SandwichBlock
 
 ROTARY = {"position": False, "attention_position": partial(RotaryPosition, 16)}
 HALVED = partial(Residual, branch=0.5)
@@ -29,6 +29,8 @@ NETWORKS = {
     "mha": partial(loud_transformer, bias=True, embedding_norm=True),
     "gqa_pruned": partial(loud_transformer, num_kv_heads=2, pruned_heads=[(0, 1)], attention_residual=HALVED),
     "mqa_rms": partial(loud_transformer, num_kv_heads=1, norm=RMSNorm, **ROTARY),
+    "parallel": partial(loud_transformer, kind=ParallelBlock),
+    "parallel_shared": partial(loud_transformer, kind=BLOCKS["shared"]),
     "mla": lambda: network(factory("mla+rotary+qk_norm")),
     "projection_norm": partial(loud_transformer, bias="qkv", qk_norm="projection", readout=CAPPED, **ROTARY),
     "differential": lambda: network(factory("gqa+differential+rotary+qk_norm")),
@@ -68,9 +70,10 @@ def by_hand(graph, receiver, shift, x):
             is_head = (torch.arange(len(same)) == same.index(receiver))[:, None, None, None]
             qkv = qkv._replace(**{part[0]: torch.where(is_head, other, own).flatten(1, 2)})
         heads = attention.attend(qkv, CAUSAL, False)
-        x = block.attention_residual(x, attention.o_proj(heads.transpose(1, 2).flatten(-2)))
-        read = x + shift if is_here and not part else x
-        x = block.feed_forward_residual(x, block.feed_forward(block.feed_forward_norm(read)))
+        mid = block.attention_residual(x, attention.o_proj(heads.transpose(1, 2).flatten(-2)))
+        read = x if isinstance(block, ParallelBlock) else mid
+        normed = block.norms("feed_forward").input(read + shift if is_here and not part else read)
+        x = block.feed_forward_residual(mid, block.feed_forward(normed))
     return network.readout(network.encoder.final_norm(x + shift if name == "logits" else x))
 
 
@@ -178,6 +181,7 @@ def test_the_circuit_of_induction_by_hand_is_found_and_untrained_weights_have_no
 
 REFUSED = {
     "block='PostNormBlock': must be a PreNormBlock": partial(loud_transformer, kind=PostNormBlock),
+    "block='SandwichBlock': must be a PreNormBlock": partial(loud_transformer, kind=SandwichBlock),
     "feed_forward_residual=": partial(loud_transformer, feed_forward_residual=partial(Residual, 0.5)),
     "gate=True: must be False": partial(loud_transformer, gate=True),
     "network='EncoderDecoder': has two stacks": loud_encoder_decoder,

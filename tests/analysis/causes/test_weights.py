@@ -46,6 +46,8 @@ def matrices(network, distances=(0,)):
         (RMSNorm, {"num_kv_heads": 1, "attention_position": ROTARY, "qk_norm": True, "embedding_norm": True}),
         (partial(RMSNorm, weight=False), {"num_kv_heads": 2, "qk_norm": "projection", "scaled_embedding": True}),
         (nn.Identity, {"score": "general", "attention_residual": partial(Residual, branch=-3)}),
+        (partial(LayerNorm, bias=False), {"kind": ours.SandwichBlock}),
+        (RMSNorm, {"kind": ours.ReorderedBlock}),
     ],
 )
 @torch.no_grad()
@@ -59,8 +61,9 @@ def test_entries_are_what_a_layer_computes_from_pairs_of_tokens(norm, options):
     layer, found = block.attention, matrices(network, range(9))
     embedded = stack.token_embedding.weight[tokens][None] * (32**0.5 if options.get("scaled_embedding") else 1)
     x = stack.embedding_norm(embedded)
-    vectors = block.attention_norm(x)
-    sizes = (divided_by(block.attention_norm, x) * divided_by(stack.embedding_norm, embedded)).mT
+    norms = block.norms("attention")
+    vectors = norms.input(x)
+    sizes = (divided_by(norms.input, x) * divided_by(stack.embedding_norm, embedded)).mT
     q, k = (split_heads(projection(vectors), 8) for projection in (layer.q_proj, layer.k_proj))
     of_q, of_k = divided_by(layer.q_norm, q)[0, :, :, None], divided_by(layer.k_norm, k)[0, :, None]
     scores = layer.maps_of_call(layer.inputs(vectors)).logits[0] / layer.score.scale * sizes * sizes.mT
@@ -71,8 +74,9 @@ def test_entries_are_what_a_layer_computes_from_pairs_of_tokens(norm, options):
     for head, entries in enumerate(found["OV"][:, tokens]):
         with ablated(layer, [other for other in range(4) if other != head]):  # each token attends to itself alone
             heads_output = layer(vectors.mT.permute(2, 0, 1))
-        written = block.attention_residual(torch.zeros_like(heads_output), heads_output)
+        written = block.attention_residual(torch.zeros_like(heads_output), norms.output(heads_output))
         logits = network.readout(stack.final_norm(written))[:, 0] * divided_by(stack.final_norm, written) * sizes
+        logits *= divided_by(norms.output, heads_output)
         torch.testing.assert_close(entries, logits - logits.mean(dim=1, keepdim=True), rtol=1e-3, atol=1e-3)
 
 

@@ -14,7 +14,7 @@ from tinyformer.analysis.atlas.tally import CLASSES, Entries, Smallest
 from tinyformer.analysis.context import AnalysisContext
 from tinyformer.files import finite
 from tinyformer.measures.capture import map_names
-from tinyformer.nn import BaseAttention, Network, PostNormBlock, PreNormBlock, TokenReadout
+from tinyformer.nn import BaseAttention, Block, Network, TokenReadout
 from tinyformer.nn.layers import weight_of
 from tinyformer.report.page import packed
 
@@ -55,10 +55,11 @@ def promoted_tokens(
     sublayers = [(block, name) for block in stack.layers for name in names if getattr(block, name, None) is not None]
     place = next((at for at, (block, name) in enumerate(sublayers) if getattr(block, name) is layer), len(sublayers))
     after = sublayers[place:]
-    norms = [getattr(block, f"{name}_norm") for block, name in after if isinstance(block, PostNormBlock)]
-    norms = [norm for norm in (*norms, stack.final_norm) if not isinstance(norm, nn.Identity)]
+    of_sublayers = [block.norms(name) for block, name in after if isinstance(block, Block)]
+    norms = [*(of.output for of in of_sublayers[:1]), *(of.stream for of in of_sublayers), stack.final_norm]
+    norms = [norm for norm in norms if not isinstance(norm, nn.Identity)]
     are_linear = [isinstance(norm, nn.LayerNorm | nn.RMSNorm) for norm in norms]
-    are_linear += [isinstance(block, PreNormBlock | PostNormBlock) for block, _ in after]
+    are_linear += [isinstance(block, Block) for block, _ in after]
     if not after or not all(are_linear) or type(network.readout) is not TokenReadout:
         return None
     own, *others = (getattr(block, f"{name}_residual") for block, name in after)

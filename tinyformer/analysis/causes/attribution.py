@@ -19,7 +19,7 @@ from tinyformer.data.batches.windows import IGNORED, Batch
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import rows_of
 from tinyformer.measures.points import points_of
-from tinyformer.nn import BaseAttention, ClassReadout, PostNormBlock, PreNormBlock, Residual, TokenReadout
+from tinyformer.nn import BaseAttention, Block, ClassReadout, Residual, TokenReadout
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.layers import Stream, weight_of
 from tinyformer.report.charts import named_grid, token_grid
@@ -46,11 +46,11 @@ class _Direction:
     """
 
     def __init__(self, u: Stream) -> None:
-        self.u, self.constant = u, u.new_zeros(len(u))
+        self.u, self.constant, self.of_embedding = u, u.new_zeros(len(u)), torch.zeros_like(u)
 
-    def effect(self, update: Tensor, scale: float = 1.0) -> Float[Tensor, " rows"]:
-        """The scale times u · update, summed over the tokens."""
-        return scale * (self.u * update).sum(dim=(-1, -2))
+    def effect(self, update: Tensor) -> Float[Tensor, " rows"]:
+        """U · update, summed over the tokens."""
+        return (self.u * update).sum(dim=(-1, -2))
 
     def before_norm(self, norm: nn.Module, x: Stream) -> None:
         """Carry the direction back through a norm whose input is x."""
@@ -65,6 +65,13 @@ class _Direction:
         spread = x - x.mean(dim=-1, keepdim=True) if centred else x
         u = self.u * weight_of(norm) * (spread.square().mean(dim=-1, keepdim=True) + cast(float, norm.eps)).rsqrt()
         self.u = u - u.mean(dim=-1, keepdim=True) if centred else u
+
+    def past(self, residual: Residual) -> Stream:
+        """Carry the direction back to the update of a residual connection; returns the direction of the stream."""
+        if residual.embedding_factor is not None:
+            self.of_embedding = self.of_embedding + residual.embedding_factor * self.u
+        skipping, self.u = residual.scale * self.u, residual.branch * self.u
+        return skipping
 
 
 class Effects(NamedTuple):
@@ -85,28 +92,22 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
     network = context.network
     stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
     names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
-    readout, pooling = network.readout, getattr(network.readout, "pooling", None)
-    if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
-        reason = "is not linear, so a logit is no sum of contributions; TokenReadout is linear"
-        raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
-    if isinstance(readout, TokenReadout) and readout.softcap is not None:
-        reason = "must be None: a bounded logit is no sum of contributions"
-        raise ArgumentError("readout_softcap", readout.softcap, reason)
+    _require_linear(network.readout)
     _, captured = exact_pass(context, batch, capture=names)
     at = {name.removeprefix(prefix): value for name, value in captured.items()}
     with torch.enable_grad():  # the score is linear, so its gradient is the direction
         read = at["final_norm"].requires_grad_()
-        scores = score(readout(read, context.task.mask(batch)))
+        scores = score(network.readout(read, context.task.mask(batch)))
         (direction,) = torch.autograd.grad(scores.sum(), read)
     scores = scores.detach()
     index_of = {layer.head_gate: index for index, layer in enumerate(network.require_heads())}
     parts, sources, last = dict[Part, Tensor](), dict[Head, Tensor](), len(stack.layers) - 1
-    walk, of_embedding = _Direction(direction), torch.zeros_like(direction)
+    walk = _Direction(direction)
     walk.constant = scores - walk.effect(read.detach())  # the bias of the readout
     walk.before_norm(stack.final_norm, at[f"layers.{last}.residual_post"])
     for number, block in reversed([*enumerate(stack.layers)]):
-        if not isinstance(block, PreNormBlock | PostNormBlock):
-            raise ArgumentError("block", type(block).__name__, "must be a PreNormBlock or a PostNormBlock")
+        if not isinstance(block, Block):
+            raise ArgumentError("block", type(block).__name__, "must be a Block, such as PreNormBlock")
         layer = f"layers.{number}"
         before = at[f"layers.{number - 1}.residual_post"] if number else at["embedding"]
         mid = at[f"{layer}.residual_mid"]
@@ -115,28 +116,39 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
         sublayers += [("feed_forward", at.get(f"{layer}.residual_cross_mid", mid))]
         for name, x in reversed(sublayers):
             residual, update = cast(Residual, getattr(block, f"{name}_residual")), at[f"{layer}.{name}.output"]
-            if isinstance(block, PostNormBlock):
-                walk.before_norm(getattr(block, f"{name}_norm"), residual(x, update, at["embedding"]))
+            norms = block.norms(name)
+            walk.before_norm(norms.stream, residual(x, norms.output(update), at["embedding"]))
+            skipping = walk.past(residual)
+            walk.before_norm(norms.output, update)
             if name == "feed_forward":
-                parts[number] = walk.effect(update, residual.branch)
+                parts[number] = walk.effect(update)
             else:
                 module = getattr(block, name)
                 added = at[f"{layer}.{name}.added_by_head"]
                 for head in reversed(range(added.shape[1])):
-                    parts[index_of[module.head_gate], head] = walk.effect(added[:, head], residual.branch)
-                walk.constant = walk.constant + walk.effect(update - added.sum(dim=1), residual.branch)
+                    parts[index_of[module.head_gate], head] = walk.effect(added[:, head])
+                walk.constant = walk.constant + walk.effect(update - added.sum(dim=1))
                 seen = (at[f"{layer}.{name}.{point}"] for point in ("weights", "values", "output_by_head"))
-                by_key = residual.branch * _by_key(module, walk.u, *seen)
+                by_key = _by_key(module, walk.u, *seen)
                 sources |= {(index_of[module.head_gate], head): by_key[:, head] for head in range(by_key.shape[1])}
-            if residual.embedding_factor is not None:
-                of_embedding = of_embedding + residual.embedding_factor * walk.u
-            walk.u = residual.scale * walk.u
-    walk.u = walk.u + of_embedding
+            walk.u = skipping
+    walk.u = walk.u + walk.of_embedding
     embeddings = {name: at[name] for name in ("token_embedding", "position_embedding") if name in at}
     walk.before_norm(stack.embedding_norm, torch.stack([*embeddings.values()]).sum(dim=0))
     ordered: dict[Part, Tensor] = {name.replace("_", " "): walk.effect(x) for name, x in embeddings.items()}
     ordered |= dict(reversed(parts.items())) | {"biases": walk.constant}
     return Effects(scores, ordered, dict(reversed(sources.items())))
+
+
+def _require_linear(readout: nn.Module) -> None:
+    """Raise an error for a readout whose logits are no sums of contributions."""
+    pooling = getattr(readout, "pooling", None)
+    if type(readout) not in (TokenReadout, ClassReadout) or isinstance(pooling, nn.Module):
+        reason = "is not linear, so a logit is no sum of contributions; TokenReadout is linear"
+        raise ArgumentError("readout", type(pooling if isinstance(pooling, nn.Module) else readout).__name__, reason)
+    if isinstance(readout, TokenReadout) and readout.softcap is not None:
+        reason = "must be None: a bounded logit is no sum of contributions"
+        raise ArgumentError("readout_softcap", readout.softcap, reason)
 
 
 def _by_key(
@@ -173,7 +185,8 @@ class LogitAttribution:
 
     The output matrix is applied to the residual stream, which is the sum of all these parts; so a logit is a sum with a
     term for each part (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv
-    2211.00593). The final norm, and in a post-norm block every norm, is folded in with its scale in the forward pass.
+    2211.00593). The final norm, and each norm of a sublayer's output or of the stream between layers, is folded in with
+    its scale in the forward pass.
     Only direct effects are included: a head's effects through later layers are not.
 
     Args:

@@ -16,7 +16,7 @@ from tinyformer.analysis.context import AnalysisContext, Trained
 from tinyformer.analysis.texts.relation_lines import NUM_RESAMPLES
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.intervals import Losses
-from tinyformer.nn import PreNormBlock, Residual
+from tinyformer.nn import ParallelBlock, PreNormBlock, Residual
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.layers import Stream
 from tinyformer.report.charts import head_graph, lines
@@ -44,7 +44,7 @@ class Receiver(NamedTuple):
 
 
 class EdgeGraph:
-    """The nodes of a pre-norm network, and an edge from each node to every later receiver of the residual stream.
+    """The nodes of a pre-norm or parallel network, and an edge from each node to every later receiver of the stream.
 
     Nodes are the embeddings, each head, each feed-forward network and the logits. Queries, keys and values of a head
     are separate receivers; heads that share keys and values have one receiver for them. If the node u adds z_u to the
@@ -75,11 +75,14 @@ class EdgeGraph:
             for name, groups in {"queries": [[h] for h in range(len(ids))], "keys": shared, "values": shared}.items():
                 ends = {f"{title} head {'/'.join(str(ids[h]) for h in of)}": [first + h for h in of] for of in groups}
                 self._read(f"{at}.attention.{name}", name, ends, stream, partial(_project, block, name[0]))
-            self.nodes |= {f"{title} head {head}": (title, head) for head in ids}
+            heads = {f"{title} head {head}": (title, head) for head in ids}
+            if not isinstance(block, ParallelBlock):  # in it, the network reads what the heads read
+                self.nodes |= heads
+                stream = f"{at}.residual_mid"
+            network, norm = f"{title} feed-forward", block.norms("feed_forward").input
+            self._read(f"{at}.feed_forward.input", "", {network: [first + len(ids)]}, stream, norm)
+            self.nodes |= heads | {network: (network, None)}
             self.factors[f"{at}.attention.added_by_head"] = block.attention_residual.branch
-            network, mid = f"{title} feed-forward", f"{at}.residual_mid"
-            self._read(f"{at}.feed_forward.input", "", {network: [len(self.nodes)]}, mid, block.feed_forward_norm)
-            self.nodes[network] = network, None
             self.factors[f"{at}.feed_forward.output"] = block.feed_forward_residual.branch
             stream = f"{at}.residual_post"
         self._read("final_norm", "", {"logits": [len(self.nodes)]}, stream, stack.final_norm)
@@ -162,8 +165,8 @@ class EdgeGraph:
 
 def _require_readable(block: Any) -> None:
     """Raise an error for a block with parts whose input is not the plain sum of all earlier outputs."""
-    if type(block) is not PreNormBlock:
-        reason = "must be a PreNormBlock: in other blocks, the input of a part is not the sum of earlier outputs"
+    if type(block) not in (PreNormBlock, ParallelBlock):
+        reason = "must be a PreNormBlock or a ParallelBlock: in others, a norm acts on the sum of the heads' outputs"
         raise ArgumentError("block", type(block).__name__, reason)
     for name in ("attention_residual", "feed_forward_residual"):
         residual = getattr(block, name)

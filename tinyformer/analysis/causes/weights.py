@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from tinyformer.analysis.context import AnalysisContext, Head, Trained, largest
 from tinyformer.analysis.removal.redundancy import weights_by_head
 from tinyformer.errors import ArgumentError, require_at_most
-from tinyformer.nn import Attention, BaseAttention, LayerNorm, Network, PreNormBlock, RMSNorm, TokenReadout
+from tinyformer.nn import Attention, BaseAttention, Block, LayerNorm, Network, RMSNorm, TokenReadout
+from tinyformer.nn.block import Norms
 from tinyformer.nn.heads import layer_title
 from tinyformer.nn.layers import weight_of
 from tinyformer.nn.maps import is_own
@@ -177,13 +178,14 @@ class Layer(NamedTuple):
     @classmethod
     def of(cls, at: int, block: Any) -> "Layer":
         require_linear(block)
-        layer, norm, device = block.attention, block.attention_norm, block.attention.o_proj.weight.device
+        layer, norms, device = block.attention, block.norms("attention"), block.attention.o_proj.weight.device
         weights = {name: weight.to(device, torch.float64) for name, weight in weights_by_head(layer).items()}
-        q, k, v = (folded(norm, weights[name]) for name in ("W_Q", "W_K", "W_V"))
+        q, k, v = (folded(norms.input, weights[name]) for name in ("W_Q", "W_K", "W_V"))
         q = q.mT * by_head(layer.q_norm, range(layer.num_heads))
         k = (k.mT * by_head(layer.k_norm, layer.head_map.kv_heads)).mT
         q = layer.transform_queries(q.unsqueeze(0)).squeeze(0).mT
-        return cls(at, layer, q, k, v, centred(norm, block.attention_residual.branch * weights["W_O"]))
+        o = normed(norms.output, block.attention_residual.branch * weights["W_O"])
+        return cls(at, layer, q, k, v, centred(norms.input, o))
 
 
 Stack: TypeAlias = tuple[list[Layer], Vocabulary, Vocabulary | None]
@@ -240,23 +242,25 @@ def folded_stacks(network: Network) -> Iterator[Stack]:
     stacks, attentions, readout = network.stacks(), network.attentions(), network.readout
     for stack in stacks:
         layers = [Layer.of(attentions.index(block.attention), block) for block in list[Any](stack.layers)]
-        norm, u = stack.embedding_norm, None
+        u = None
         if type(readout) is TokenReadout and stack is stacks[-1]:
             (logits,) = readout.features(readout.proj.weight.double().unsqueeze(0))
             u = folded(stack.final_norm, logits - logits.mean(dim=0))
-        embedded = stack.embedding_scale * stack.token_embedding.weight.double()
-        yield layers, centred(norm, embedded) * weight_of(norm), u
+        yield layers, normed(stack.embedding_norm, stack.embedding_scale * stack.token_embedding.weight.double()), u
 
 
 def require_linear(block: Any) -> None:
     """Raise an error for a block whose heads are not products of weight matrices on one residual stream."""
-    layer, norm, residual = block.attention, block.attention_norm, block.attention_residual
+    layer, residual = block.attention, block.attention_residual
+    norms = block.norms("attention") if isinstance(block, Block) else Norms()
+    inner = [norm for norm in norms if not isinstance(norm, LayerNorm | RMSNorm | nn.Identity)]
+    is_normalised = not isinstance(block, Block) or block.ends_normalised
     is_cut = not (residual.skip and block.feed_forward_residual.skip)
     for is_refused, part, reason in (
         (type(layer) is not Attention, layer, "has heads that are no products of W_Q, W_K, W_V and W_O"),
         (is_own(layer.score) or layer.score.compare, layer.score, "is no product of query and key"),
-        (not isinstance(block, PreNormBlock), block, "normalises the residual stream between any two heads"),
-        (not isinstance(norm, LayerNorm | RMSNorm | nn.Identity), norm, "cannot be folded into weights"),
+        (is_normalised, block, "normalises the residual stream between any two heads"),
+        (inner, inner and inner[0], "cannot be folded into weights"),
         (is_cut, residual, "with skip=0 leaves no path between heads"),
         (layer.reads_side_inputs, layer, "with value_residual or value_embedding has values that are no product"),
     ):
@@ -309,6 +313,11 @@ def by_head(norm: nn.Module, heads: Sequence[int]) -> Tensor:
     """The weight of a norm of queries or keys, as a factor for the dimensions of some of its heads."""
     weight = weight_of(norm)
     return weight.unflatten(0, (norm.num_heads, 1, -1))[[*heads]] if isinstance(norm, ProjectionNorm) else weight
+
+
+def normed(norm: nn.Module, weights: Tensor) -> Tensor:
+    """The weights that come before a norm, multiplied by the linear part of the norm."""
+    return centred(norm, weights) * weight_of(norm)
 
 
 def centred(norm: nn.Module, weights: Tensor) -> Tensor:

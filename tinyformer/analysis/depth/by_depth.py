@@ -17,7 +17,7 @@ from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import pairs_of, without_padding
 from tinyformer.measures.points import intervention
-from tinyformer.nn import Encoder, EncoderDecoder, Network, Residual
+from tinyformer.nn import Encoder, EncoderDecoder, Network, ParallelBlock, Residual
 from tinyformer.report.charts import lines
 from tinyformer.report.result import AnalysisResult, Table
 from tinyformer.tasks import CausalLM
@@ -40,10 +40,16 @@ def residuals_of(layer: Any) -> dict[str, Residual]:
     return {name: getattr(layer, name) for name in RESIDUALS if hasattr(layer, name)}
 
 
+def skips_of(layer: Any) -> dict[str, Residual]:
+    """The residual connections whose skip passes by a sublayer; a parallel layer has one, which passes by both."""
+    found = residuals_of(layer)
+    return {"attention_residual": found["attention_residual"]} if isinstance(layer, ParallelBlock) else found
+
+
 def without_skips(network: Network) -> AbstractContextManager[None]:
     """Remove all residual connections of a network inside the `with` statement."""
     layers = [layer for stack in network.stacks() for layer in stack.layers]
-    return changed([residual for layer in layers for residual in residuals_of(layer).values()], skip=0.0)
+    return changed([residual for layer in layers for residual in skips_of(layer).values()], skip=0.0)
 
 
 def stream_points(network: Network) -> list[list[str]]:

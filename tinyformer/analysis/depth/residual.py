@@ -16,11 +16,13 @@ from torch import Tensor
 
 from tinyformer.analysis.context import AnalysisContext, Trained, changed
 from tinyformer.analysis.depth.by_depth import (
+    RESIDUALS,
     by_depth,
     depth_charts,
     depth_scalar,
     depth_table,
     residuals_of,
+    skips_of,
     stacks_of,
     streams_without_padding,
 )
@@ -192,9 +194,11 @@ class ResidualSurgery:
         base, changes = context.losses(), {}
         for kind, stack in stacks_of(context.network).items():
             for depth, layer in enumerate(stack.layers):
-                for (name, residual), part in itertools.product(residuals_of(layer).items(), PARTS):
-                    with changed([residual], **{part: 0.0}):
-                        changes[*kind, depth, name, part] = context.losses().change_from(base, self.num_resamples)
+                removable = {"skip": skips_of(layer), "branch": residuals_of(layer)}
+                for name, part in itertools.product(RESIDUALS, PARTS):
+                    if residual := removable[part].get(name):
+                        with changed([residual], **{part: 0.0}):
+                            changes[*kind, depth, name, part] = context.losses().change_from(base, self.num_resamples)
         return base, changes
 
 

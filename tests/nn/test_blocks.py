@@ -1,0 +1,94 @@
+"""Every block: its points, its heads, and its cache; parity with other libraries is in the files next to this one."""
+
+import pytest
+import torch
+from model.models import TEXTS, causal
+
+from nn.model_cases import BLOCKS, block_factory, make_encoder_decoder, make_transformer, randomised, token_ids
+from nn.variants import CAUSAL, error, tokens
+from tinyformer.errors import ArgumentError
+from tinyformer.nn import Cache, ParallelBlock, RMSNorm
+
+EVERY = pytest.mark.parametrize("name", BLOCKS)
+
+EQUATIONS = {
+    "pre_norm": lambda x, a, f, block: (x + a, x + a + f),
+    "post_norm": lambda x, a, f, block: ((mid := block.attention_norm(x + a)), block.feed_forward_norm(mid + f)),
+    "sandwich": lambda x, a, f, block: (
+        (mid := x + block.attention_output_norm(a)),
+        mid + block.feed_forward_output_norm(f),
+    ),
+    "reordered": lambda x, a, f, block: ((mid := x + block.attention_norm(a)), mid + block.feed_forward_norm(f)),
+    "parallel": lambda x, a, f, block: (x + a, x + a + f),
+    "shared": lambda x, a, f, block: (x + a, x + a + f),
+}
+"""The stream after attention and after the layer, given its input, what both sublayers compute, and the norms."""
+
+READ = {
+    "pre_norm": lambda x, mid, block: block.feed_forward_norm(mid),
+    "post_norm": lambda x, mid, block: mid,
+    "sandwich": lambda x, mid, block: block.feed_forward_norm(mid),
+    "reordered": lambda x, mid, block: mid,
+    "parallel": lambda x, mid, block: block.feed_forward_norm(x),
+    "shared": lambda x, mid, block: block.attention_norm(x),
+}
+"""What the feed-forward network reads."""
+
+
+@EVERY
+@torch.no_grad()
+def test_points_are_the_terms_of_the_equation(name):
+    some = causal(kind=BLOCKS[name], norm=RMSNorm)
+    randomised(some.network)
+    activations, x = some.run(TEXTS, capture="*").activations, None
+    for index, block in enumerate(some.network.encoder.layers):
+        at = {point.removeprefix(f"layers.{index}."): value for point, value in activations.items()}
+        x, (a, f) = (
+            at["embedding"] if x is None else x,
+            (at[f"{part}.output"] for part in ("attention", "feed_forward")),
+        )
+        mid, post = EQUATIONS[name](x, a, f, block)
+        read = READ[name](x, mid, block)
+        found = [at[point] for point in ("residual_mid", "residual_post", "feed_forward.input")]
+        for actual, expected in zip(found, (mid, post, read), strict=True):
+            torch.testing.assert_close(actual[0], expected[0])
+        assert ("attention.output_norm" in at) == (name in ("sandwich", "reordered"))
+        if "attention.output_norm" in at:
+            torch.testing.assert_close(x[0] + at["attention.output_norm"][0], mid[0])
+        x = post
+
+
+@EVERY
+@torch.no_grad()
+def test_an_ablated_head_adds_nothing_and_a_cache_changes_nothing(name):
+    ablated, zeroed = (causal(kind=BLOCKS[name], **options).network for options in ({"ablated_heads": [[0, 1]]}, {}))
+    ids, cache = token_ids(), Cache(2)
+    expected = zeroed(ids, CAUSAL)
+    parts = [zeroed(chunk, CAUSAL, cache=cache) for chunk in ids.split([3, 1, 4], dim=1)]
+    assert error(torch.cat(parts, dim=1), expected) <= 1e-5
+    zeroed.attentions()[0].o_proj.weight.unflatten(1, (4, -1))[:, 1] = 0
+    assert error(ablated(ids, CAUSAL), expected) > 1e-3
+    torch.testing.assert_close(ablated(ids, CAUSAL), zeroed(ids, CAUSAL))
+
+
+@EVERY
+def test_dropout_acts_on_both_sublayers_in_training_only(name):
+    block, x = randomised(block_factory(BLOCKS[name], dropout=1.0)()), tokens()
+    expected = block.feed_forward_norm(block.attention_norm(x)) if name == "post_norm" else x
+    assert torch.equal(block.train()(x, CAUSAL), expected)
+    without = block_factory(BLOCKS[name])()
+    without.load_state_dict(block.state_dict())
+    assert torch.equal(block.eval()(x, CAUSAL), without(x, CAUSAL))
+
+
+@EVERY
+def test_last_projections_start_smaller_in_deep_networks_unless_a_norm_follows(name):
+    torch.manual_seed(0)
+    block = make_transformer(kind=BLOCKS[name], num_layers=8).encoder.layers[0]
+    std = block.feed_forward.down_proj.weight.std().item() / block.feed_forward.up_proj.weight.std().item()
+    assert std == pytest.approx(1 if name in ("sandwich", "reordered") else 1 / 4, rel=0.05)
+
+
+def test_a_parallel_block_has_no_cross_attention():
+    with pytest.raises(ArgumentError, match="block='ParallelBlock': has no cross-attention"):
+        make_encoder_decoder(ParallelBlock)
