@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tinyformer import nn as ours
 from tinyformer.nn import (
     Attention,
     Decoder,
@@ -15,22 +16,15 @@ from tinyformer.nn import (
     FeedForward,
     LayerNorm,
     LearnedPosition,
-    ParallelBlock,
-    PostNormBlock,
     PreNormBlock,
-    ReorderedBlock,
-    SandwichBlock,
     TokenReadout,
     Transformer,
 )
 
 BLOCKS: dict[str, Any] = {
-    "pre_norm": PreNormBlock,
-    "post_norm": PostNormBlock,
-    "sandwich": SandwichBlock,
-    "reordered": ReorderedBlock,
-    "parallel": ParallelBlock,
-    "shared": partial(ParallelBlock, shared_norm=True),
+    **{"pre_norm": PreNormBlock, "post_norm": ours.PostNormBlock},
+    **{"sandwich": ours.SandwichBlock, "reordered": ours.ReorderedBlock},
+    **{"parallel": ours.ParallelBlock, "shared": partial(ours.ParallelBlock, shared_norm=True)},
 }
 
 

@@ -11,51 +11,23 @@ from tinyformer.nn import Cache, ParallelBlock, RMSNorm
 
 EVERY = pytest.mark.parametrize("name", BLOCKS)
 
-EQUATIONS = {
-    "pre_norm": lambda x, a, f, block: (x + a, x + a + f),
-    "post_norm": lambda x, a, f, block: ((mid := block.attention_norm(x + a)), block.feed_forward_norm(mid + f)),
-    "sandwich": lambda x, a, f, block: (
-        (mid := x + block.attention_output_norm(a)),
-        mid + block.feed_forward_output_norm(f),
-    ),
-    "reordered": lambda x, a, f, block: ((mid := x + block.attention_norm(a)), mid + block.feed_forward_norm(f)),
-    "parallel": lambda x, a, f, block: (x + a, x + a + f),
-    "shared": lambda x, a, f, block: (x + a, x + a + f),
-}
-"""The stream after attention and after the layer, given its input, what both sublayers compute, and the norms."""
-
-READ = {
-    "pre_norm": lambda x, mid, block: block.feed_forward_norm(mid),
-    "post_norm": lambda x, mid, block: mid,
-    "sandwich": lambda x, mid, block: block.feed_forward_norm(mid),
-    "reordered": lambda x, mid, block: mid,
-    "parallel": lambda x, mid, block: block.feed_forward_norm(x),
-    "shared": lambda x, mid, block: block.attention_norm(x),
-}
-"""What the feed-forward network reads."""
-
 
 @EVERY
 @torch.no_grad()
 def test_points_are_the_terms_of_the_equation(name):
     some = causal(kind=BLOCKS[name], norm=RMSNorm)
     randomised(some.network)
-    activations, x = some.run(TEXTS, capture="*").activations, None
-    for index, block in enumerate(some.network.encoder.layers):
-        at = {point.removeprefix(f"layers.{index}."): value for point, value in activations.items()}
-        x, (a, f) = (
-            at["embedding"] if x is None else x,
-            (at[f"{part}.output"] for part in ("attention", "feed_forward")),
-        )
-        mid, post = EQUATIONS[name](x, a, f, block)
-        read = READ[name](x, mid, block)
-        found = [at[point] for point in ("residual_mid", "residual_post", "feed_forward.input")]
-        for actual, expected in zip(found, (mid, post, read), strict=True):
-            torch.testing.assert_close(actual[0], expected[0])
-        assert ("attention.output_norm" in at) == (name in ("sandwich", "reordered"))
-        if "attention.output_norm" in at:
-            torch.testing.assert_close(x[0] + at["attention.output_norm"][0], mid[0])
-        x = post
+    at = some.run(TEXTS[0], capture="*").activations
+    block, x = some.network.encoder.layers[1], at["layers.0.residual_post"]
+    for part, end in (("attention", "residual_mid"), ("feed_forward", "residual_post")):
+        norms, output = block.norms(part), at[f"layers.1.{part}.output"]
+        torch.testing.assert_close(norms.stream(x + norms.output(output)), at[f"layers.1.{end}"])
+        normed = at.get(f"layers.1.{part}.output_norm")
+        assert (normed is None) == (name not in ("sandwich", "reordered"))
+        assert normed is None or torch.equal(normed, norms.output(output))
+        x = at[f"layers.1.{end}"]
+    read = at["layers.0.residual_post" if isinstance(block, ParallelBlock) else "layers.1.residual_mid"]
+    torch.testing.assert_close(norms.input(read), at["layers.1.feed_forward.input"])
 
 
 @EVERY

@@ -14,6 +14,7 @@ from interop.models import NEOX, VOCAB
 from interop.models import theirs as random_model
 from torch import Tensor, nn
 
+from nn.model_cases import BLOCKS
 from nn.variants import CAUSAL, error
 from tinyformer.nn import (
     Attention,
@@ -22,12 +23,9 @@ from tinyformer.nn import (
     GatedFeedForward,
     LatentAttention,
     LayerNorm,
-    ParallelBlock,
     PreNormBlock,
-    ReorderedBlock,
     RMSNorm,
     RotaryPosition,
-    SandwichBlock,
     TokenReadout,
     Transformer,
 )
@@ -171,55 +169,31 @@ def deepseek_v2(q_rank: int | None) -> Twins:
     return theirs, weights, make(**LLAMA, **sizes, **latent, position=ROTARY)
 
 
-PARALLEL: dict[str, Any] = {"norm": LayerNorm, "bias": True, "position": ROTARY, "num_heads": 7}
-NEOX_SIZES = NEOX | {"num_hidden_layers": LAYERS, "max_position_embeddings": SEQ + 2}
-
-
-def gpt_neox() -> Twins:
-    """Attention and feed-forward network side by side, with a norm each."""
-    theirs = hugging_face("GPTNeoX", **NEOX_SIZES | {"use_parallel_residual": True})
+def parallel(family: str, activation: str, block: str, **config: Any) -> Twins:
+    """Attention and feed-forward network side by side: with a norm each in GPT-NeoX, with one norm in Phi."""
+    theirs = hugging_face(family, **NEOX | {"num_hidden_layers": LAYERS, "max_position_embeddings": SEQ + 2, **config})
     names = """
-        embed_in token_embedding ^final_layer_norm final_norm attention\\.dense attention.o_proj
-        mlp\\.dense_h_to_4h mlp.up_proj mlp\\.dense_4h_to_h mlp.down_proj
+        embed_in token_embedding ^final_layer_?norm final_norm dense_h_to_4h|fc1 up_proj dense_4h_to_h|fc2 down_proj
+        dense o_proj query_key_value qkv
     """
     weights = renamed(theirs, names + LLAMA_NAMES)
-    by_head = partial(torch.Tensor.unflatten, dim=0, sizes=(7, 3, -1))
-    split(
-        weights,
-        "query_key_value",
-        ["q_proj", "k_proj", "v_proj"],
-        lambda w: [*by_head(w).transpose(0, 1).flatten(1, 2)],
-    )
-    return (
-        theirs,
-        weights,
-        make(**PARALLEL, feed_forward=partial(FeedForward, D_MODEL, D_FF, bias=True), block=ParallelBlock),
-    )
-
-
-def phi() -> Twins:
-    """The same with a single norm."""
-    theirs = hugging_face("Phi", **NEOX_SIZES, hidden_act="gelu_new")
-    names = "^final_layernorm final_norm self_attn\\.dense attention.o_proj fc1 up_proj fc2 down_proj"
-    feed_forward = partial(FeedForward, D_MODEL, D_FF, "gelu_tanh", bias=True)
-    ours = make(**PARALLEL, feed_forward=feed_forward, block=partial(ParallelBlock, shared_norm=True))
-    return theirs, renamed(theirs, names + LLAMA_NAMES), ours
+    qkv = ["q_proj", "k_proj", "v_proj"]
+    split(weights, "qkv", qkv, lambda w: [*w.unflatten(0, (7, 3, -1)).transpose(0, 1).flatten(1, 2)])
+    feed_forward = partial(FeedForward, D_MODEL, D_FF, activation, bias=True)
+    options = {"bias": True, "position": ROTARY, "num_heads": 7, "block": BLOCKS[block]}
+    return theirs, weights, make(norm=LayerNorm, feed_forward=feed_forward, **options)
 
 
 def gemma2() -> Twins:
-    """Norms before and after each sublayer, whose weights are stored minus 1; their embeddings are scaled."""
+    """Norms before and after each sublayer, whose weights are stored minus 1; the embeddings are scaled."""
     cap = {"query_pre_attn_scalar": HEAD_DIM, "attn_logit_softcapping": 0.5, "sliding_window": WINDOW}
     theirs = hugging_face("Gemma2", **LLAMA_SIZES, **GROUPED, **cap)
-    names = """
-        post_attention_layernorm attention_output_norm pre_feedforward_layernorm feed_forward_norm
-        post_feedforward_layernorm feed_forward_output_norm
-    """
-    weights = {
-        name: 1 + weight if "norm" in name else D_MODEL**0.5 * weight if "embedding" in name else weight
-        for name, weight in renamed(theirs, names + LLAMA_NAMES).items()
-    }
+    names = "post_(.*)_layernorm \\1_output_norm pre_feedforward_layernorm feed_forward_norm feedforward feed_forward"
+    weights = renamed(theirs, names + LLAMA_NAMES)
+    weights |= {name: 1 + weight for name, weight in weights.items() if "norm" in name}
+    weights["token_embedding.weight"] *= D_MODEL**0.5
+    options = {"softcap": 0.5, "window": [WINDOW, None], "position": ROTARY, "block": BLOCKS["sandwich"]}
     feed_forward = partial(GatedFeedForward, D_MODEL, D_FF, "gelu_tanh")
-    options = {"softcap": 0.5, "window": [WINDOW, None], "position": ROTARY, "block": SandwichBlock}
     return theirs, weights, make(feed_forward=feed_forward, norm=RMSNorm, **GROUPS, **options)
 
 
@@ -229,7 +203,7 @@ def olmo2() -> Twins:
     for layer in theirs.layers:
         layer.self_attn.q_norm = layer.self_attn.k_norm = nn.Identity()
     names = "post_attention_layernorm attention_norm post_feedforward_layernorm feed_forward_norm"
-    parts: dict[str, Any] = LLAMA | {"norm": partial(RMSNorm, eps=1e-5), "block": ReorderedBlock}
+    parts: dict[str, Any] = LLAMA | {"norm": partial(RMSNorm, eps=1e-5), "block": BLOCKS["reordered"]}
     return theirs, renamed(theirs, names + LLAMA_NAMES), make(**parts, **GROUPS, position=ROTARY)
 
 
@@ -243,8 +217,10 @@ def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-TWINS = {of.__name__: of for of in (qwen2, qwen3, gpt_neo, gpt_oss, gpt_neox, phi, gemma2, olmo2)}
+TWINS = {of.__name__: of for of in (qwen2, qwen3, gpt_neo, gpt_oss, gemma2, olmo2)}
 TWINS |= {f"mla-{rank}": partial(deepseek_v2, rank) for rank in (None, 11)}
+TWINS["gpt_neox"] = partial(parallel, "GPTNeoX", "gelu", "parallel", use_parallel_residual=True)
+TWINS["phi"] = partial(parallel, "Phi", "gelu_tanh", "shared", hidden_act="gelu_new")
 
 
 @pytest.mark.parametrize("twins", TWINS.values(), ids=TWINS)

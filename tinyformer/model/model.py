@@ -107,7 +107,7 @@ class Model:
         - `layers.0.feed_forward.input`, `.output`, and `.neurons`, the input of its last projection.
         - `layers.0.attention.output_norm`, `layers.0.feed_forward.output_norm`: the normalised output, in some blocks.
         - `layers.0.residual_mid`: the residual stream after attention, in a post-norm block after the norm. In a
-          parallel block, no sublayer reads it. `residual_cross_mid`: after cross-attention; `residual_post`: the output.
+          parallel block, no sublayer reads it. `residual_cross_mid`: after cross-attention; `residual_post`: the end.
         - `token_embedding`, `position_embedding`: the two summands of the stream; `embedding`, the input of the first
           layer; `final_norm`, the output of the last norm; `logits`.
         """

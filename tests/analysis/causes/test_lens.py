@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from interop.models import tokens
 from model.models import LABELS, answerer, causal, classifier, masked, translator
-from nn.model_cases import make_encoder, token_ids
+from nn.model_cases import BLOCKS, make_encoder, token_ids
 
 from analysis.contexts import (
     TOKENIZER,
@@ -28,15 +28,7 @@ from tinyformer.analysis.causes.lens import fit_translator, log_probs, streams_o
 from tinyformer.data.batches.windows import IGNORED
 from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import rows_of
-from tinyformer.nn import (
-    ClassReadout,
-    MaskedTokenReadout,
-    PostNormBlock,
-    PreNormBlock,
-    SandwichBlock,
-    TokenReadout,
-    Transformer,
-)
+from tinyformer.nn import ClassReadout, MaskedTokenReadout, PostNormBlock, PreNormBlock, TokenReadout, Transformer
 from tinyformer.tasks import CausalLM, Classification, MaskedLM
 
 
@@ -51,7 +43,7 @@ SOME = torch.tensor([[5, IGNORED, IGNORED, 7, IGNORED, 9], [IGNORED, 30, 20, *[I
 CLASSES = partial(ClassReadout, labels=LABELS, pooling="attention")
 CASES = {
     "gqa": (lambda: make_context(loud_transformer(num_kv_heads=2, pruned_heads=[(0, 1)]), padded=True), 8),
-    "sandwich": (lambda: make_context(loud_transformer(kind=SandwichBlock), padded=True), 8),
+    "sandwich": (lambda: make_context(loud_transformer(kind=BLOCKS["sandwich"]), padded=True), 8),
     "post": (lambda: make_context(loud_transformer(kind=PostNormBlock, bias=True), padded=True), 8),
     "pairs": (lambda: pair_context(loud_encoder_decoder()), 7),
     "capped": (lambda: windows(partial(TokenReadout, softcap=0.5), CausalLM(), targets=SOME), 6),
