@@ -44,6 +44,13 @@ def mixing(**options):
     return some
 
 
+def of_block(name, **options):
+    """A network with a kind of block, in which the weights and biases of norms are random, too."""
+    some = causal(kind=BLOCKS[name], **options)
+    randomised(some.network)
+    return some
+
+
 def pooled(pooling):
     network = Transformer(make_encoder(max_seq_len=24), partial(ClassReadout, labels=LABELS, pooling=pooling))
     return Model(randomised(network), classifier()._tokenizer, Classification(LABELS))
@@ -59,7 +66,7 @@ MODELS = {
     "latent": partial(model, "mla+rotary+qk_norm"),
     "differential": partial(model, "differential+t5"),
     "values by distance": partial(model, "gqa+relative"),
-    **{name: partial(causal, kind=kind, norm=LayerNorm, bias=True) for name, kind in BLOCKS.items()},
+    **{name: partial(of_block, name, norm=LayerNorm, bias=True) for name in BLOCKS},
     "RMSNorm": partial(causal, norm=RMSNorm),
     "no weight, scaled embedding": partial(causal, norm=partial(LayerNorm, weight=False), scaled_embedding=True),
     "scales": scaled,
@@ -92,7 +99,7 @@ def test_the_parts_add_up_to_the_logit_and_the_keys_to_the_head(name):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_tokens_that_a_head_promotes_have_the_largest_effects(name):
-    context = context_of(causal(kind=BLOCKS[name], norm=RMSNorm))
+    context = context_of(of_block(name, norm=RMSNorm))
     prompts, point = read_prompt(context, "abba", None, "c", None), "layers.0.attention.output_by_head"
     outputs = prompts.run(context, capture=point)[1][point][:, 2, -1]
     effects = [

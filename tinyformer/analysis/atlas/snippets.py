@@ -56,7 +56,7 @@ def promoted_tokens(
     place = next((at for at, (block, name) in enumerate(sublayers) if getattr(block, name) is layer), len(sublayers))
     after = sublayers[place:]
     of_sublayers = [block.norms(name) for block, name in after if isinstance(block, Block)]
-    norms = [*(of.output for of in of_sublayers[:1]), *(of.stream for of in of_sublayers), stack.final_norm]
+    norms: list[Any] = [*(of.output for of in of_sublayers[:1]), *(of.stream for of in of_sublayers), stack.final_norm]
     norms = [norm for norm in norms if not isinstance(norm, nn.Identity)]
     are_linear = [isinstance(norm, nn.LayerNorm | nn.RMSNorm) for norm in norms]
     are_linear += [isinstance(block, Block) for block, _ in after]
