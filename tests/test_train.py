@@ -71,6 +71,7 @@ SWITCHES = (
     *("attention.qk_norm=true", "'attention.ablated_heads=[[0,1],[1,0]]'", "model.bias=true model.tied_readout=false"),
     *("model.dropout=0.5", "model.embedding_norm=true", "attention.dropout=0.5", "optimizer=adamw", "seed=1"),
     *("schedule=wsd schedule.warmup_steps=1 schedule.decay_fraction=0.5", "trainer.accumulate_grad_batches=2"),
+    *("block=sandwich", "block=reordered", "block=parallel", "block=parallel block.shared_norm=true"),
     *("data.pack=document", "feed_forward=relu", "feed_forward=relu2", "norm=none", "schedule=inverse_sqrt"),
 )
 
