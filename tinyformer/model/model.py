@@ -106,8 +106,8 @@ class Model:
           the output projection; `.added_by_head`: the summand of each head in `.output`, the attention's output.
         - `layers.0.feed_forward.input`, `.output`, and `.neurons`, the input of its last projection.
         - `layers.0.attention.output_norm`, `layers.0.feed_forward.output_norm`: the normalised output, in some blocks.
-        - `layers.0.residual_mid`: the residual stream after attention, in a post-norm block after the norm. In a
-          parallel block, no sublayer reads it. `residual_cross_mid`: after cross-attention; `residual_post`: the end.
+        - `layers.0.residual_mid`: the stream after attention, in a post-norm block after the norm, in a parallel block
+          read by no sublayer; `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
         - `token_embedding`, `position_embedding`: the two summands of the stream; `embedding`, the input of the first
           layer; `final_norm`, the output of the last norm; `logits`.
         """
