@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from tinyformer.config.checks import check_types
+from tinyformer.config.conf import choices_of, read
 from tinyformer.config.launch import compose_run
 from tinyformer.nn import AttentionMask, BaseAttention, Transformer
 from tinyformer.programs.doctor.exactness import SHAPE, make_module
@@ -40,6 +41,19 @@ def test_every_choice_composes_and_fits_its_classes(group: str, choice: str) -> 
     config = composed(f"{group}={choice}", *NEEDED.get(choice, []))
     check_types(config)
     assert OmegaConf.to_container(config, resolve=True)
+
+
+def test_the_kinds_of_a_layer_are_the_choices_for_all_layers() -> None:
+    attention, position = read("by_layer", "attention")["kinds"], read("by_layer", "position")["relative"]
+    assert {*attention, "by_layer"} == {*choices_of("attention")}
+    assert {*position["kinds"], "by_layer", "learned", "sinusoidal"} == {*choices_of("position")}
+    for kind, node in attention.items():
+        whole = read(kind, "attention")
+        shared = read("_shared", "attention") if whole.pop("defaults", None) else {}
+        assert shared | node == whole
+    for kind, node in position["kinds"].items():
+        alone = read(kind, "position")["relative"] or {"_target_": "tinyformer.nn.RelativePosition", "_partial_": True}
+        assert {name: position[name] for name in alone if name in position} | node == alone
 
 
 ORIGINAL = {

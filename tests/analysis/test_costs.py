@@ -21,6 +21,7 @@ CAUSAL = AttentionMask(causal=True)
 TINY = "model.num_layers=2 model.num_heads=4 model.d_model=32 model.max_seq_len=16 model.vocab_size=50 "
 TINY += "attention.backend=eager"
 VARIANTS = (
+    "attention=[gqa,mla] position=[relative,rotary] attention.window=[null,5]",
     "attention=mla attention.score=general position=rotary model.bias=true",
     *(f"attention={name} attention.v_head_dim=20 model.pruned_heads=[[0,1]]" for name in ("mqa", "differential")),
     "attention=gqa position=relative model.pruned_heads=[[0,1],[0,0],[1,3]] attention.score=general model.bias=true",

@@ -70,6 +70,7 @@ OVERRIDES = [
     ["position=none", "position.relative={_target_: tinyformer.nn.ALiBi, _partial_: true}"],
     ["norm._target_=tinyformer.nn.RMSNorm", "~norm.bias", "~attention.dropout", "attention.position=null"],
     ["attention.score=additive", "attention.ablated_heads=[[0,1],[2,3]]", "model.pruned_heads=[[1,1]]"],
+    ["attention=[gqa,mla]", "attention.kinds.mla.kv_rank=7", "position=[rotary,none]", "position.relative.base=500"],
     ["task=seq2seq", "cross_attention=mla", "cross_attention.kv_rank=7", "model.num_encoder_layers=4"],
 ]
 

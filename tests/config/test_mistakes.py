@@ -85,7 +85,7 @@ def mistake_in(*overrides: str) -> str:
         ("+trainer.max_stepz=1", "trainer.max_stepz: Trainer has no argument max_stepz. Did you mean trainer.max_st*"),
         ("trainer.max_steps=0", "trainer.max_steps=0: must be at least 1, *; trainer.max_steps=2000 works."),
         # Told by Hydra, in words of its own.
-        ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: conv, *"),
+        ("attention=gqaa", "attention=gqaa: there is no such choice. Did you mean gqa? Choices: by_layer, conv, *"),
         ("num_heads=4", "num_heads: there is no such key. Did you mean model.num_heads*"),
         ("data.files=a.txt", "data.files: there is no such key. It belongs to data=squad or data=squad_v2 or *"),
         ("--epochs 5", "--epochs: is no option; *. Did you mean trainer.max_epochs or trainer.max_steps?"),
@@ -101,6 +101,19 @@ def mistake_in(*overrides: str) -> str:
         ("attention.backend=flash attention.dropout=0.1", "attention.backend=flash: *attention.backend=* works."),
         ("attention.ablated_heads=[[2,0]]", "attention.ablated_heads=*[2,0]*"),
         ("data=text data.files=???", "data.files is needed, such as data.files=book.txt."),
+        ("attention=[mha,foo]", "attention.pattern=[mha,foo]: must be a list of the kinds mha, *=[mha] works."),
+        ("attention=[]", "attention.pattern=[]: must have a value for at least one layer; *=[mha] works."),
+        ("attention=[mha,mla] attention.kinds.mla.kv_rank=0", "attention.kinds.mla.kv_rank=0: must be at least 1; *"),
+        ("attention=[mha,lstm] attention.window=abc", "attention.window=abc: should be a valid integer*"),
+        ("position=[learned,none]", "position=[learned,none]: learned is the same for all layers, *=learned works."),
+        (
+            "norm=[layer_norm,none]",
+            "norm=[layer_norm,none]: only attention and position*=layer_norm works.",
+        ),
+        (
+            "position.relative.base=[]",
+            "position.relative.base=[]: must have a value*; *=10000.0 works.",
+        ),
         ("attention=lstm model.pruned_heads=[[0,1]]", "model.pruned_heads=[[0,1]]: *LSTM has no heads; *=[] works."),
         ("generate.top_k=0", "generate.top_k=0: must be *; generate.top_k=* works."),
         ("generate.prompt_file=none.txt", "generate.prompt_file=none.txt: cannot be read as UTF-8 text *"),

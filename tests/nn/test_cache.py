@@ -18,12 +18,16 @@ from tinyformer.nn import (
     LearnedPosition,
     SinusoidalPosition,
     Transformer,
+    by_layer,
 )
 
 SHARINGS = {"mha": mha, "gqa": gqa, "mqa": mqa, "mla": mla, "mla-q_rank": partial(mla, q_rank=10)}
 SHARINGS["differential"] = differential
+SHARINGS |= {
+    ",".join(pair): partial(by_layer, pair, dict(SHARINGS)) for pair in (["mqa", "mla"], ["mla", "differential"])
+}
 ABSOLUTE = {"learned": partial(LearnedPosition, 16, 32), "sinusoidal": partial(SinusoidalPosition, 16, 32)}
-RELATIVE = {"rotary": rotary, "t5": t5}
+RELATIVE = {"rotary": rotary, "t5": t5, "rotary,t5": partial(by_layer, ["rotary", "t5"], {"rotary": rotary, "t5": t5})}
 
 
 def make_model(sharing: str = "gqa", position: str = "none", **options) -> Transformer:
@@ -47,7 +51,7 @@ def assert_decodes(model: Transformer, chunks: list[int], masks=None) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 3, [4, None]], ids=["one", "window", "pattern"])
-@pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary", "rotary,t5"])
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_every_sharing_decodes_at_every_position_in_every_window(sharing, position, window):
     assert_decodes(make_model(sharing, position, window=window), [5, 1, 1, 4])

@@ -17,6 +17,7 @@ from tinyformer.nn import (
     BaseConv,
     Cache,
     LayerCache,
+    by_layer,
 )
 from tinyformer.nn.maps import NoMapsError
 
@@ -34,7 +35,7 @@ def made(name: str) -> nn.Module:
 
 
 def layers(*names: str):
-    return lambda layer_index, **layer: {**MIXERS, "mha": mha}[names[layer_index % len(names)]](**layer)
+    return partial(by_layer, names, {**MIXERS, "mha": mha})
 
 
 @torch.no_grad()
@@ -131,3 +132,5 @@ def test_what_they_cannot_do_is_refused():
         BaseConv(4, 8, [3, 0])
     with pytest.raises(NoMapsError, match="has no heads"):
         network(layers("lstm")).require_heads()
+    with pytest.raises(NoMapsError, match="'LSTM': is no BaseAttention, but all layers need heads"):
+        network(layers("mha", "lstm")).require_heads_everywhere()

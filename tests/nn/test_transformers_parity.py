@@ -24,10 +24,12 @@ from tinyformer.nn import (
     LatentAttention,
     LayerNorm,
     PreNormBlock,
+    RelativePosition,
     RMSNorm,
     RotaryPosition,
     TokenReadout,
     Transformer,
+    by_layer,
 )
 
 LAYERS, D_MODEL, D_FF, SEQ = 3, 42, 50, 37
@@ -130,6 +132,13 @@ def gpt_neo() -> Twins:
     return theirs, weights, make(**parts, num_heads=6, scale=1.0, bias="o", window=[None, WINDOW])
 
 
+def smollm3() -> Twins:
+    """Every third layer has no position."""
+    theirs = hugging_face("SmolLM3", **LLAMA_SIZES, **GROUPED, no_rope_layer_interval=3)
+    kinds = partial(by_layer, ["rotary", "rotary", "none"], {"rotary": ROTARY, "none": RelativePosition})
+    return theirs, renamed(theirs, LLAMA_NAMES), make(**LLAMA, **GROUPS, position=kinds)
+
+
 def gpt_oss() -> Twins:
     """Sinks, windows in every other layer, biases; our feed-forward network is replaced by their experts."""
     experts = {"experts_implementation": "eager", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -217,7 +226,7 @@ def states_and_gradient(embedding: nn.Module, forward: Callable[[Tensor], Tensor
     return states.detach(), torch.autograd.grad(states, embedded[0], upstream)[0]
 
 
-TWINS = {of.__name__: of for of in (qwen2, qwen3, gpt_neo, gpt_oss, gemma2, olmo2)}
+TWINS = {of.__name__: of for of in (qwen2, qwen3, smollm3, gpt_neo, gpt_oss, gemma2, olmo2)}
 TWINS |= {f"mla-{rank}": partial(deepseek_v2, rank) for rank in (None, 11)}
 TWINS["gpt_neox"] = partial(parallel, "GPTNeoX", "gelu", "parallel", use_parallel_residual=True)
 TWINS["phi"] = partial(parallel, "Phi", "gelu_tanh", "shared", hidden_act="gelu_new")

@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tinyformer.config.by_layer import NODES
 from tinyformer.config.conf import (
     AXES,
     STORED,
@@ -199,7 +200,8 @@ def is_swept(entry: str) -> bool:
 def _admit_value(key: str, value: Any) -> str:
     """Check a single value, which may be a mapping, and return it in Hydra's grammar."""
     try:
-        for path, leaf in [(key, value)] if key in files() else leaves(value, key):
+        choices = value if key in NODES and isinstance(value, list) else [value]  # a list for the layers
+        for path, leaf in [(key, choice) for choice in choices] if key in files() else leaves(value, key):
             admit(path, leaf)
     except NotAdmittedError as error:
         inner = "" if error.key == key else f"sets {error.key[:100]}, which "

@@ -32,19 +32,27 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
             value = OmegaConf.to_container(owner[name]) if OmegaConf.is_config(owner[name]) else owner[name]
             check_value(function, name, value, f"{group}.{name}" if group else name)
     for path, node in targets(config, part):
-        function = _locate(node["_target_"], f"{path}._target_")
+        functions = [_locate(each["_target_"], f"{path}._target_") for each in (*_kinds_of(node), node)]
         for name, value in node.items():
+            function = next((each for each in functions if name in _parameters(each)), functions[0])
             key = key_of(written, f"{path}.{name}")
-            is_left_out = name not in _parameters(function) and _is_left_out(written, f"{path}.{name}", key, value)
+            may_lack = path.endswith("attention") or len(functions) > 1
+            is_ours = name not in _parameters(function) and _is_left_out(written, f"{path}.{name}", key, value)
+            is_left_out = may_lack and is_ours
             if not name.startswith("_") and not (value is None and key in RUNTIME_KEYS) and not is_left_out:
                 check_value(function, name, value, key)
 
 
+def _kinds_of(node: Mapping[str, Any]) -> list[Any]:
+    """The nodes of the kinds that `by_layer` chooses among; its other values are their arguments."""
+    kinds, pattern = node.get("kinds"), node.get("pattern")
+    return [kinds[kind] for kind in pattern if kind in kinds] if kinds and isinstance(pattern, list) else []
+
+
 def _is_left_out(written: Any, path: str, key: str, value: Any) -> bool:
-    """Return True if a user's own attention class need not have an argument, since only our files set the argument."""
+    """Return True if our config files set an argument, not the user, so that a class of attention may lack it."""
     owner, _, name = path.rpartition(".")
-    is_attention = owner.endswith("attention")
-    return is_attention and (key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, []))
+    return key != f"{key_of(written, owner)}.{name}" or value in values_of_keys().get(key, [])
 
 
 def check_value(function: Any, name: str, value: Any, key: str) -> None:

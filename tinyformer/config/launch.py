@@ -28,8 +28,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tinyformer.checkpoint.paths import find_checkpoint
 from tinyformer.config.admission import admit_config, alternatives, composed, is_swept, leaves, recorded_sources
+from tinyformer.config.by_layer import ARCHITECTURE, ConfigLoader, with_patterns
 from tinyformer.config.conf import (
-    AXES,
     config_dir,
     format_value,
     hydra_value,
@@ -47,9 +47,6 @@ from tinyformer.errors import ArgumentError, argument_path
 
 if TYPE_CHECKING:
     from tinyformer.checkpoint.file import Checkpoint
-
-ARCHITECTURE = AXES[: AXES.index("network")]
-"""The axes that determine a network's function, which `init_from=` inherits."""
 
 OF_TRAINING = (
     *("backend", "dropout", "embedding_dropout", "init", "init_std", "checkpoint_activations", "autocast_residual"),
@@ -86,7 +83,7 @@ class CommandLine:
 
 def compose_run(program: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, CommandLine]:
     """Compose the config of one run of a program, and return it with its command line."""
-    overrides = readable(overrides)
+    overrides = with_patterns(readable(overrides))
     if program == "train":
         overrides = inherit_architecture(overrides)
     config = compose_whole(program, overrides)
@@ -116,7 +113,10 @@ def compose_sweep(program: str, arguments: Sequence[str]) -> list[tuple[tuple[st
             raise ConfigError(f"{word}: lists no values; {key}=A,B lists two.")
         axes.append([f"{key}={value}" for value in values] if is_swept(word) else [word])
     with initialised_hydra():
-        return [(words, compose(program, list(words), return_hydra_config=True)) for words in itertools.product(*axes)]
+        return [
+            (words, compose(program, with_patterns(words), return_hydra_config=True))
+            for words in itertools.product(*axes)
+        ]
 
 
 @contextlib.contextmanager
@@ -189,7 +189,7 @@ def offer_stored_run(
 
 def training_words(words: Sequence[str]) -> list[str]:
     """Convert a command line of `train` to Hydra's grammar, and add the overrides of the run or checkpoint it names."""
-    words = readable(words, is_multirun(words))
+    words = with_patterns(readable(words, is_multirun(words)))
     if any(word.startswith("resume=") for word in words):
         from tinyformer.config.resume import expand_resume
 
@@ -314,7 +314,9 @@ def _hydra(folder: str | None, parser: argparse.ArgumentParser) -> Any:
             parser.error(f"--config-dir {folder}: there is no such folder")
         url = f"file://{Path(folder).absolute()}"
         search_path.prepend("command-line", url, SearchPathQuery(provider="schema"))
-    return Hydra.create_main_hydra2(parser.prog, search_path)
+    hydra = Hydra.create_main_hydra2(parser.prog, search_path)
+    hydra.config_loader = ConfigLoader(search_path)
+    return hydra
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from .maps import QKV, AttentionInputs
 from .mask import AttentionMask
 from .mixers import LSTM, BaseConv, TokenMixer
 from .network import Decoder, Encoder, Network, kernel_of_layer, resolve_backend
+from .pattern import by_layer
 from .position import (
     ALiBi,
     LearnedPosition,
@@ -85,6 +86,7 @@ __all__ = [
     "ValueEmbedding",
     "ValueResidual",
     "attention_weights",
+    "by_layer",
     "kernel_of_layer",
     "prune_heads",
     "resolve_backend",

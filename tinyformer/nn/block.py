@@ -4,7 +4,6 @@ In a decoder that attends to an encoder's output, cross-attention comes between 
 the input of the layer.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from tinyformer.nn.cache import LayerCache
 from tinyformer.nn.kernels.choose import require_possible
 from tinyformer.nn.layers import Residual, Stream, make_dropout
 from tinyformer.nn.mask import AttentionMask
+from tinyformer.nn.pattern import call_accepted
 from tinyformer.nn.side_inputs import SideInputs
 from tinyformer.nn.softmax import SoftmaxAttention
 from tinyformer.nn.textbook import TextbookAttention
@@ -45,17 +45,7 @@ class Norms(NamedTuple):
 
 def make_attention(factory: Callable[..., Any], d_model: int, **layer: Any) -> nn.Module:
     """Call a factory of attention with the arguments that it accepts; textbook attention is wrapped in an adapter."""
-    maker = factory if isinstance(factory, partial) else partial(factory)
-    named, given = inspect.signature(maker.func).parameters, maker.keywords | layer
-    if not any(each.kind is each.VAR_KEYWORD for each in named.values()):
-        for name in list(named)[len(maker.args) :]:
-            if name not in given and named[name].default is inspect.Parameter.empty:
-                reason = f"is required by {maker.func.__name__}; on a command line, +KEY=VALUE with this key sets it"
-                raise ArgumentError(name, None, reason)
-        given = {name: value for name, value in given.items() if name in named}
-    bare: Any = copy.copy(maker)  # of Hydra's class of partials, which checks what it calls
-    bare.__setstate__((maker.func, maker.args, {}, vars(maker)))
-    made: nn.Module = bare(**given)
+    made: nn.Module = call_accepted(factory, **layer)
     roles = [name[0] for name in inspect.signature(made.forward).parameters][:3]
     return TextbookAttention(made, d_model) if sorted(roles) == ["k", "q", "v"] else made
 

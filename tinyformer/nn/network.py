@@ -237,6 +237,11 @@ class Network(nn.Module):
             raise NoMapsError(self.other_attentions()[0], "is no BaseAttention, so it has no heads")
         return found
 
+    def require_heads_everywhere(self) -> None:
+        """Raise a `NoMapsError` if a layer has no `BaseAttention`."""
+        for module in self.other_attentions():
+            raise NoMapsError(module, "is no BaseAttention, but all layers need heads here")
+
     def find_head(self, argument: str, entry: Any) -> tuple[int, int]:
         """The index in `attentions` of a head's layer, and the index of the head in this layer, given its address."""
         head, layers = plain_address(entry if isinstance(entry, Sequence) else [entry]), self.attentions_by_address()

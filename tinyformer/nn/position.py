@@ -5,7 +5,7 @@ keys (rotary), or add to the scores a term that depends on the distance between 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Int
@@ -15,6 +15,7 @@ from tinyformer.errors import ArgumentError, argument_path, require_at_least, re
 from tinyformer.nn.frequencies import SCALINGS, angles, geometric, magnitude
 from tinyformer.nn.layers import Stream
 from tinyformer.nn.mask import Grid
+from tinyformer.nn.pattern import of_layer
 from tinyformer.nn.score import Queries, ScoreMod
 
 
@@ -106,7 +107,8 @@ class RotaryPosition(RelativePosition):
     a score depends on the positions of query and key only through their distance.
 
     Args:
-        base: the longest wavelength is 2π times almost this number.
+        base: the longest wavelength is 2π times almost this. A list is a pattern that repeats over the layers, such as
+            Gemma 3's [1e4, 1e4, 1e4, 1e4, 1e4, 1e6], five local layers and a global one (2025, arXiv 2503.19786).
         fraction: share of the dimensions that are rotated, the first ones, with exponents -2i / (fraction · head_dim),
             as in GPT-NeoX, Phi and Qwen3-Next.
         p: share of the frequencies that are kept, the highest; the others are 0 (p-RoPE, Barbero et al. 2024, arXiv
@@ -123,12 +125,13 @@ class RotaryPosition(RelativePosition):
         self,
         max_seq_len: int,
         head_dim: int,
-        base: float = 10_000.0,
+        base: float | Sequence[float] = 10_000.0,
         fraction: float = 1.0,
         p: float = 1.0,
         scaling: str | None = None,
         factor: float = 1.0,
         original_seq_len: int | None = None,
+        layer_index: int = 0,
     ) -> None:
         super().__init__()
         for name, share in (("fraction", fraction), ("p", p)):
@@ -144,6 +147,7 @@ class RotaryPosition(RelativePosition):
             reason = f"must rotate an even number of dimensions, and rotates {self.dim} of {head_dim}"
             raise ArgumentError("fraction", fraction, reason, {"fraction": 2 * -(-self.dim // 2 or -1) / head_dim})
         self.max_seq_len = max_seq_len
+        base = of_layer("base", base if isinstance(base, Sequence) else [base], layer_index, 10_000.0)
         frequencies = geometric(self.dim, base)
         if scaling is not None:
             require_choice("scaling", scaling, SCALINGS)
@@ -286,16 +290,16 @@ class ShawPosition(RelativePosition):
 
 
 class Shared:
-    """A factory that gives every layer the same relative position, as T5 shares its table."""
+    """A factory that gives all of its layers the same relative position, as T5 shares its table."""
 
     def __init__(self, position: Callable[..., RelativePosition]) -> None:
         self._factory = position
         self._position: RelativePosition | None = None
 
-    def __call__(self, **sizes: int) -> RelativePosition:
+    def __call__(self, head_dim: int) -> RelativePosition:
         if self._position is None:
             with argument_path("position"):
-                self._position = self._factory(**sizes)
+                self._position = self._factory(head_dim=head_dim)
         return self._position
 
 

@@ -1,5 +1,6 @@
 """The options that all attention layers share, and the base class that implements them."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
@@ -11,6 +12,7 @@ from tinyformer.errors import ArgumentError, argument_path, require_choice
 from tinyformer.nn.heads import HeadGate, HeadMap, OutputGate, ablated_in_layer
 from tinyformer.nn.kernels.choose import BACKENDS, Backend, KernelRequirements
 from tinyformer.nn.mask import AttentionMask, Grid, window_of_layer
+from tinyformer.nn.pattern import of_layer
 from tinyformer.nn.position import RelativePosition
 from tinyformer.nn.score import LocalGaussian, Queries, ScaledDotScore, Scoring, SSMax, make_score
 from tinyformer.nn.score import softcap as softcap_mod
@@ -37,8 +39,8 @@ class AttentionOptions(TypedDict, total=False):
         sink: whether each head has a learned logit that takes part in the softmax without a value, see `Scoring`. With
             "zero", the logit is 0: softmax1, exp(s) / (1 + Σ exp(s)) (Miller 2023).
         backend: "auto" or a name in `BACKENDS`.
-        position: factory of the relative position, called with `head_dim`. It acts in self-attention only, since
-            positions in two sequences have no distance.
+        position: factory of the relative position, called with `head_dim`, and with `layer_index` if it has this
+            argument. It acts in self-attention only, since positions in two sequences have no distance.
         gate: whether each token gates each head's output, see `OutputGate`; "elementwise" for a gate of each element.
         value_residual: initial share of the first layer's values in the values of each later layer, in self-attention,
             see `ValueResidual`; None for none.
@@ -139,7 +141,7 @@ class SoftmaxAttention(nn.Module):
         else:
             self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         with argument_path("position"):
-            self.position = position(head_dim=self.position_dim) if position else RelativePosition()
+            self.position = _make_position(position or RelativePosition, self.position_dim, layer_index)
         self._require_fitting_position(score)
         self.ssmax = SSMax(num_heads) if ssmax else None
         if ssmax and self.score.compare is not None:
@@ -150,8 +152,9 @@ class SoftmaxAttention(nn.Module):
         has_residual = value_residual is not None and layer_index > 0
         self.value_residual = ValueResidual(value_residual or 0.0) if has_residual else None
         pattern = [value_embedding] if isinstance(value_embedding, bool) else value_embedding
+        has_embedding = of_layer("value_embedding", pattern, layer_index, False)
         sizes = vocab_size or 0, self.num_kv_heads, self.v_head_dim
-        self.value_embedding = ValueEmbedding(*sizes) if pattern[layer_index % len(pattern)] else None
+        self.value_embedding = ValueEmbedding(*sizes) if has_embedding else None
         if self.reads_side_inputs and kind == "cross":
             reason = "mixes values of one sequence; the values of cross-attention are of another"
             raise ArgumentError("value_residual", value_residual, reason, {"value_residual": None})
@@ -227,3 +230,8 @@ class SoftmaxAttention(nn.Module):
         dropout = self.dropout if training else 0.0
         case = KernelRequirements.of(q, q, v, mask, scoring, dropout, training)
         return case._replace(device=device, dtype=dtype, seq=seq)
+
+
+def _make_position(factory: Callable[..., RelativePosition], head_dim: int, layer_index: int) -> RelativePosition:
+    by_layer = "layer_index" in inspect.signature(factory).parameters
+    return factory(head_dim=head_dim, **({"layer_index": layer_index} if by_layer else {}))

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from tinyformer.config.by_layer import with_patterns
 from tinyformer.config.checks import check_early
 from tinyformer.config.conf import is_multirun, readable
 from tinyformer.config.errors import exit_code_of
@@ -49,7 +50,7 @@ def evaluate_program(words: Sequence[str], command: str) -> int:
     """Evaluate the checkpoint that the words of a command line name; returns the exit code."""
 
     def start() -> int:
-        arguments = with_last(readable(words, is_multirun(words)))
+        arguments = with_last(with_patterns(readable(words, is_multirun(words))))
         checkpoint = offer_stored_run(arguments)
 
         def job(config: DictConfig, folder: Path, invocation: CommandLine) -> None:

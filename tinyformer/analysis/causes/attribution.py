@@ -90,6 +90,7 @@ def direct_effects(context: AnalysisContext, batch: Batch, score: Callable[[Tens
         ArgumentError: the readout is not linear or has a softcap, or a block or a norm is of a user-defined class.
     """
     network = context.network
+    network.require_heads_everywhere()
     stack, prefix = network.stacks()[-1], "decoder." if len(network.stacks()) > 1 else ""
     names = [name for name in points_of(network) if NEEDED.fullmatch(name.removeprefix(prefix)) and prefix in name]
     _require_linear(network.readout)

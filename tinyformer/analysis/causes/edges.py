@@ -66,6 +66,7 @@ class EdgeGraph:
         stack, *others = context.network.stacks()
         if others:
             raise ArgumentError("network", type(context.network).__name__, "has two stacks; edges are within one stack")
+        context.network.require_heads_everywhere()
         blocks: Any = stack.layers
         stream = "embedding"
         for index, (block, layer) in enumerate(zip(blocks, context.layers, strict=True)):
