@@ -88,9 +88,9 @@ def never_instantiated(key: str, name: Any) -> bool:
 
 
 def admit(key: str, value: Any, trust: Trust = lambda key, name: False, is_argument: bool = False) -> None:
-    """Raise `NotAdmittedError` if a file may not set a key, which may be an axis or "norm._target_", to a value.
+    """Raise `NotAdmittedError` if a file may not set `key`, an axis or a key such as "norm._target_", to a value.
 
-    `is_argument` means that the file also names a class for the key's node: then the key may be missing in our YAML.
+    With `is_argument`, the file also names a class for the key's node, so that the key may be missing in our YAML.
     """
     if key in files():
         if value not in (None, *choices_of(key)):
@@ -221,7 +221,7 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def describe_config(config: Plain, choices: Mapping[str, Any]) -> Plain:
     """The overrides, by key, from which an unresolved config can be composed again; a checkpoint stores them.
 
-    `choices` has the choice of each axis; an axis that is missing has its default.
+    `choices` has the choice of each axis; an axis that is missing there has its default choice.
     """
     resolved = OmegaConf.create(config)
     base, chosen = composed(choices)
@@ -255,7 +255,7 @@ def admit_config(checkpoint: "Checkpoint", trust: Trust = lambda key, name: Fals
 
 
 def require_readable(overrides: Plain) -> None:
-    """Refuse overrides, given as by `describe_config`, with which no program would load the run's checkpoints."""
+    """Refuse overrides, in the form of `describe_config`, with which no checkpoint of the run could be loaded."""
     try:
         _admitted(overrides, sys.maxsize, lambda key, name: True)
     except NotAdmittedError as error:
@@ -322,7 +322,7 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]]:
-    """Our unresolved config for some overrides, only the nodes that a checkpoint stores, and the choice of each axis.
+    """Return the part of our unresolved config that a checkpoint stores, and the choice of each axis.
 
     Of the overrides, only choices on axes and deletions of keys are applied. An unknown choice becomes the default.
     """
@@ -346,7 +346,7 @@ def composed(overrides: Mapping[str, Any]) -> tuple[Plain, dict[str, str | None]
 def register_score(config: Mapping[str, Any]) -> None:
     """Import the user's classes that `attention.score` or `cross_attention.score` names, and add them to `SCORES`.
 
-    The config is unresolved. Interpolations are skipped, since the values behind them were not admitted as classes.
+    The config is unresolved. Interpolations are skipped, since the classes that they may lead to were not admitted.
     """
     values = dict(leaves(config))
     for key in SCORE_KEYS:

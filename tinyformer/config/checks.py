@@ -22,8 +22,8 @@ def check_types(config: DictConfig, part: str = "", groups: Mapping[str, Any] | 
     Args:
         config: the whole config.
         part: the key of the node to check, such as `network`.
-        groups: the class that receives the values of a group without `_target_`, by the key of the group; the class at
-            the key "" receives top-level values of the config.
+        groups: for groups without `_target_`, the key of each and the class that receives its values; the class at the
+            key "" receives top-level values of the config.
     """
     written = OmegaConf.to_container(config, resolve=False)
     for group, function in (groups or {}).items():
@@ -77,7 +77,7 @@ def check_value(function: Any, name: str, value: Any, key: str) -> None:
 def _parameters(function: Any) -> dict[str | None, Any]:
     """The parameters of a function or class by name, each with the function or class that declares it.
 
-    If a class passes keywords on to its base, the base's parameters are included; the key None stands for other names.
+    If a class passes keywords on to its base, it has the base's parameters, too. A key None means: any name is valid.
     """
     signature = inspect.signature(function).parameters.values()
     parameters: dict[str | None, Any] = {p.name: function for p in signature}

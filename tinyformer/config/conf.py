@@ -58,7 +58,7 @@ def is_multirun(words: Sequence[str]) -> bool:
 
 
 def readable(words: Sequence[str], is_sweep: bool = False) -> list[str]:
-    """Quote the values of a command line that Hydra's grammar does not allow, such as some paths and prompts.
+    """Quote values on a command line that Hydra's grammar allows only in quotes, such as some paths and prompts.
 
     Users type quotes around `generate.prompt=a, b` only for the shell, and none around `data.files=café.txt`. In a
     sweep, commas separate the values of several runs.
@@ -136,7 +136,7 @@ def key_of(written: Any, path: str | Sequence[str]) -> str:
 
 
 def key_of_argument(written: Any, path: Sequence[str]) -> str:
-    """The config key that sets an argument, given its object's path and its name; the name alone if no key sets it.
+    """The config key that sets the argument at `path` (its object's path, then its name); the name if no key does.
 
     If the object's own node does not set the argument, an enclosing object passes the argument on, as an encoder passes
     `num_layers` on to its blocks; the key then belongs to the nearest enclosing node that sets the argument.
@@ -225,7 +225,7 @@ def load_plain_yaml(text: str) -> Any:
 
 @functools.cache
 def read(name: str, axis: str | None = None) -> dict[str, Any]:
-    """The unresolved config of a program, or of a choice of `axis`, merged with its base files; {} if it is unknown."""
+    """The unresolved config of a program, or of a choice of `axis`, merged with its base files; {} if there is none."""
     file = (programs() if axis is None else files().get(axis, {})).get(name)
     if file is None:
         return {}
@@ -247,7 +247,7 @@ def _merged(base: Any, own: Any) -> Any:
 
 
 def default_choices(chosen: Mapping[str, str]) -> dict[str, str | None]:
-    """Add to the `chosen` choices of a training run the default of each other axis, which the chosen task may set."""
+    """The choice of each axis of a training run: as in `chosen`, else the default, which the chosen task may set."""
     choices: dict[str, Any] = axes_of("train") | dict(chosen)
     for node in read(choices["task"], "task")["defaults"]:
         if isinstance(node, dict):  # such as "override /data@_global_.data: summaries"
@@ -307,7 +307,7 @@ def original_peak_rate(d_model: Any, warmup_steps: Any) -> float:
 
 
 def describe_axes(axes: Sequence[str] = ()) -> str:
-    """The text of `--help` on some axes, by default all of `train`: each choice with the first comment of its file."""
+    """The text of `--help` on axes, by default all axes of `train`: each choice with the first comment of its file."""
     lines = []
     for axis in axes or sorted(axes_of("train")):
         lines.append(axis)

@@ -102,10 +102,10 @@ def option_names(**names: str) -> Iterator[None]:
 
 
 def exit_code_of(job: Callable[[], int | None], program: str) -> int:
-    """Run the job of a program, print its error, and return the exit code: 0, 1 for a bug, 2 for a user's mistake.
+    """Run a program's job, print its error, and return 0 for success, 1 for a bug, or 2 for a user's mistake.
 
-    The error may suggest keys of the primary config `program`. A job that has already printed its errors returns an
-    exit code itself.
+    The printed error may suggest keys of the primary config `program`. A job that has already printed its errors
+    returns an exit code itself.
     """
     try:
         code = job() or 0
@@ -168,7 +168,7 @@ def describe(error: BaseException, program: str) -> str | None:
 
 
 def _describe_composition(error: BaseException, program: str) -> str:
-    """An error of Hydra or OmegaConf about a command line as a sentence that says what would work."""
+    """A sentence that explains an error of Hydra or OmegaConf about a command line, and says what would work."""
     message = str(error)
     if isinstance(error, MissingConfigException) and error.options:
         axis, _, choice = (error.missing_cfg_file or "").rpartition("/")
@@ -214,7 +214,7 @@ def _unknown_key(key: str, program: str) -> str:
 
 
 def _similar_key(key: str, program: str) -> str:
-    """A suggestion of keys that are spelled alike, whole or in their last component; without any, a hint at --help."""
+    """A suggestion of keys that are spelled like `key`, or end like it; if there are none, a hint at --help."""
     if key in OTHER_NAMES:
         return f" Did you mean {OTHER_NAMES[key]}?"
     keys = [known for known in values_of_keys() if known.partition(".")[0] in axes_of(program) | read(program)]

@@ -42,13 +42,13 @@ def _is_named_by_slurm(resume: str | None) -> bool:
 
 
 def is_in_slurm() -> bool:
-    """Return True if `srun` has started this process in a job, rather than a shell in which commands are typed."""
+    """Return True if `srun` has started this process, unless it has started a shell in which commands are typed."""
     # The script of a job has no step; it may run several commands one after another.
     return "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
 
 
 def is_in_torchrun() -> bool:
-    """Return True if torchrun has started this process and has a store that outlives restarts of the processes."""
+    """Return True if torchrun has started this process and keeps a store that outlives restarts of the processes."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -145,7 +145,7 @@ def refuse_foreign_files(folder: Path, key: str = "resume") -> None:
 
 
 def _is_link_of_wandb(path: Path, folder: Path) -> bool:
-    """Return True if wandb has made the link `path`, to wandb's newest run in the folder or to a log of that run."""
+    """Return True if `path` is a link of wandb, which leads to the newest run in the folder or to a log."""
     if path.match("wandb/*/logs/debug-core.log"):  # in the user's cache; no later run writes there
         return True
     is_known = path.name == "latest-run" or re.fullmatch(r"debug[\w-]*\.log", path.name)

@@ -200,7 +200,7 @@ def training_words(words: Sequence[str]) -> list[str]:
 def inherit_architecture(arguments: Sequence[str]) -> list[str]:
     """Put the architecture of the checkpoint that `init_from=` names before the arguments of a training run.
 
-    An argument replaces the checkpoint's value. An argument that changes a size, or a choice on an axis, is refused.
+    An argument that changes a size, or a choice on an axis, is refused. Any other replaces the checkpoint's value.
     """
     given = _given(arguments := with_last(arguments))
     file = given.get("init_from", "null")
@@ -321,7 +321,7 @@ def _hydra(folder: str | None, parser: argparse.ArgumentParser) -> Any:
 
 @dataclass(frozen=True)
 class _Task:
-    """The task of a run, or of a job of a sweep, which Hydra may call in another process."""
+    """The function that Hydra calls for a run, or for each job of a sweep, perhaps in another process."""
 
     job: Job
     program: str
@@ -361,7 +361,7 @@ def _run(config: DictConfig, context: HydraContext, task: _Task) -> Any:
 
 
 def _sweep(config: DictConfig, context: HydraContext, task: _Task) -> int:
-    """Run the jobs and return their largest exit code; refused jobs keep their folders, which are numbered by job."""
+    """Run the jobs of a sweep, and return the largest exit code; a refused job keeps its numbered folder."""
     context.callbacks.on_multirun_start(config=config, config_name=task.program)
     sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=task)
     words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)

@@ -1,4 +1,4 @@
-"""Restoration of a process's state after a run in Python, and printed lines that begin with the name of a process."""
+"""Functions that restore a process's state after a run in Python, and that begin printed lines with a job's name."""
 
 import contextlib
 import io

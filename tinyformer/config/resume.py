@@ -34,7 +34,7 @@ def expand_resume(arguments: Sequence[str]) -> list[str]:
     """Replace `resume=RUN new=…` by the overrides that started the run, the new overrides, and the run's folder.
 
     With `-m`, RUN is the folder of a sweep; `continue_job` resumes, starts or skips each job. `resume=auto` is replaced
-    if the run has a checkpoint. An interpolation could not do this: Hydra resolves it after composing the config.
+    if the run has a checkpoint. (An interpolation could not insert overrides: it is resolved too late.)
     """
     given = [argument for argument in arguments if argument.startswith("resume=")]
     folder = text_of(given[-1]) if given else ""
@@ -91,7 +91,7 @@ def _admitted(entries: Sequence[str], saved: Path, folder: str, new: Sequence[st
 
 
 def _held(folder: Path, started: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """Overrides that keep a run's values where the overrides `started` now give other values; none for `typed` keys."""
+    """Overrides that restore values of a run which the overrides `started` no longer give, except at `typed` keys."""
 
     def read(*names: str) -> dict[str, Any]:
         paths = (folder / name for name in names)

@@ -34,7 +34,7 @@ def read_weights(weights: Weights) -> Weights:
 
 
 def write_weights(weights: Weights) -> Weights:
-    """Add zero embeddings of token types, and a copy of the output bias under the second name that files give it."""
+    """Add zeros as the embeddings of token types, and a copy of the output bias under the name `OUTPUT_BIAS`."""
     types = torch.zeros(NUM_TYPES, weights[POSITIONS].shape[1], dtype=weights[POSITIONS].dtype)
     return weights | {TYPES: types, OUTPUT_BIAS: weights[f"{OUTPUT}.bias"].clone()}
 

@@ -75,7 +75,7 @@ PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor"
 
 
 def read_rope(fields: Fields) -> Fields:
-    """Move `rope_theta` to the top level, where older files have it; refuse other parameters than `PLAIN_ROPE`."""
+    """Move `rope_theta` to the top level, where older files have it; refuse values that differ from `PLAIN_ROPE`."""
     fields = dict(fields)
     for name in ROPE:
         for parameter, value in (fields.pop(name, None) or {}).items():

@@ -41,7 +41,7 @@ def token_fields(**defaults: Any) -> tuple[Field, ...]:
 
 
 def read_tokens(fields: Fields) -> Fields:
-    """Replace a list of one end token by the token; add `bad_words_ids` to the tokens that are never generated."""
+    """Replace a list of one end token by this token; add `bad_words_ids` to the tokens that are never generated."""
     if isinstance(end := fields.get("eos_token_id"), list):
         if len(end) != 1:
             raise ArgumentError("fields.eos_token_id", end, "must be a single token, the one that ends a target")
@@ -56,7 +56,7 @@ def read_tokens(fields: Fields) -> Fields:
 def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fields]:
     """The fields of special tokens for `config.json`, and the fields for `generation_config.json`.
 
-    `tokens` are the arguments of `SpecialTokens`, and `eos` is the tokenizer's end-of-text id; None: no tokenizer.
+    `tokens` are arguments of `SpecialTokens`; `eos` is the tokenizer's end-of-text id, or None without a tokenizer.
     """
     eos = eos if tokens["eos"] is None else tokens["eos"]
     start = eos if tokens["decoder_start"] is None else tokens["decoder_start"]
@@ -68,7 +68,7 @@ def special_ids(tokens: Mapping[str, Any], eos: int | None) -> tuple[Fields, Fie
 
 
 def spread_embedding(weights: Weights) -> Weights:
-    """Give each stack the shared embedding, which a file may store under any of its names."""
+    """Give each stack the shared embedding, which files store under different names."""
     known = next(weights[name] for name in (SHARED, *OF_STACKS, OUTPUT) if name in weights)
     spread = dict.fromkeys(OF_STACKS, known) | weights
     if all(torch.equal(spread[name], known) for name in OF_STACKS):
@@ -96,7 +96,7 @@ GATED_ACTIVATIONS = {"gated-gelu": "gelu_tanh"} | {
 
 
 def is_gated(fields: Fields) -> bool:
-    """Return True if the feed-forward network is gated, as in version 1.1."""
+    """Return True if the feed-forward network is gated, as in version 1.1 of T5."""
     return str(fields.get("feed_forward_proj")).startswith(GATED)
 
 

@@ -63,7 +63,7 @@ class Field:
         return self.choices[value]
 
     def write(self, value: Any) -> Any:
-        """The family's value for our value. If it has none, the default, which `find_differences` then reports."""
+        """The family's value for our value, or the default if there is none; `find_differences` then reports this."""
         if self.choices is None:
             value = bool(value) if self.kind is bool else value  # a bias of some projections: the others have zeros
             return value if self._is_of_kind(value) else self.default
@@ -94,7 +94,7 @@ class Module:
     by_head: bool = False  # whether the outputs of our modules are concatenated head by head, not module by module
 
     def names(self, depths: Depths) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield, for the weight and the bias of every layer, the name in the family and our names."""
+        """Yield pairs of the family's name and our names, for the weight and the bias of every layer."""
         stack = self.ours.partition(".")[0]
         for layer in range(depths[stack]) if "{}" in self.theirs else [0]:
             for part in ("weight", "bias"):
@@ -119,7 +119,7 @@ class Module:
 
 
 def in_layers(theirs: str, ours: str, names: Mapping[str, str], transposed: bool = False) -> tuple[Module, ...]:
-    """The modules of all layers; `names` maps the family's names (after the prefix `theirs`) to ours (after `ours`)."""
+    """The modules of all layers; `names` maps the family's names, without prefix `theirs`, to ours, without `ours`."""
     return tuple(
         Module(f"{theirs}{name}", " ".join(f"{ours}{our}" for our in module.split()), transposed)
         for name, module in names.items()

@@ -97,7 +97,7 @@ class Difference:
 
 
 def find_differences(node: dict[str, Any], other: dict[str, Any], path: str = "") -> Iterator[Difference]:
-    """The differences between two resolved nodes at a dotted path; missing arguments have the defaults of their class.
+    """The differences between two resolved nodes at a dotted path; a missing argument has its class's default.
 
     The node `other` is trusted; a class in `node` is imported only if `other` names the same class there.
     """

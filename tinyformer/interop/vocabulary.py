@@ -83,7 +83,7 @@ TOKENIZER_FILES = (*(name for names in FORMATS for name in names), SETTINGS, SPE
 
 
 def read_tokenizer(folder: Path, fields: Fields) -> TextTokenizer | None:
-    """The tokenizer of a model folder, whose `config.json` has these fields; None if the folder has no tokenizer.
+    """The tokenizer of a model folder, given the fields of its `config.json`; None if the folder has no tokenizer.
 
     The tokenizer's post-processor determines the tokens around a text.
     """
@@ -143,7 +143,7 @@ def _require_applied(settings: Fields, kind: str, folder: Path, name: str) -> No
 
 
 def _set_parts(tokenizer: Tokenizer, kind: str, settings: Fields) -> None:
-    """Set the normalizer and pre-tokenizer as `transformers` does; its Llama class leaves byte-level ones unchanged."""
+    """Set normalizer and pre-tokenizer as `transformers` does, whose Llama class leaves byte-level ones unchanged."""
     model, parts = CLASSES.get(kind, (type(None), _byte_level))
     if isinstance(tokenizer.model, model) and not (parts is _llama and '"ByteLevel"' in tokenizer.to_str()):
         tokenizer.normalizer, tokenizer.pre_tokenizer = parts(settings, tokenizer)
@@ -177,6 +177,6 @@ def _first_token(tokenizer: Tokenizer, settings: Fields, ends: Sequence[int]) ->
 
 
 def _content(token: object) -> str | None:
-    """A special token, which is a string or an object with the string as its `content`."""
+    """The text of a special token, given as a string or as an object with the text as its `content`; else None."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

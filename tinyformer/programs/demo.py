@@ -68,7 +68,7 @@ def describe(context: "AnalysisContext", measured: "SnapshotMeasures") -> list[s
 
 
 def formed(role: str, heads: "Mapping[Head, float]", context: "AnalysisContext", measured: "SnapshotMeasures") -> str:
-    """A sentence about the heads that have a role at the last snapshot: since which step, and with which measure."""
+    """A sentence about the heads with a role at the last snapshot, each with the step since which it has the role."""
     from tinyformer.measures.events import TRAITS
 
     parts, names = [], measured.measures[-1].names
@@ -95,7 +95,7 @@ def composition(context: "AnalysisContext", writers: "Collection[Head]", readers
 
 
 def losses(context: "AnalysisContext", *roles: "Collection[Head]") -> str:
-    """A sentence about the loss: without the heads of each role, without all of these, without any one other head."""
+    """A sentence about the loss with all heads, and without the heads of one role, of both roles, or one other head."""
     from tinyformer.analysis.removal.ablation import losses_without
 
     every = [head for of_role in roles for head in of_role]

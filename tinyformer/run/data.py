@@ -111,7 +111,7 @@ def evaluation_data(make: MakeData, settings: Settings, group: Mapping[str, Any]
 
 
 def require_own_draw(settings: Mapping[str, Any], data: DataModule, of_run: Mapping[str, Any]) -> None:
-    """Refuse other splits of data that a training run has generated: they could have sequences of its training split.
+    """Refuse to split generated data in another way than the training run: training sequences could be scored.
 
     `settings` has the values of the evaluation's `data` group, `of_run` the values of this group in the training run.
     """

@@ -83,7 +83,7 @@ def final_metrics(run: Run, trainer: L.Trainer, split: str) -> dict[str, float |
 def task_findings(run: Run, trainer: L.Trainer, split: str, path: Path, step: int) -> AnalysisResult:
     """Make and save the task's own tables and figures of a split; see `analyse_predictions`.
 
-    `path` and `step` are the checkpoint of the network's weights and its steps; `trainer` has the device and precision.
+    `path` is the checkpoint of the weights, `step` their number of steps; `trainer` has the device and the precision.
     """
     data, place, device = run.data, trainer.strategy.batch_to_device, trainer.strategy.root_device
     batches = (place(batch, device) for batch in data.evaluation_dataloader(split))

@@ -1,4 +1,4 @@
-"""The `match` group: a size of the network is solved so that it has as many parameters or FLOPs as a reference.
+"""The `match` group: find a size with which the network has as many parameters or FLOPs as a reference network.
 
 `tinyformer card` uses this module without a training library.
 """
@@ -46,7 +46,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Matched:
-    """A size that was solved."""
+    """A size that `match_size` has found."""
 
     quantity: str  # the matched quantity, as in `Match`
     by: str  # the config key of the size, as in `Match`

@@ -184,8 +184,8 @@ def training_kernels(
 ) -> tuple[list[str], str | None]:
     """Choose the attention kernels of a training run, and return the name of each layer's kernel.
 
-    The second value has the measured backends of the layers whose backend is "auto", as a checkpoint stores them; it is
-    None if `measured_backends` does not measure them.
+    The second value names the measured backends of the layers whose backend is "auto", as a checkpoint stores these
+    names; it is None if `measured_backends` does not measure.
     """
     kernels = choose_kernels(network, settings, mask, training=True)
     names = measured_backends(network, settings, mask, task, data)
@@ -201,7 +201,7 @@ def _undecided(network: Network) -> list[BaseAttention]:
 
 
 def running_kernels(network: Network, settings: Settings, mask: AttentionMask, training: bool) -> list[str]:
-    """The kernel that the chosen backend of each layer runs."""
+    """For each layer, the kernel that the layer's chosen backend runs."""
     device, dtype, mask = settings.device, settings.dtype, mask.to(settings.device)
     layers = zip(network.attentions(), network.attention_masks(mask), strict=True)
     return [kernel_of_layer(layer, device, dtype, own, training=training) for layer, own in layers]
@@ -260,7 +260,7 @@ def attention_calls(network: Network, task: Task, batch: Batch) -> dict[BaseAtte
 def faster_backend(layer: BaseAttention, call: AttentionInputs | None) -> str:
     """The name of the faster backend of a layer for inputs such as `call`, measured once and then cached on disk.
 
-    It is the usual backend if sdpa cannot compute the call, or if eager would take too long to measure.
+    It is `layer.resolved`, unmeasured, if sdpa cannot compute the call, or if eager would take too long to measure.
     """
     assert layer.resolved is not None
     usual = layer.resolved.name

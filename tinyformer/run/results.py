@@ -289,7 +289,7 @@ def describe_events(telemetry: Sequence[AttentionTelemetry], folder: Path) -> st
 
 
 def describe_roles(telemetry: Sequence[AttentionTelemetry], folder: Path) -> str | None:
-    """A line for each role at the last measurement, rarest first, with the head furthest beyond the threshold."""
+    """A line for each role at the last measurement, with the head furthest beyond the threshold; rare roles first."""
     lines = []
     for callback in telemetry:
         if callback.latest is not None:

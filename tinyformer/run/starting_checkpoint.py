@@ -95,7 +95,7 @@ def refuse_finished(start: InitialCheckpoint, folder: Path, max_steps: int) -> N
 
 
 def continue_job(config: DictConfig, folder: Path) -> bool:
-    """Set `resume` to the run's folder, or to None if that has no checkpoint; return False if the run is complete.
+    """Set `resume` to the run's folder, or to None if this has no checkpoint; return False if the run is complete.
 
     The run is a job of a resumed sweep, or has `resume=auto`. It is complete if it has made all steps and was scored.
     """

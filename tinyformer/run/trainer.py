@@ -113,14 +113,14 @@ def training_trainer(
         use_distributed_sampler=False,
     )
     if trainer.is_global_zero and (number := process_number()) is not None:  # torchrun has started more than devices
-        reason = f"is for one process, but {number} says that this is not the first; unset it, or use trainer=ddp"
+        reason = f"is for one process, but {number} says that this one is not the first; unset it, or use trainer=ddp"
         raise ArgumentError("trainer.devices", settings.arguments.get("devices"), reason)
     trainer.fit_loop = FitLoop(trainer)
     return trainer
 
 
 def require_one_process(trainer: L.Trainer) -> None:
-    """Refuse a trainer that starts processes by repeating this process's command, since this may be a notebook."""
+    """Refuse a trainer that starts processes by repeating the command of this process, which may be a notebook."""
     launcher = trainer.strategy.launcher
     if trainer.world_size > 1 and launcher is not None and not launcher.is_interactive_compatible:
         raise ConfigError(
@@ -227,7 +227,7 @@ def _facts_of_run(node: DictConfig, folder: Path, is_sweep: bool) -> dict[str, A
 
 
 def log_hyperparameters(loggers: list[Logger], config: dict[str, Any], network: Network) -> None:
-    """Log the unresolved config of a run and the costs of its network, except into `metrics.csv`."""
+    """Log the config of a run, given unresolved, and the costs of its network, except into `metrics.csv`."""
     for logger in loggers[1:]:
         logger.log_hyperparams(_hyperparameters(config, network))
 

@@ -50,7 +50,7 @@ class Classification(Task):
         return {**batch, "labels": torch.tensor(ids, device=reader.device)}
 
     def index_of(self, argument: str, label: Any) -> int:
-        """The index of a label, which is a name or an index; if all names are integers, a number is a name.
+        """The index of a label, which is a name or an index; if all names are integers, a number is taken as a name.
 
         Any other label is refused; `argument` is the name of the argument in the error.
         """

@@ -141,7 +141,7 @@ class Seq2Seq(TokenTask):
         return reader.padded(rows if isinstance(texts, Tensor) else [tokens.wrapped(ids) for ids in rows], tokens.eos)
 
     def read(self, reader: TextReader, texts: Texts, targets: Targets | None = None) -> Batch:
-        """A batch of sources and targets; `targets=None`: targets that the model decodes, cut to its context."""
+        """A batch of sources and targets; if `targets` is None, the model decodes them, up to its context."""
         source, lengths = self.tokenize(reader, texts)
         tokens = self.special_tokens.around(reader.own_tokenizer)
         if targets is None:

@@ -178,7 +178,7 @@ class SpanExtraction(Task):
         - `f1_characters`: see `character_f1`.
         - `f1_without_question` and `exact_match_without_question`: upper bounds for a model that does not see the
           question, see `scores_without_question`; None if contexts have fewer than two questions on average.
-        - `exact_match_ceiling`, `f1_ceiling`: scores of the true token spans, if a span differs from the answer.
+        - `exact_match_ceiling`, `f1_ceiling`: scores of the true token spans, if their texts are not the answers.
         - `f1_answerable`, `f1_unanswerable`: the F1 of the questions with and without an answer, if a split has both.
         """
         self.predictions, answers = self.answer(network, split), split.answers()

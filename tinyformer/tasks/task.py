@@ -119,7 +119,7 @@ class Task(ABC):
 
 
 class TokenTask(Task):
-    """Prediction of tokens, whose `loss` is a mean over tokens."""
+    """Prediction of tokens; `loss` is a mean over tokens."""
 
     def loss(self, network: nn.Module, batch: Batch) -> Float[Tensor, ""]:
         return self.forward(network, batch, targets=batch["targets"])

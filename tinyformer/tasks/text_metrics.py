@@ -86,7 +86,7 @@ def scores_without_question(
     """The highest exact match and F1 of answers that depend on the context alone, from 0 to 1.
 
     For each context, the answer that scores best over all its questions is chosen: for exact match, from the answers to
-    these questions; for F1, from these answers and all spans of words of the context. Both may be the empty answer. The
+    these questions; for F1, from these answers and all spans of words of the context. Either may be empty. The
     scores are upper bounds for a model that does not see the question; for F1, only if the model answers in whole words
     (parts of words seldom score better). To reach the bounds, a model would have to know the answers. If each context
     has a single question, the bounds are 1.
@@ -113,7 +113,7 @@ def scores_without_question(
 
 
 def _f1(answer: Sequence[str], other: Sequence[str]) -> float:
-    """The F1 of two answers as words; 1 if both have none."""
+    """The F1 of two answers, given as words; 1 if neither has words."""
     if not answer or not other:
         return float(answer == other)
     return 2 * (Counter(answer) & Counter(other)).total() / (len(answer) + len(other))

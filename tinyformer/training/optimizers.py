@@ -112,7 +112,7 @@ class AdamW:
 class MuonWithAdamW:
     """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for the layers' matrices, AdamW for other weights.
 
-    `lr` and `adamw_lr` are their peak learning rates; both have the same weight decay, see `AdamW`.
+    `lr` and `adamw_lr` are the peak learning rates of Muon and AdamW; both use the same weight decay, see `AdamW`.
     """
 
     lr: float = 0.02

@@ -95,7 +95,7 @@ def shard(network: Network, mesh: DeviceMesh, precision: str) -> None:
 
 
 def part_as(own: Any, value: Any) -> Any:
-    """The part of the tensor `value` that `own` has in this process; a value of another shape is returned unchanged."""
+    """Shard the tensor `value` like `own`, without communication; a value of another shape is returned unchanged."""
     if not isinstance(own, DTensor) or not isinstance(value, Tensor) or own.shape != value.shape:
         return value
     first = own.device_mesh.get_local_rank() * -(-len(value) // own.device_mesh.size())  # as `torch.chunk` divides rows

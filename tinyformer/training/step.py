@@ -49,7 +49,7 @@ def max_over_processes(values: Tensor) -> Tensor:
 
 
 def own_part(x: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "own rows columns"]:
-    """The share of the matrices that this process computes. All shares have one size, padded with zeros."""
+    """The share of the matrices that this process computes; shares are padded with zeros to the same size."""
     if not has_processes():
         return x
     share = math.ceil(len(x) / torch.distributed.get_world_size())
@@ -69,7 +69,7 @@ def of_all_processes(own: Float[Tensor, "own rows columns"], number: int) -> Flo
 
 
 def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) -> Float[Tensor, "own rows columns"]:
-    """Exchange rows: this process sends its rows of all matrices (`torch.chunk`), and gets all rows of `own_part`."""
+    """Send this process's rows (its `torch.chunk`) of all matrices, and get all rows of its share of the matrices."""
     size = torch.distributed.get_world_size()
     most, share = math.ceil(num_rows / size), math.ceil(len(rows) / size)
     sent = F.pad(rows, (0, 0, 0, most - rows.shape[1], 0, share * size - len(rows)))
@@ -80,7 +80,7 @@ def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) ->
 def rows_of_whole(
     own: Float[Tensor, "own rows columns"], number: int, num_rows: int
 ) -> Float[Tensor, "{number} {num_rows} columns"]:
-    """Undo `whole_of_own`: this process sends all rows of its `own_part`, and gets its rows of all matrices."""
+    """Undo `whole_of_own`: send all rows of this process's share of the matrices; get its rows of all matrices."""
     size = torch.distributed.get_world_size()
     most = math.ceil(own.shape[1] / size)
     sent = F.pad(own, (0, 0, 0, most * size - own.shape[1])).unflatten(1, (size, most)).transpose(0, 1).contiguous()
@@ -89,7 +89,7 @@ def rows_of_whole(
 
 
 def whole(values: Any, is_kept: bool, device: torch.device | None = None, seen: dict | None = None) -> Any:
-    """Gather the sharded tensors of a state; all processes call this together, and get empty ones without `is_kept`.
+    """Gather the sharded tensors of a state, or return empty ones without `is_kept`; all processes call this together.
 
     Tied weights, which are one object, stay one object.
     """

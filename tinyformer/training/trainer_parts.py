@@ -29,7 +29,7 @@ class FitLoop(_FitLoop):
     - A run ends with a whole optimizer step and with a validation, at which checkpoints are written, whether a number
       of steps or epochs, a time limit or a callback (`trainer.should_stop`) ends it.
     - Before the first step, `trainer.max_epochs` is converted to optimizer steps, so that `trainer.max_steps` is the
-      length of the run. It is -1 if only a time limit or a callback ends the run.
+      length of the run, or -1 if only a time limit or a callback ends the run.
     """
 
     epoch_loop: "EpochLoop"
@@ -178,5 +178,5 @@ PROFILERS: dict[str, Callable[[Path], Profiler]] = {
 
 
 def make_profiler(name: str | None, folder: Path) -> Profiler | None:
-    """The profiler of a name in `PROFILERS`, which writes into a folder; None without a name."""
+    """The profiler that `PROFILERS` has under a name, which writes into a folder; None without a name."""
     return None if name is None else PROFILERS[name](folder)

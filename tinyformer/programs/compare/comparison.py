@@ -44,7 +44,7 @@ class Row:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of the sample (n - 1); None for a single seed."""
+        """The sample standard deviation, with the divisor n - 1 for n seeds; None for a single seed."""
         return statistics.stdev(self.values) if self.num_seeds > 1 else None
 
     @property

@@ -189,7 +189,7 @@ def _with_sizes(checkpoint: Checkpoint, config: Plain) -> Plain:
 
 
 def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Family, Fields, Plain, list[Difference]]:
-    """A family, the fields and config of its model that is nearest to a config, and the differences between the two."""
+    """The family, fields and config of its model nearest to `sized`, and differences of `function` from this model."""
     values = {field.ours: OmegaConf.select(sized, field.ours) for field in family.fields}
     configs = {key: OmegaConf.to_container(value) for key, value in values.items() if OmegaConf.is_config(value)}
     plain = values | configs
@@ -199,13 +199,13 @@ def _as_family(family: Family, sized: DictConfig, function: Plain) -> tuple[Fami
 
 
 def _function_of(config: DictConfig) -> Plain:
-    """The part of a config that determines the model's function, resolved."""
+    """The resolved part of a config that determines the outputs of the model."""
     objective = OmegaConf.to_container(config.task.objective, resolve=True)
     return {"network": OmegaConf.to_container(config.network, resolve=True), "task": {"objective": objective}}
 
 
 def _relevant(differences: Sequence[Difference]) -> list[Difference]:
-    """The differences that change outputs in evaluation; a bias that only the family has is exported as zeros."""
+    """The differences that change outputs in evaluation, without biases that only the family has: they become zeros."""
     return [d for d in differences if d.name not in WITHOUT_EFFECT and (d.name, d.other) != ("bias", True)]
 
 
@@ -217,7 +217,7 @@ def _key(difference: Difference, written: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as on a command line; a node or a class by the name of the class."""
+    """A value as it is typed on a command line; for a node or a class, the name of the class."""
     if isinstance(value, dict):
         value = value.get("_target_", value)
     if isinstance(value, str) and value.startswith("tinyformer."):

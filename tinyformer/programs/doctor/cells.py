@@ -56,7 +56,7 @@ def examine(
     device: torch.device,
     full: bool = False,
 ) -> Iterator[list[Cell]]:
-    """The cells of all backends, a list for each variant, mask and dtype; `full` uses `FULL_SHAPE`."""
+    """Yield the cells of all backends for each combination of variant, mask and dtype; `full` uses `FULL_SHAPE`."""
     for variant in (VARIANTS[name] for name in variants):
         for mask in (name for name in masks if name in variant.masks):
             torch.compiler.reset()  # after eight recompilations, torch would no longer compile flex

@@ -27,7 +27,7 @@ DTYPES = dict(zip(DTYPE_NAMES, (torch.float32, torch.bfloat16), strict=True))
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a batch: tokens of a row, dimensions of each of the `NUM_HEADS` heads, and rows."""
+    """The sizes of a batch: tokens per row, dimensions per head, and rows; there are `NUM_HEADS` heads."""
 
     seq: int
     head_dim: int
@@ -69,7 +69,7 @@ assert tuple(MASKS) == MASK_NAMES
 
 
 def factory_of(variant: Variant) -> Callable[..., BaseAttention]:
-    """A function that makes the attention module of a variant, called with `d_model` and `num_heads`."""
+    """A function of `d_model` and `num_heads` that makes the attention module of a variant."""
     options = dict(variant.options)
     if "position" in options:
         kind, arguments = options["position"]

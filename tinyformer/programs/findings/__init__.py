@@ -79,7 +79,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
-    """Print the verdict on a finding on this machine, the published verdict, and its clauses if it was measured."""
+    """Print a finding's verdict on this machine, its published verdict and, if they were measured, its clauses."""
     from tinyformer.programs.findings.outcomes import lines_of
     from tinyformer.programs.findings.verdicts import summary
 
@@ -91,7 +91,7 @@ def _tell(finding: "Finding", title: str, last: dict[str, Any] | None) -> None:
 
 
 def _measure(findings: Sequence["Finding"], options: argparse.Namespace) -> int:
-    """Make the runs of findings, and measure those whose runs have all ended; returns the exit code."""
+    """Make the runs of findings, and measure each finding whose runs have all ended; returns the exit code."""
     from tinyformer.programs.findings.outcomes import conclude
     from tinyformer.programs.findings.running import plan, run_all
 

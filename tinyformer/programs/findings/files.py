@@ -95,7 +95,7 @@ class Curve(_Checked):
         return self
 
     def drawn_runs(self, runs: Iterable[str]) -> list[str]:
-        """The runs that the panel needs, of all runs of a finding."""
+        """Select the runs that the panel needs from all `runs` of a finding."""
         of_points = [run for of_label in self.of.get("points", {}).values() for run in of_label]
         return of_points or self.runs or list(runs)
 
@@ -186,9 +186,9 @@ def _runs_named_by(key: str, check: Check) -> list[str]:
 
 
 def trust(findings: Sequence[Finding], trusted: Sequence[str]) -> list[Finding]:
-    """Findings whose overrides are all admitted, see `admit_override`, or repeated on the command line (`trusted`).
+    """Let findings use `trusted` overrides, typed on the command line, and overrides that `admit_override` admits.
 
-    A `ConfigError` is raised for any other override, and for a trusted override that no file has.
+    A `ConfigError` is raised for any other override of a finding, and for a trusted override that no finding has.
     """
     known: set[str] = set()
     for finding in findings:

@@ -92,7 +92,7 @@ def read_outcomes(folder: Path, names: Iterable[str]) -> dict[str, list[Measurem
 
 
 def kept_records(folder: Path, name: str, measurement: Measurement) -> list[Records]:
-    """The stored records of a measurement's runs: a mapping for each seed, by the name of the run."""
+    """For each seed, the stored records of a measurement's runs, by the name of the run."""
     packed_runs, by_seed = _all_records(folder, name)[_key(measurement)], dict[int, dict[str, Record]]()
     for run, plain in zip(measurement["runs"], packed_runs, strict=True):
         by_seed.setdefault(run["seed"], {})[run["run"]] = unpacked(plain)
@@ -108,7 +108,7 @@ def refuse_links(folder: Path, page: Path, names: Iterable[str]) -> None:
 
 
 def _picture(finding: Finding, planned: Sequence[PlannedRun]) -> tuple[str, Path] | None:
-    """The title and the file of the picture, from the run of the first seed; if several files match, the last one."""
+    """The title of the picture, and its file from the run of the first seed; if several files match, the last one."""
     if finding.picture is None:
         return None
     run = next(run for run in planned if run.name == finding.picture.run)
@@ -164,7 +164,7 @@ runs, but not the statements in `statements.json`.
 
 
 def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measurement]], folder: str) -> str:
-    """The page of all findings, in Markdown, with the folder of figures relative to it."""
+    """The page of all findings, in Markdown; `folder` is the path from the page to the folder of figures."""
     parts = [HEAD]
     for question, asked in QUESTIONS.items():
         of_question = [finding for finding in findings if finding.question == question]
@@ -175,7 +175,7 @@ def page(findings: Sequence[Finding], outcomes: Mapping[str, Sequence[Measuremen
 
 
 def takeaway_of(finding: Finding, last: Measurement) -> str:
-    """The takeaway with the measured numbers, or the title if verdicts or statement are not those of the finding."""
+    """The takeaway with the measured numbers, or the title if the finding has another statement or other verdicts."""
     if finding.concluded != last["verdicts"] or not is_current(finding, last):
         return f"{finding.title}."
     return finding.takeaway.format_map({key: shown(float(check["mean"]), 2) for key, check in last["checks"].items()})

@@ -211,7 +211,7 @@ def by_column(
 
 
 def by_run(records: Records, points: Mapping[str, Mapping[str, float]], source: Source) -> dict[str, Line]:
-    """A number of each run against its x, which `points` has by line and run: {"pre-norm": {"depth_2": 2}}."""
+    """A number of each run against its x, `points[line][run]`, as in {"pre-norm": {"depth_2": 2}}."""
     return {
         label: {x: number_of(records[run], source) for run, x in of_line.items()} for label, of_line in points.items()
     }

@@ -82,7 +82,7 @@ class Record:
         return dict(sorted(series.items()))
 
     def rows(self, table: str, where: Source) -> list[dict[str, str]]:
-        """The rows of a table that have the values in `where`, by column; an error if there is no such row."""
+        """The rows of a table that have the value `where[column]` in each column of `where`; an error if none has."""
         if table not in self.tables:
             raise ConfigError(f"table={table}: the run wrote {', '.join(self.tables) or 'no tables'}.")
         rows = [row for row in self.tables[table] if all(row.get(name) == str(value) for name, value in where.items())]
@@ -91,7 +91,7 @@ class Record:
         return rows
 
     def only(self, named: Sequence[Source]) -> "Record":
-        """The part of the record that the arguments of some sources, quantities or lines name."""
+        """The part of the record that some sources, quantities or lines use, given their arguments."""
         named_sources = [source for of in named for source in sources(of)]
         columns: dict[str, set[str]] = {}
         for source in named_sources:
@@ -146,7 +146,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
-    """The records of runs that have ended: a mapping for each seed, by the name of the run."""
+    """For each seed, the records of runs that have ended, by the name of the run."""
     by_seed: dict[int, dict[str, Record]] = {}
     for run in planned:
         by_seed.setdefault(run.seed, {})[run.name] = read_record(run.folder, run.analysed)
@@ -154,7 +154,7 @@ def records_of(planned: Sequence[PlannedRun]) -> list[Records]:
 
 
 def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
-    """The time, machine, code and duration of each run, and the hash of the statement when it started."""
+    """The time, machine, code and duration of each run, and the hash of the statement in force when the run started."""
     facts = []
     for run in planned:
         made = json.loads((run.folder / ENDED).read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def facts_of(planned: Sequence[PlannedRun]) -> list[dict[str, Any]]:
 
 
 def contents_of(words: Sequence[str]) -> dict[str, str]:
-    """A hash of the contents for each override that names files, such as "data.files=book.txt"."""
+    """For each override that names files, such as "data.files=book.txt", a hash of the contents of these files."""
     found = {}
     for word in words:
         value = parsed(word).value() if "=" in word else None

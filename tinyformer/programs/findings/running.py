@@ -53,7 +53,7 @@ SIZES = {"width": 128, "depth": 1, "heads": 8, "kv_heads": 8}
 
 
 def plan(finding: Finding, runs_folder: Path) -> list[PlannedRun]:
-    """The runs of a finding by seed; the config of each is composed, so that mistakes are found before any run."""
+    """The runs of a finding, seed by seed; all configs are composed, so that mistakes are found before any run."""
     config_name = CONFIG_NAMES.get(finding.program)
     quiet = QUIET if finding.program == "train" else ()
     versions = {name: version for name, version in versions_of(finding).items() if version > 1}

@@ -108,7 +108,7 @@ def verdicts(finding: Finding, measured: Mapping[str, Measured]) -> dict[str, st
 
 
 def _verdict(clause: str, measured: Sequence[Measured]) -> str:
-    """The verdict on a clause: fails if a check fails, holds if all hold, not testable if a premise fails."""
+    """The verdict: not testable if a premise fails; else fails if a check fails, holds if all hold, or inconclusive."""
     premises = [one.verdict for one in measured if one.check.premise and one.check.clause in (None, clause)]
     found = [one.verdict for one in measured if not one.check.premise and one.check.clause == clause]
     if FAILS in premises:

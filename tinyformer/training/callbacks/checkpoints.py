@@ -52,9 +52,9 @@ class Checkpoints(Checkpoint):
     """Writes `last.ckpt` at each validation and `best.ckpt` when a metric is the best so far.
 
     `best.ckpt` is written before `last.ckpt` and contains the best value, which a resumed run reads there, since the
-    run may have been killed in between. On one of `SIGNALS` (SIGHUP unless the process ignores it, as under `nohup`),
-    the callback finishes the optimizer step and writes `last.ckpt` before the run ends, so that a resumed run continues
-    from exactly this point. A second signal ends the process at once. Several processes end together, at the next
+    run may have been killed in between. On one of `SIGNALS` (but not on a SIGHUP that the process ignores, as under
+    `nohup`), the callback finishes the optimizer step and writes `last.ckpt` before the run ends, so that a resumed run
+    continues from there. A second signal ends the process at once. Several processes end together, at the next
     report or after `STEPS_OF_A_SIGNAL` steps.
 
     Args:
@@ -273,7 +273,7 @@ class Snapshots(L.Callback):
         return {"state_dict": weights, "global_step": trainer.global_step, KEY: contents}
 
     def _plan(self, steps: int | None, size: int) -> None:
-        """Print the number of snapshots of a run of `steps` steps, each of `size` bytes; refuse more than `max_gb`."""
+        """Print the number of snapshots of `size` bytes in a run of `steps` steps; refuse more than `max_gb` in all."""
         self._most = int(self.max_gb * 1e9 / size)
         each, folder = f"of {size / 1e6:,.2f} MB", relative_path(self.run / SNAPSHOTS)
         if steps is None:

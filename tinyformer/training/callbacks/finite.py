@@ -57,7 +57,7 @@ class FiniteCheck(L.Callback):
     Args:
         action: "stop" ends the run, and masks all steps until it has ended; "skip" continues with the next batch.
         max_skipped: the number of consecutive masked steps at which "skip" ends the run after all. Both actions end a
-            run by a `NonFiniteStep`, and no checkpoint is saved after the masked step.
+            run by raising `NonFiniteStep`, and no checkpoint is saved after the masked step.
     """
 
     def __init__(self, action: Literal["stop", "skip"] = "stop", max_skipped: int = 10) -> None:

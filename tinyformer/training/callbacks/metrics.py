@@ -113,12 +113,12 @@ class Report(L.Callback):
         self._pause = _clock(trainer)
 
     def exclude(self, seconds: float) -> None:
-        """Exclude the last `seconds` from the training time, unless the clock is stopped anyway."""
+        """Exclude the last `seconds` from the training time; if the clock is stopped, they are not in it anyway."""
         if self._pause is None:
             self._since[0] += seconds
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Restart the clock: by now other callbacks, such as telemetry, have finished their work after validation."""
+        """Restart the clock after a validation, now that other callbacks, such as telemetry, have finished as well."""
         if self._pause is not None:
             self._since += _clock(trainer) - self._pause
             self._pause = None
@@ -180,7 +180,7 @@ class Report(L.Callback):
         return nats, targets
 
     def _take_work(self, trainer: L.Trainer, targets: float, now: Float[np.ndarray, "2"]) -> Work:
-        """Return the work since the last report and add it to `total`; FLOPs of logits count for targets only."""
+        """Return the work since the last report and add it to `total`; FLOPs of logits are counted only at targets."""
         flops = self._costs.count(self._sizes, targets - self._resumed_targets)
         self._resumed_targets = 0.0
         tokens = self._sizes["tokens"] + self._sizes["source_tokens"]
