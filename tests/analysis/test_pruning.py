@@ -109,7 +109,7 @@ class Scaled(Attention):
 @pytest.mark.parametrize(
     ("make", "fraction", "message"),
     [
-        (loud_transformer, 0.9, "fraction=0.9: is 7 of 8 heads, of which 1 to 6 can be pruned"),
+        (loud_transformer, 0.9, "fraction=0.9: is 7 of 8 heads; 1 to 6 heads can be pruned"),
         (loud_transformer, 0.01, "fraction=0.01: is 0 of 8 heads"),
         (partial(loud_transformer, qk_norm="projection"), 0.4, "qk_norm='projection': divides all heads by"),
         (

@@ -124,7 +124,7 @@ class AnalysisContext:
         return {"trained": self.network, "untrained": self.untrained()}
 
     def facts_of_text(self, text: Text) -> dict[str, str]:
-        """The `facts` of a picture that shows a text, or a pair; its first words replace the name of the data."""
+        """The `facts` of a picture of a text, or of a pair; the text's first words replace the name of the data."""
         others = {name: fact for name, fact in self.facts.items() if name != "data"}
         words = text if isinstance(text, str) else " / ".join(text)
         return others | {"text": f'"{shorten(words, 60, placeholder=" …")}"'}
@@ -139,7 +139,7 @@ class AnalysisContext:
             return self.tokenizer.read([row], around)[0]
 
     def pair_of(self, source: Sequence[int], target: Sequence[int] | None, num_tokens: int) -> TokenPair:
-        """A source and its target; if `target` is None, the encoder–decoder decodes it. See `TokenPair.of`."""
+        """A source and its target, which the encoder–decoder generates if `target` is None. See `TokenPair.of`."""
         task, device = cast(Seq2Seq, self.task), self.batches[0]["inputs"].device
         tokens = task.special_tokens.around(self.tokenizer)
         if target is not None:

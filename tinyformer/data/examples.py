@@ -164,7 +164,7 @@ class ExampleFormat(RowFormat):
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
         """Return the splits with labels, and two facts: the names of the `classes`, and the splits `without_labels`.
 
-        The classes are the labels of the training split, before rows are held out; with `whole`, of all splits.
+        The classes are the labels of the training split before rows are held out or, with `whole`, of all splits.
         """
         labels = {split: set(rows["label"]) - {None} for split, rows in splits.items()}
         without = [split for split in SPLITS if split in splits and not labels[split]]

@@ -22,7 +22,7 @@ from tinyformer.errors import ArgumentError, require_at_least, require_choice
 class PairTokens:
     """The ids of the tokens around sources and targets, and of tokens that are never generated.
 
-    A source or target is `[*before, *text, *end]`. The decoder's input is `start` and the target up to its last token.
+    A source or target is `[*before, *text, *end]`. The decoder's input is `start` and the target minus its last token.
     """
 
     eos: int  # ends a decoded target
@@ -125,7 +125,7 @@ class PairSplit(Split):
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that the measured speed counts: those of the sources and of the targets."""
+        """Number of tokens that count for the measured speed: those of the sources and of the targets."""
         return int(self.lengths.sum())
 
     def first(self, number: int) -> "PairSplit":

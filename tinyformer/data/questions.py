@@ -176,7 +176,7 @@ def tokenise_questions(questions: Sequence[Question], tokenizer: TextTokenizer) 
 def token_spans(
     tokenizer: TextTokenizer, contexts: list[str], answers: list[list[str]], starts: list[list[int]]
 ) -> Int64[np.ndarray, "questions 2"]:
-    """The first and the last token of each question's first answer; -1 if there is no answer, or no token of it.
+    """The first and the last token of each question's first answer; both are -1 if there is no such token.
 
     `starts` has, for each answer to a question, the index of its first character in the context.
     """
@@ -194,7 +194,7 @@ def token_spans(
 def _with_offsets(
     tokenizer: TextTokenizer, contexts: Sequence[str], is_needed: Sequence[bool]
 ) -> Iterator[tuple[int, Int64[np.ndarray, "tokens 2"]]]:
-    """For each needed row, its index and the character offsets of its context's tokens, each context encoded once."""
+    """For each needed row, its index and the character offsets of its context's tokens; a context is encoded once."""
     rows_of: dict[str, list[int]] = {}
     for row, context in enumerate(contexts):
         if is_needed[row]:

@@ -111,7 +111,7 @@ class Recipe:
         return Prepared(tokenizer, splits, folder, self.key, trained_on, facts)
 
     def _make(self, folder: Path) -> Prepared:
-        """Build the folder unless another process has built it; it is renamed to `folder` when it is complete."""
+        """Build a temporary folder and rename it to `folder`, unless another process has already made `folder`."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{folder}.lock"):
             if (prepared := self._open(folder)) is None:
@@ -195,7 +195,7 @@ class Recipe:
     def _unknown(
         self, rows: datasets.Dataset, known: UInt64[np.ndarray, " fingerprints"], left_out: dict[str, int]
     ) -> datasets.Dataset:
-        """Return the rows with unknown fingerprints; if documents may be cut, their parts without known text."""
+        """Return the rows with any unknown fingerprint or, if documents may be cut, the parts without known text."""
         if self.row_format.keep_whole:
             known_set = set(known.tolist())
             is_unknown = (not fingerprints(text) <= known_set for text in iterate_texts(self._compared(rows)))
@@ -233,9 +233,9 @@ def _sample(rows: datasets.Dataset, texts_of: Callable[[datasets.Dataset], Itera
 def lost_bytes(texts: Sequence[str], tokenizer: TextTokenizer) -> float:
     """The share of the bytes of texts that decode(encode(text)) does not reproduce, from 0 to 1.
 
-    The loss of a text is the bag distance of its bytes (Bartolini et al. 2002), a lower bound of the edit distance in
-    linear time: the number of missing or of added bytes, whichever is larger, and at least 1 if the texts differ. The
-    sum is divided by the bytes of the longer text of each pair. A leading space is ignored: many tokenizers add one.
+    The loss of a text is the bag distance of its bytes (Bartolini et al. 2002), a linear-time lower bound of the edit
+    distance: the number of missing or of added bytes, whichever is larger, and at least 1 if the texts differ. The sum
+    is divided by the bytes of the longer text of each pair. A leading space is ignored: many tokenizers add one.
     """
     lost = total = 0
     for pair in zip(texts, map(tokenizer.decode, tokenizer.encode_batch(texts)), strict=True):

@@ -55,7 +55,7 @@ class RowFormat(ABC):
     def select(
         self, splits: dict[str, datasets.Dataset], source: Source, whole: bool
     ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-        """Return the usable splits, and JSON facts about them; if `whole` is True, they will be joined to one."""
+        """Return the usable splits, and JSON facts about them; if `whole` is True, these splits will be joined."""
         return splits, {}
 
     def texts(self, rows: datasets.Dataset) -> Iterator[str]:

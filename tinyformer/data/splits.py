@@ -214,7 +214,7 @@ def _numbered(values: np.ndarray) -> Groups:
 
 
 def _can_fill(asked: Float[np.ndarray, " splits"], groups: Groups, sizes: Groups, share: float = 1) -> bool:
-    """Return True if the groups that fit into `share` of each split have twice the requested size, or all text."""
+    """Return True if the groups that fit into `share` of each split have twice the total of `asked`, or all text."""
     totals = np.bincount(groups, sizes)
     return bool(totals[totals <= asked.min() * share].sum() >= min(2 * asked.sum(), sizes.sum()) > 0)
 

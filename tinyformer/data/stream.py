@@ -57,7 +57,7 @@ def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
 
 
 def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterator[T]:
-    """Yield `parts`, with a progress bar if standard error is a terminal; `number` of parts is None if unknown."""
+    """Yield `parts`, with a progress bar if standard error is a terminal; `number` is that of the parts, if known."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)
 
@@ -81,7 +81,7 @@ class Split(ABC):
 
     @property
     def num_targets(self) -> int:
-        """Number of tokens that the measured speed counts; in a `TokenSplit`, all targets, scored or not."""
+        """Number of tokens that count for the measured speed; in a `TokenSplit`, all targets, scored or not."""
         return self.num_tokens
 
 

@@ -1,1 +1,1 @@
-"""The atlas of heads: what each head attends to over all of a split, its measures and its vectors."""
+"""The atlas of heads: for each head, what it attends to over a whole split, and the head's measures and vectors."""

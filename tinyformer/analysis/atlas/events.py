@@ -142,7 +142,7 @@ class LayerEvents:
         self._triangles: Float[Tensor, "heads v_head_dim rows"] = torch.linalg.qr(weight, mode="r").R.mT
 
     def begin(self, call: AttentionInputs, places: Places, shared: dict[Hashable, Any]) -> AttentionInputs:
-        """Add a batch's attention weights to the tally, and return `call` with them; `shared` is the layers' cache."""
+        """Add a batch's weights to the tally, and to `call`, which is returned; layers share the cache `shared`."""
         (q, k, v), mask, n = call.qkv, call.mask, self.layer.num_softmaxes
         values = v[:, self.layer.head_map.kv_heads].float() * self._scales
         norms = (values @ self._triangles).norm(dim=-1).repeat_interleave(n, dim=1)
@@ -203,7 +203,7 @@ class LayerEvents:
         return self._qkv.q[rows, :, positions].float(), keys.float(), of_queries
 
     def _weights(self, call: AttentionInputs, queries: slice, keys: slice) -> Float[Tensor, "batch maps queries keys"]:
-        """The attention weights of some queries to some keys; in causal attention, both end at the same position."""
+        """The weights of a slice of queries to a slice of keys; in causal attention, both slices end together."""
         (q, k, v), mask = call.qkv, call.mask
         if (allowed := mask.allowed) is not None:
             parts = zip((queries, keys), allowed.shape[2:], strict=True)
@@ -215,7 +215,7 @@ class LayerEvents:
             return self.layer.maps_of_call(call._replace(qkv=qkv, mask=mask)).weights.float()
 
     def measures(self) -> dict[str, list[float]]:
-        """The mean and quantiles of strengths, and the shares by class, of each map; nan for ablated heads."""
+        """For each map, the mean and quantiles of strengths, and `Tally.shares`; nan for ablated heads."""
         found = {"strength": self.strength / self.tally.num_queries}
         for percent in (10, 50, 90):
             bins = (self.counts.cumsum(dim=1) < self.tally.num_queries * percent / 100).sum(dim=1)
@@ -246,7 +246,7 @@ class LayerEvents:
         outputs: HeadOutputs,
         places: Places,
     ) -> None:
-        """Offer events to `strongest` and to `sampled`, without the events that these would not keep."""
+        """Offer events to `strongest` and to `sampled`; each gets only the events that it could keep."""
         batch, num_maps, q_seq = strengths.shape
         numbers, positions = (torch.arange(size, device=maps.device) for size in (num_maps, q_seq))
         random = priorities(self.seed, places.rows.view(-1, 1, 1), positions, numbers.view(-1, 1)).double()

@@ -77,7 +77,7 @@ class HeadAtlas(HeadMaps):
 
 
 def _scatter(table: Table, first: int, title: str) -> Figure:
-    """A chart of a table's heads, strength over entropy of attention; the first `first` columns are the address."""
+    """A chart of a table's heads: entropy (x), strength (y). A head's address is in the first `first` columns."""
     names, rows = table
     x, y, drawn = names.index("entropy_share"), names.index("strength"), {}
     for row in rows:

@@ -151,7 +151,7 @@ class Snippets:
 
 
 def _each(entries: Entries) -> Iterator[Entries]:
-    """Iterate over entries; each is a dictionary with the same fields."""
+    """Iterate over single entries, each a dictionary with the fields of `entries`."""
     fields = (of.cpu() for of in entries.values())
     return (dict(zip(entries, of, strict=True)) for of in zip(*fields, strict=True))
 

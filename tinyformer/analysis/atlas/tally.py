@@ -185,7 +185,7 @@ def limits_of_measures(num_keys: int) -> dict[str, tuple[float, float]]:
 def of_queries(
     weights: Float[Tensor, "batch maps rows k_seq"], num_visible: Tensor, is_cross: bool
 ) -> Float[Tensor, "measures batch maps rows"]:
-    """The measures of each query, nan where undefined; the last query is at the position of the last key."""
+    """The measures of successive queries, the last of which is at the last key's position; nan where undefined."""
     entropies = formulas.entropy.of_queries(weights)
     values = [entropies, formulas.entropy_share.of_queries(weights, num_visible, entropies)]
     others = (formulas.distance, formulas.first_token, formulas.previous_token, formulas.self_attention, formulas.near)
@@ -203,9 +203,9 @@ def by_offset(values: Float[Tensor, "*maps q_seq k_seq"]) -> Float[Tensor, "*map
 def visible_keys(
     mask: AttentionMask, places: Places
 ) -> tuple[Float[Tensor, "batch #maps q_seq"], Float[Tensor, "5 #maps offsets"]]:
-    """The number of keys that each query sees; and by offset, five numbers of pairs of a query and a visible key.
+    """The number of keys that each query sees; and by offset, five counts of pairs of a query and a visible key.
 
-    The first is that of all pairs, the others are those of the classes of keys except `previous`. Padding sees no key.
+    [0] counts all pairs; [1] to [4], those whose key is in one of the classes except `previous`. Padding sees no key.
     """
     queries, k_seq = places.is_query[:, None, :, None], places.keys.tokens.shape[1]
     allowed = mask.dense(queries.shape[2], k_seq, queries.device)
@@ -246,7 +246,7 @@ class Tally:
         self._visible[..., offsets] += visible
 
     def shares(self) -> Float[Tensor, "classes maps 2"]:
-        """The share of each class, and that which fixed offsets would give; nan for `previous` in cross-attention."""
+        """The share of each class, and that expected from fixed offsets; nan for `previous` in cross-attention."""
         expected = (self._by_offset * self._visible[1:] / self._visible[:1].clamp(min=1)).sum(dim=-1)
         previous = self._by_offset[None, :, [self.max_seq_len - 2] * 2] * (1 if len(self.histograms) > 2 else torch.nan)
         return torch.cat([torch.stack([self.on_class, expected], dim=-1), previous]) / self.num_queries

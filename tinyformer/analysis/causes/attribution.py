@@ -186,8 +186,8 @@ class LogitAttribution:
 
     The output matrix is applied to the residual stream, which is the sum of all these parts; so a logit is a sum with a
     term for each part (Elhage et al. 2021, transformer-circuits.pub/2021/framework; Wang et al. 2022, arXiv
-    2211.00593). The final norm, and each norm of a sublayer's output or of the stream between layers, is folded in with
-    its scale in the forward pass.
+    2211.00593). The final norm, and each norm of a sublayer's output or of the stream between layers, keeps the scale
+    that it has in the forward pass.
     Only direct effects are included: a head's effects through later layers are not.
 
     Args:

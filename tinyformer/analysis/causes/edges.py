@@ -255,7 +255,7 @@ class EdgeAttribution(PairAnalysis):
         return [half or halves[0] for half in halves]
 
     def _smallest(self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges) -> int:
-        """The smallest number of edges that keeps `share`: the first of `sizes` that does, lowered by bisection."""
+        """Find the smallest n such that the first n `ranked` edges keep `share`: try `graph.sizes`, then bisect."""
         enough, below = len(ranked), 0
         while enough - below > 1:
             size = next((size for size in graph.sizes if below < size < enough), (below + enough) // 2)
@@ -266,7 +266,7 @@ class EdgeAttribution(PairAnalysis):
     def _measure(
         self, graph: EdgeGraph, parts: Sequence[Pairs], ranked: Edges, chosen: int, found: AnalysisResult
     ) -> None:
-        """Add the faithfulness of the first edges, and of as many random edges."""
+        """Add the faithfulness of the first n `ranked` edges, for several n, and of n random edges."""
         sizes, generator = sorted({*graph.sizes, chosen}), torch.Generator().manual_seed(self.seed)
         orders = [ranked, *(ranked[torch.randperm(len(ranked), generator=generator)] for _ in range(NUM_DRAWS))]
         sets = {(draw, size): graph.circuit(order[:size]) for draw, order in enumerate(orders) for size in sizes}
@@ -290,7 +290,7 @@ class EdgeAttribution(PairAnalysis):
 
 
 def _describe(graph: EdgeGraph, values: Attributions, edges: Sequence[list[int]], found: AnalysisResult) -> None:
-    """Add lines with the heads and the first edges of a circuit, and its figure."""
+    """Add lines with the heads and the first of the `edges` of a circuit, and the circuit's figure."""
     names, arrows = [*graph.nodes], list[tuple[str, str, str, float]]()
     used = {names[u] for u, _ in edges} | {"logits"}
     nodes = {name: node for name, node in graph.nodes.items() if name in used}

@@ -161,7 +161,7 @@ def judged(gates: Gates) -> tuple[Float[Tensor, "3 fits heads"], list[str]]:
 
 
 def _add_correlations(found: AnalysisResult, scores: Float[Tensor, "3 heads"], effects: Effects) -> None:
-    """Add the rank correlation of each of `SCORES` with ablation and importance."""
+    """Add the rank correlation of each of `SCORES` with the effect of ablation, and with importance."""
     others = {"ablation": CHANGE_COLUMNS.index("change"), "importance": -1}
     for other, column in others.items() if len(effects) > 1 else ():
         values = [effect[column] for effect in effects]

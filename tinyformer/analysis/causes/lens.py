@@ -232,7 +232,7 @@ def fit_translator(
 
 
 def _by_depth(context: AnalysisContext, num_rows: int, scores: Mapping[str, Scores]) -> AnalysisResult:
-    """The result with the scores of each lens, and of the untrained network's logit lens, on the targets of rows."""
+    """The result with the scores on `num_rows` rows: those of each lens, and of the untrained network's logit lens."""
     each = [(name, depth, at) for name, depths in scores.items() for depth, at in enumerate(depths)]
     halves = f", while the tuned lens is fitted on {context.num_windows - num_rows} others" * ("tuned lens" in scores)
     found = AnalysisResult({"analysis/loss": scores["logit lens"][-1]["nats"].mean})

@@ -89,9 +89,9 @@ def patch(context: AnalysisContext, own: Prompts, other: Prompts, points: Sequen
 def patch_pairs(
     context: AnalysisContext, groups: Sequence[Pairs], points: Sequence[str]
 ) -> tuple[Float[Tensor, " pairs"], Effects]:
-    """Clean minus corrupted scores; and how much of them each place restores (denoising) and destroys (noising).
+    """Clean minus corrupted scores; and how much of the difference each place restores and destroys, in logits.
 
-    Tokens are counted from the end; those that the shortest group lacks are left out.
+    Tokens are counted from the end; tokens that the shortest group lacks are left out.
     """
     differences, effects = [], []
     for group in groups:
@@ -127,7 +127,7 @@ Shares: TypeAlias = Mapping[Place, Share]
 
 
 def shares_of(effects: Effects, of: Float[Tensor, " pairs"], num_resamples: int) -> Shares:
-    """The mean effects divided by the mean of `of`, a value for each pair; all intervals hold simultaneously."""
+    """Mean effects divided by the mean of `of`, which has a value per pair; all intervals hold simultaneously."""
     every, none = torch.stack([*effects.values()]), Losses(torch.zeros_like(of), of)
     exact = [Losses(effect, of) for effect in every[:, :, 0].flatten(0, 1)]
     changes = simultaneous(exact, [none] * len(exact), num_resamples)
@@ -151,7 +151,7 @@ class ActivationPatching(PairAnalysis):
     (Vig et al. 2020, arXiv 2004.12265; Meng et al. 2022, arXiv 2202.05262; Heimersheim & Nanda 2024, arXiv 2404.15255).
     Each share is a ratio of means over pairs. At each token, the residual stream and each sublayer's output are
     patched. For each head, three outputs are patched in, each at all tokens together: that of the other prompt, and
-    those with only its pattern or only its values. Values that several heads share are patched for one head at a time.
+    two with only the pattern or the values of that prompt. Values that heads share are patched for one head at a time.
 
     The printed lines name a head if the interval of what its output restores, or of what it destroys, is wholly above
     `margin`. The control is the untrained network, with effects in the same unit. If clean and corrupted scores do not
@@ -268,7 +268,7 @@ def _title(point: str) -> str:
 
 
 def _labels(context: AnalysisContext, groups: Sequence[Pairs]) -> dict[tuple[str, int], tuple[int, str]]:
-    """For each stack and token index, the position and its tokens, or its role if it has more than two tokens."""
+    """For each stack and token index: the position, and the prompts' tokens there or, if more than two, their role."""
     keys = [side.keys(context, row) for of in groups for side in of[:2] for row in range(len(side.answers))]
     labels = {}
     for stack in keys[0]:

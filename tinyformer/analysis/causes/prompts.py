@@ -169,7 +169,7 @@ class PairAnalysis:
     def result(
         self, context: AnalysisContext, groups: Sequence[Pairs], trained: Tensor, untrained: Tensor
     ) -> tuple[AnalysisResult, str, bool]:
-        """The result, a sentence on the scores `trained`, and True if their mean is clearly above 0 and `untrained`."""
+        """The result, a sentence on the scores, and True if `trained` is clearly above 0 and above `untrained`."""
         number, (own, control) = len(trained), map(compare, (trained, untrained))
         title = groups[0].clean.title(context) if number == 1 else f"{number} pairs"
         facts = {name: fact for name, fact in context.facts.items() if name != "data"}

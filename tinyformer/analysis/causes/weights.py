@@ -43,9 +43,9 @@ class HeadWeights:
     After Elhage et al. 2021 (transformer-circuits.pub/2021/framework), with embeddings E and unembeddings U:
 
     - OV = E W_V W_O U gives the tokens that a head promotes for each token that it attends to. QK = E W_Q W_Kᵀ Eᵀ gives
-      the tokens that each token attends to; with rotary positions, QK_Δ = E W_Q R_Δ W_Kᵀ Eᵀ gives those Δ tokens back.
-      Σλ / Σ|λ| over the eigenvalues λ is 1 if each token promotes itself ("copying") or attends to equal tokens
-      ("matching"), and -1 in the opposite case. `tokens.csv` has the largest and the smallest entries.
+      the tokens that each token attends to. If positions rotate by R_Δ, QK_Δ = E W_Q R_Δ W_Kᵀ Eᵀ is QK for keys Δ
+      tokens back. Σλ / Σ|λ| over the eigenvalues λ is 1 if each token promotes itself ("copying") or attends to equal
+      tokens ("matching"), and -1 if it suppresses or avoids them. `tokens.csv` has the largest and smallest entries.
     - The composition of an earlier head with a later one is ‖W_OV W‖ / (‖W_OV‖ ‖W‖) in Frobenius norms. W_OV is that of
       the earlier head, and W is the later head's W_QK (Q-composition), W_QKᵀ (K) or W_OV (V), without rotation.
 
@@ -207,7 +207,7 @@ class Circuit(NamedTuple):
     between: Float[Tensor, "d_model d_model"]  # Tᵀ S, the same for all layers
 
     def eigenvalue_scores(self) -> Float[Tensor, " heads"]:
-        """Σλ / Σ|λ| over the eigenvalues λ of each circuit; the nonzero ones are those of the small B Tᵀ S Aᵀ."""
+        """Σλ / Σ|λ| over the eigenvalues λ of each circuit; the nonzero λ are eigenvalues of the small B Tᵀ S Aᵀ."""
         eigenvalues = torch.linalg.eigvals(self.b @ self.between @ self.a.mT)
         return (eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)).nan_to_num()  # 0 for a head of zeros
 
@@ -299,7 +299,7 @@ def rotates(layer: BaseAttention) -> bool:
 
 
 def rotated(layer: BaseAttention, projection: Projection, position: int) -> Projection:
-    """A projection to queries or keys, with the rotation of a position."""
+    """A projection to queries or keys, followed by the rotation for a position."""
     columns = projection.permute(2, 0, 1).unsqueeze(2)  # a batch of one token for each dimension of the stream
     return layer.position.rotate(columns, position).squeeze(2).permute(1, 2, 0)
 

@@ -41,13 +41,13 @@ class GradientFlow:
     The gradient is that of the mean loss of a window, in nats per target, with respect to the embeddings and to the
     output of each layer; its norm is taken over all tokens and dimensions, and averaged over windows. Without residual
     connections (`skip=0`), gradients vanish or explode with depth (He et al. 2016, arXiv 1603.05027, section 2), unless
-    norm layers restore the size: outputs of sublayers must then have a variance above `eps` for inputs of variance 1.
+    norm layers restore the size. They can if sublayers turn inputs of variance 1 into outputs of variance above `eps`.
 
-    A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of a weight with
-    respect to a logit exceeds w (1 - w) there, 0.0099 for 0.99. Dot products grow with the dimension of a head, and
-    saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4); so
-    the share is also given with a scale of 1. Rows with a single visible key are left out. For the same rows, the table
-    `logits` has, for each head, the variance of the logits and the trace of the softmax's Jacobian.
+    A softmax row is saturated if its largest weight w is at least `saturated`: then no derivative of its weights
+    with respect to its logits exceeds w (1 - w), 0.0099 for w = 0.99. Dot products grow with the dimension of a head,
+    and saturate the softmax unless they are scaled (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.1, footnote 4);
+    so the share is also given with a scale of 1. Rows with a single visible key are left out. For the same rows, the
+    table `logits` has, for each head, the variance of the logits and the trace of the softmax's Jacobian.
 
     The table `sublayers` has, for the trained and the untrained network, the norm of the gradient of the mean loss with
     respect to all weights of each sublayer (Xiong et al. 2020, arXiv 2002.04745, section 3.3), and the norm for a

@@ -113,7 +113,7 @@ def readings(
     """For each stack and depth, embeddings first, the accuracy of a `linear_probe` for tokens, and for positions.
 
     Rows 1, 3, … of the sample, without padding, fit the probes, and rows 2, 4, … test them. `seen` maps a residual
-    stream to the probes' input; zeros give chance, the share of the most frequent label.
+    stream to the probes' input. If this input is 0, the accuracy is chance: the share of the most frequent label.
     """
     samples: list[list[tuple[Tensor, ...]]] = [[] for _ in network.stacks()]  # stream, token, position, row of tokens
     num_rows = 0
@@ -203,7 +203,7 @@ class ResidualSurgery:
 
 
 def _reading_in_words(values: Sequence[Sequence[float]], chances: Sequence[float]) -> str:
-    """The verdict on each probe: 90 % of the embeddings' accuracy above chance is "kept", 10 % or less is "lost"."""
+    """Verdicts on the probes: "kept" is 90 % or more of the embeddings' accuracy above chance, "lost" 10 % or less."""
     parts = []
     for label, first, last, chance in zip(("tokens", "positions"), values[0], values[-1], chances, strict=True):
         shown = first - chance

@@ -50,8 +50,8 @@ def linear_cka(x: Activations, y: Activations) -> float:
     """H(x, y) / √(H(x, x) H(y, y)): 1 if y is x up to rotation, scale and offset, about 0 for independent activations.
 
     Centred kernel alignment (Kornblith et al. 2019, arXiv 1905.00414) with the unbiased estimate H of HSIC (Song et al.
-    2012, JMLR 13), from products of features. The biased estimate, ‖xᵀ y‖² of centred x and y, is above 0 for
-    independent ones (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations or fewer than four tokens.
+    2012, JMLR 13), computed from xᵀ y. The biased estimate, ‖xᵀ y‖² of centred x and y, is above 0 even if x and y are
+    independent (Nguyen et al. 2021, arXiv 2010.15327). nan for constant activations or fewer than four tokens.
     """
     n, (x, y) = len(x), map(centred, (x, y))
     if n < 4:
@@ -167,7 +167,7 @@ class TrainingDynamics:
         return measured
 
     def _activations(self, context: AnalysisContext, network: Network) -> dict[tuple[str, str], Tensor]:
-        """The activations of the sample's tokens, `tokens features`, without padding, by point and head."""
+        """The activations (`tokens features`) of the sample's tokens, without padding, by point and head."""
         points = {name: of for name, of in points_of(network).items() if of.shape[-1] not in ("seq", "source_seq")}
         names = chosen(points, self.points, POINTS, "points") if "cka" in self.measures else []
         parts, modules = defaultdict[tuple[str, str], list[Tensor]](list), modules_by_name(network)

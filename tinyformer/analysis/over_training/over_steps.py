@@ -42,8 +42,8 @@ def require_snapshots(context: AnalysisContext, analysis: str) -> None:
 def events_of_snapshots(context: AnalysisContext, rows: int = 256) -> SnapshotMeasures:
     """Measure the heads of each snapshot on the context's sample, and record when a head acquires or loses a trait.
 
-    Such an event has the step of the first snapshot that shows it. Traits that random maps of the sample have are left
-    out. For the measures and `rows`, see `maps.of_sample`.
+    Such an event has the step of the first snapshot that shows it. A trait that random maps of the sample have,
+    too, is left out. For the measures and `rows`, see `maps.of_sample`.
     """
     measure = of_sample(context, rows)
     random = measure(context.network, 0).values

@@ -151,7 +151,7 @@ def losses_without(context: AnalysisContext, head_sets: Sequence[Sequence[Head]]
 
 
 def losses_along(context: AnalysisContext, order: Sequence[Head], chosen: int, mode: str = "zero") -> dict[int, Losses]:
-    """The losses after ablating the first n heads of an order, for `chosen` and up to `MAX_POINTS` evenly spaced n."""
+    """The losses without the first n heads of an order, for n = `chosen` and up to `MAX_POINTS` evenly spaced n."""
     counts = sorted({round(i * len(order) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)} | {chosen})
     return dict(zip(counts, losses_without(context, [order[:count] for count in counts], mode), strict=True))
 

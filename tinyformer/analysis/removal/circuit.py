@@ -106,7 +106,7 @@ class HeadCircuit:
     def _result(
         self, context: AnalysisContext, measured: Measured, found: Sequence[Head], rows: list[list[Any]]
     ) -> AnalysisResult:
-        """Return measures of heads, and loss and accuracy for each set of heads; the lines show means over draws."""
+        """Return the heads' measures, and loss and accuracy by set of heads; the lines average over random draws."""
         means = {}
         for name in dict.fromkeys(row[0] for row in rows):
             scores = torch.tensor([row[3:] for row in rows if row[0] == name], dtype=torch.float64)

@@ -131,7 +131,7 @@ class HeadPruning:
         count = round(self.fraction * total)
         if 1 <= count <= most:
             return count
-        reason = f"is {count} of {total} heads, of which 1 to {most} can be pruned: each layer keeps its last head"
+        reason = f"is {count} of {total} heads; 1 to {most} heads can be pruned, since each layer keeps its last head"
         raise ArgumentError("fraction", self.fraction, reason)
 
 

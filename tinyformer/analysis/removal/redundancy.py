@@ -251,7 +251,7 @@ def weights_by_head(layer: BaseAttention, of: Any = Tensor.detach) -> dict[str, 
 
 
 def output_overlap(context: AnalysisContext) -> list[Float[Tensor, "2 heads heads"]]:
-    """For each layer, the linear CKA of each two heads' outputs: at the same tokens; and as chance, at random tokens.
+    """For each layer, the linear CKA of each two heads' outputs: [0] at the same tokens, [1] (chance) at random tokens.
 
     CKA is ‖cov(a, b)‖² / (‖cov(a, a)‖ ‖cov(b, b)‖), from 0 to 1: 1 for outputs that are equal up to rotation and scale
     (Kornblith et al. 2019, arXiv 1905.00414).

@@ -75,7 +75,7 @@ class Shown(NamedTuple):
 class HeadMaps:
     """The exact attention maps of a text (`atlas.html`, `maps.png`), and measures and importance of heads (`maps.csv`).
 
-    For an encoder–decoder, the maps of a source and its target (`atlas.html`, `cross_maps.png` and so on).
+    For an encoder–decoder, the maps are those of a source and its target (`atlas.html`, `cross_maps.png` and so on).
 
     Args:
         text: the text, tokenized as in `TextTokenizer.read`; two texts for a classifier of pairs; or the source. By
@@ -192,7 +192,7 @@ def _of_pairs(context: AnalysisContext, pairs: Sequence[TokenPair]) -> Measure:
 
 
 def with_controls(context: AnalysisContext, measure: Measure) -> tuple[HeadMeasures, dict[str, Trait], Table]:
-    """The measures of a context's heads, the traits that no control has, and a table of all; see `_supported`."""
+    """The measures of the heads, the traits that no control has, and a table of all traits; see `_supported`."""
     measures, controls = measure(context.network, None), {"random": measure(context.network, 0)}
     if context.untrained:
         controls["untrained"] = measure(context.untrained(), None)
@@ -216,7 +216,7 @@ def with_importance(context: AnalysisContext, measures: HeadMeasures) -> HeadMea
 
 
 def _supported(measures: HeadMeasures, controls: Mapping[str, HeadMeasures]) -> tuple[dict[str, Trait], Table]:
-    """The traits that no control has, and a table of all; untrained heads are a control only for traits with `ends`."""
+    """Traits that no control has, and a table of all traits; untrained heads are a control if a trait has `ends`."""
     supported, rows = dict[str, Trait](), list[list[Any]]()
     for name, trait in TRAITS.items():
         reached = {control: control_of(trait, found.values) for control, found in controls.items()}

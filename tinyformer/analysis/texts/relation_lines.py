@@ -34,7 +34,7 @@ CONTROLS = ("fixed_offset", "same_distances", "untrained")
 
 
 class Placed(NamedTuple):
-    """The token ids of a line, and the positions of its words in maps: `query` in rows, the other two in columns."""
+    """A line's token ids, and its words' positions in maps: `query` in rows, `key` and `distractor` in columns."""
 
     ids: list[int]
     query: range
@@ -156,8 +156,8 @@ class RelationLines:
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
         """For each head, its mean preference if a line's three words are shifted alike; nan if no shift is possible.
 
-        They are shifted in the maps of all lines, away from each line's own query. Distances and numbers of tokens are
-        kept, so a head that merely prefers a distance, or longer words, has the same preference here.
+        The words are shifted in the maps of all lines, but not onto a map's own query. Distances and numbers of tokens
+        are kept, so a head that merely prefers a distance, or longer words, has the same preference here.
         """
         line, (before, after) = self.placed[index], map(len, self.context.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))
@@ -170,7 +170,7 @@ class RelationLines:
         return (prefers(*weights) * others[:, None]).sum(dim=(0, 2)) / others.sum()
 
     def best_offset(self) -> tuple[int, Float[Tensor, " tested"]]:
-        """The best k for the rule "the word nearer to k tokens from the query", and what it prefers in tested lines."""
+        """The best k for the rule "the word nearer to k tokens from the query", and its choice in each tested line."""
         longest = max(len(line.ids) for line in self.placed)
         offsets = sorted(range(-longest, longest + 1), key=abs)  # of equally good offsets, the smallest
         near = [[[-abs(line.center(side) - k) for line in self.placed] for k in offsets] for side in (2, 3)]
@@ -268,7 +268,7 @@ def analyse_lines(relation: RelationLines, roles: HeadRoles) -> AnalysisResult:
 def head_table(
     relation: RelationLines, roles: HeadRoles, found: Tensor, elsewhere: Tensor, p: Tensor, chosen: int
 ) -> Table:
-    """A row for each head: how often it prefers the key in each half, and other words at the same distances."""
+    """A row for each head: its preference for the key in each half, and for shifted words, see `elsewhere`."""
     context, (choosing, tested) = relation.context, (found[half] for half in relation.halves)
     rows = []
     for at, address in enumerate(context.map_addresses):

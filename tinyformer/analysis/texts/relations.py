@@ -129,7 +129,7 @@ def report(
 ) -> AnalysisResult:
     """The result on each pair of words, in the heads of the trained network and of untrained networks.
 
-    In an encoder–decoder, only the heads of cross-attention are included; their addresses come last.
+    In an encoder–decoder, only the heads of cross-attention are included: the last of `map_addresses`.
     """
     layers = [layer for layer, kind in zip(context.layers, context.kinds, strict=True) if kind in ("", "cross")]
     names, ablated = zip(*((map_names(layer), layer.ablated_maps()) for layer in layers), strict=True)

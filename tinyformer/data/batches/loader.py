@@ -99,7 +99,7 @@ class ResumableLoader(EpochLoader):
         batch_size: number of windows in a batch, on each rank.
         masker: masks tokens, at different positions in each epoch; None: no token is masked.
         seed: determines the order, together with the epoch.
-        split_of: returns an epoch's tokens, given its number, with as many windows as `split`; None: always `split`.
+        split_of: maps an epoch's number to the epoch's tokens, with as many windows as `split`; None: always `split`.
         rank: index of this process; every process has different windows and the same number of batches.
         world_size: number of processes that train together.
         device: the device that holds all tokens and makes the batches; None: batches are read from the memory map. A

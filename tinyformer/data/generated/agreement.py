@@ -1,4 +1,4 @@
-"""Sentences made by rule in which one word belongs to another, as lines for analyses and as a task for training."""
+"""Generated sentences in which one word belongs to another: lines for analyses, and a task for training."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ def make_lines(name: str, number: int = 200, seed: int = 0) -> list[Line]:
 
 
 def _words(matches: Sequence[Matches], rng: random.Random) -> dict[str, str]:
-    """Draw query, key and distractor of each relation; the distractor has the other number. No noun recurs."""
+    """Draw query, key and distractor of each relation; the query matches the key only. No noun occurs twice."""
     words: dict[str, str] = {}
     for number, of_queries in zip(("", "2"), filter(None, matches), strict=False):
         words[f"QUERY{number}"] = query = rng.choice([*of_queries])

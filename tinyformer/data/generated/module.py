@@ -51,7 +51,7 @@ class GeneratedDataModule(DataModule):
         seq_len: tokens in a window, `<eos>` included.
         max_seq_len: the maximum length of the model.
         symbols: the alphabet: one character each, or words if `tokenizer` has a token for each word.
-        identity: values that, with `symbols` and `split_seed`, determine the sequences; JSON, for the fingerprint.
+        identity: JSON values for the fingerprint: all that determines the sequences, except `symbols` and `split_seed`.
         tokenizer: a tokenizer with a token for each symbol, such as a checkpoint's; None: a new tokenizer is made.
         masking: not supported, since the task is to predict the next token.
         split_seed: determines the sequences.

@@ -35,7 +35,7 @@ def from_columns(**columns: Iterable[str | None]) -> datasets.Dataset:
 
 
 def strings(texts: Iterable[str | None]) -> pa.Array:
-    """Texts as an Arrow array; an `ArgumentError` for an unpaired surrogate (from JSON), which UTF-8 cannot encode."""
+    """Texts as an Arrow array; an unpaired surrogate (from JSON), which UTF-8 cannot encode, is refused."""
     try:
         return pa.array(texts, STRING)
     except UnicodeEncodeError as error:
@@ -90,7 +90,7 @@ def text_lengths(documents: datasets.Dataset) -> Int64[np.ndarray, " rows"]:
 
 
 def one_or_two(text_column: str | Sequence[str]) -> list[str]:
-    """The name of the text column, or both names for pairs of texts, as a list; any other number is refused."""
+    """The text column's name, or both names for pairs of texts, as a list; any other number of names is refused."""
     columns = [text_column] if isinstance(text_column, str) else list(text_column)
     if not 1 <= len(set(columns)) == len(columns) <= len(TEXTS):
         raise ArgumentError("text_column", columns, "must be one column, or two for pairs of texts")

@@ -113,7 +113,7 @@ def _find_dialect(text: str, layout: Layout, usual: str) -> dict[str, Any]:
 
     A dialect fits if the first row has all needed columns; without a header, if the first hundred rows have as many
     fields as there are columns. If no dialect fits, the usual delimiter is used. Spaces after delimiters are
-    dropped only if a quotation mark follows a space, or a needed column is in the header only without them.
+    dropped only if a quotation mark follows a space, or if the header would otherwise lack a needed column.
     """
     # Without strict, a stray quotation mark at the beginning of a field would open a field that ends many lines later.
     common = {"quoting": csv.QUOTE_MINIMAL if layout.quoted else csv.QUOTE_NONE, "strict": True}

@@ -185,7 +185,7 @@ class HubDataset:
     def _columns(
         self, rows: datasets.Dataset, columns: Sequence[str], arguments: Sequence[str] = ("text_column",) * len(TEXTS)
     ) -> datasets.Dataset:
-        """Select columns of texts; decoding other columns could download pictures. Errors name one of `arguments`."""
+        """Select text columns: decoding others could download pictures. An error names one of `arguments`."""
         for argument, column in zip(arguments, columns, strict=False):
             self._require_column(rows.column_names, argument, column)
             if not _is_of(rows.features[column], _TEXT):

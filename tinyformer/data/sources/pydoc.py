@@ -1,6 +1,6 @@
 """English text that comes with CPython: the language reference and the docstrings of the standard library.
 
-No source here needs a download or imports the files, which are parsed. The texts differ between versions of Python.
+No source here needs a download. The files are parsed, not imported. The texts differ between versions of Python.
 """
 
 import ast

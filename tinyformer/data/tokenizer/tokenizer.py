@@ -118,7 +118,7 @@ class TextTokenizer:
             return cls(Tokenizer.from_str(named.pop("tokenizer")), **named)
 
     def to_json(self) -> str:
-        """A `tokenizer.json`; if arguments differ from the defaults, a JSON object of that and these arguments."""
+        """A `tokenizer.json` or, if arguments differ from the defaults, a JSON object with it and these arguments."""
         text = json.dumps(json.loads(self._tokenizer.to_str()))
         named: dict[str, object] = {"ends": self.end_ids} if self.end_ids != (self.eos_id,) else {}
         named |= {"eos_token": self._eos_token} if self._eos_token != _known_eos(self._tokenizer) else {}
@@ -226,7 +226,7 @@ class TextTokenizer:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
-        """The text of `ids` that follow the ids `after`; some decoders treat the first token of a text differently."""
+        """The text of `ids` when they follow the ids `after`: decoders may treat a text's first token differently."""
         before, whole = self.decode(after), self.decode([*after, *ids])
         return whole[len(before) :] if whole.startswith(before) else self.decode(ids)
 
