@@ -12,14 +12,14 @@ class ArgumentError(ValueError):
     """An invalid value of an argument, with the reason and with values that would work.
 
     The message names Python arguments. A program whose users set the same values under other names, such as config
-    keys, obtains the sentence with these names from `describe`. Every other ValueError is a bug.
+    keys, obtains the message with these names from `describe`. Every other ValueError is a bug.
 
     Args:
         argument: the name of the argument.
         value: the invalid value.
         reason: the reason why the value is invalid, as in "must be at least 1". Names of other arguments are in
             backticks, as in "must divide `d_model`=64".
-        works: values that would work, by argument; it may name another argument that has to change instead.
+        works: values that would work, by argument, which may be another argument than the invalid one.
 
     Attributes:
         path: the names of the arguments that lead to the invalid argument, outermost first, such as ("block",
@@ -122,7 +122,7 @@ def require_sizes(num_layers: int, d_model: int, max_seq_len: int, vocab_size: i
 def head_dim_of(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> int:
     """The size of each head: `head_dim`; if `head_dim` is None, d_model / num_heads.
 
-    For an invalid number of heads, the error suggests the largest valid number below it.
+    For an invalid number of heads, the error suggests the largest valid number that is smaller.
     """
     require_at_least(1, {"head_dim": 32, "d_model": 128}, head_dim=head_dim, d_model=d_model)
     if num_heads < 1 or (head_dim is None and d_model % num_heads):

@@ -1,6 +1,6 @@
 """The machine: devices, precisions, memory, the peak speed of matrix products, and the time and memory of a pass.
 
-Passes that are compared run alternately, so that a slow phase of the machine affects all of them.
+Passes whose times are compared run alternately, so that a slow phase of the machine affects all of them.
 """
 
 import contextlib
@@ -157,8 +157,8 @@ def keep_freed_memory() -> None:
     """Let this process keep the memory of freed CPU tensors for the tensors of the next step.
 
     Each step allocates blocks like those that the previous step freed. glibc returns large blocks to the system, and
-    every 4 KiB page of a new block costs a page fault: a tenth of the time of a bf16 step of 6 layers of width 384, two
-    thirds of eager attention over 512 tokens. With other C libraries this does nothing.
+    every 4 KiB page of a new block costs a page fault. The faults take a tenth of a bf16 step of 6 layers of width 384,
+    and two thirds of the time of eager attention over 512 tokens. With other C libraries this does nothing.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
@@ -201,7 +201,7 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> Peak:
 
 
 def known_flops(name: str, dtype: torch.dtype, has_tf32: bool) -> float | None:
-    """The peak FLOP/s of a GPU's datasheet, for fp32 with TF32 if `has_tf32`; None if `TFLOPS` lacks the GPU."""
+    """The peak FLOP/s in a GPU's datasheet, for fp32 with TF32 if `has_tf32`; None if `TFLOPS` lacks the GPU."""
     row = next((row for part, row in TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
     if row is None or "MIG" in name:  # a slice of a GPU, whose name contains the name of the whole GPU
         return None
@@ -237,7 +237,7 @@ def _seconds_of_product(factor: torch.Tensor) -> float:
 
 
 def seconds_on(device: str) -> float:
-    """The current time in seconds: wall time, on CUDA after all work is done; CPU time on a CPU with one thread.
+    """The current time in seconds: CPU time on a CPU with one thread, else wall time (on CUDA, after all work ends).
 
     Other processes hardly affect CPU time, but several threads would spend it on waiting for one another.
     """

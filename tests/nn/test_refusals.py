@@ -106,7 +106,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(T5Position, 2, num_buckets=0), "num_buckets=0: must be a positive multiple of 4; num_buckets=32 works."),
     (Shared(partial(T5Position, 2, num_buckets=30)), "position.num_buckets=30: must be a positive multiple of 4"),
     (lambda: mla(position=shaw), "position.values=True: adds vectors of 4 dimensions to values of 8;"),
-    (lambda: make("additive+rotary"), "score='additive': depends on absolute positions where queries and keys are"),
+    (lambda: make("additive+rotary"), "score='additive': depends on absolute positions if queries and keys are"),
     (with_fading, "encoder.block.attention.position='Fading': declares its score modification as additive, but the"),
     (partial(ClassReadout, EMBEDDING, labels=["yes"]), "labels=['yes']: must name at least two classes; labels=["),
     (partial(Attention, 32, num_heads=5), "num_heads=5: must divide d_model=32; num_heads=4 works."),

@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def load_raw(path: Path, prefixes: str | tuple[str, ...] = "") -> dict[str, Any]:
-    """The contents of a checkpoint, see `read_raw`; an `ArgumentError` is raised for a file that is no checkpoint."""
+    """The contents of a checkpoint, see `read_raw`; an `ArgumentError` is raised if `path` is no intact checkpoint."""
     if not os.path.isfile(path):  # `Path.is_file` raises an error for a name that is too long
         raise _not_a_file(path)
     try:
@@ -96,7 +96,7 @@ def load_checkpoint(path: str | Path, prefixes: str | tuple[str, ...] = (NETWORK
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """Load the newest intact checkpoint in a run's `checkpoints`; if none is, raise the error for `last.ckpt`."""
+    """Load the newest intact checkpoint in a run's `checkpoints`; if all fail, raise the error of `last.ckpt`."""
     intact, errors = [], []
     for name in (LAST, PREVIOUS, BEST):
         try:
@@ -168,7 +168,7 @@ def _unusable_weight(weights: Mapping[str, Any]) -> str | None:
 
 
 def save_network(path: Path, network: torch.nn.Module, checkpoint: Checkpoint, overrides: dict[str, Any]) -> None:
-    """Atomically write a checkpoint with a network's weights and `overrides`, and all else from another `checkpoint`.
+    """Atomically write `checkpoint` to a file, but with the weights of `network` and with the given `overrides`.
 
     `overrides` are the overrides of the network's config, by key; see `config.stored.describe_config`.
     """
@@ -213,7 +213,7 @@ def require_fitting(network: torch.nn.Module, checkpoint: Checkpoint, within: st
 
 
 def start_from(network: torch.nn.Module, checkpoint: Checkpoint, with_readout: bool = True) -> None:
-    """Load a checkpoint's weights into a network, which may be for another task.
+    """Load a checkpoint's weights into a network, even if the network is for another task.
 
     Rows of the embedding for tokens that the checkpoint lacks, such as `<mask>`, keep their initialisation. Without
     `with_readout`, the readout keeps its initialisation, too.
@@ -245,7 +245,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore the states of all random number generators."""
+    """Restore the states that `random_state` returned; those of CUDA only if the number of GPUs is the same."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -271,7 +271,7 @@ def snapshots_of(path: Path) -> dict[int, Path]:
 
 
 def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> Checkpoint:
-    """Load the checkpoint or snapshot at `at_step(path, step)`; if `known` is from this path, return `known`."""
+    """Load the file `at_step(path, step)`; if `known` was loaded from this file, return `known` instead."""
     found = at_step(path, step)
     return known if known is not None and known.path == found else load_checkpoint(found)
 
@@ -279,7 +279,7 @@ def load_step(path: str | Path, step: Any, known: Checkpoint | None = None) -> C
 def at_step(path: str | Path, step: Any) -> Path:
     """The path of a run's snapshot at a step; for "all", the path of the run's last snapshot.
 
-    `find_checkpoint(path)` is a checkpoint of the run; it is returned if `step` is None or if it does not exist.
+    The run is that of the checkpoint `find_checkpoint(path)`; without a step, or without this file, return its path.
     """
     path = find_checkpoint(path)
     if step is None or not path.exists():

@@ -80,7 +80,7 @@ class GpuCosts:
     gradient and optimizer state (the first GPU's is the largest), and whole weights and gradients of the block in use.
     With ring algorithms, a GPU sends (n - 1) / n of the bytes that are gathered or scattered, and twice as much to sum
     gradients in `ddp`. Gathered weights of blocks may be in bf16; all else is in fp32. If a step accumulates gradients,
-    `fsdp` has this traffic for each accumulated batch.
+    `fsdp` has this traffic for each of the batches whose gradients are accumulated.
     """
 
     gpus: int
@@ -133,7 +133,7 @@ def _part(tensors: Iterable[Tensor], gpus: int) -> int:
 
 
 def activation_bytes(network: Network, batch: int, dtype: str) -> int:
-    """Bytes that layers store for the backward pass of sequences of maximum length; the call modifies the network.
+    """Bytes that layers store for the backward pass of a batch of the longest sequences; the call modifies the network.
 
     With activation checkpointing, these are the inputs of all layers, and the largest activations of a single layer.
     Copies of weights in bf16 are counted if a layer stores them, but not if only autocast's cache keeps them.
@@ -191,7 +191,7 @@ def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor],
 
 
 def _choose_kernels(network: Network) -> None:
-    """Set each layer's backend so that the layer stores what its CUDA kernel would store, on any device."""
+    """Set each layer's backend so that the layer stores on any device what its CUDA kernel would store."""
     fused = Backend("fused", _fused, lambda case: None)
     for layer in network.attentions():
         case = layer.planned_case("cuda", torch.bfloat16, AttentionMask(causal=True), network.max_seq_len)

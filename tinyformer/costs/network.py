@@ -133,7 +133,7 @@ def flops_per_token(network: Network) -> dict[str, int]:
     - `attention_scores_and_values`: 2 · T · num_heads · (head_dim + v_head_dim) for each softmax of a head, plus the
       products of queries with parameters of score functions and positions. A differential head has two softmaxes, each
       over half of its queries and keys and all of its values. An additive score, vᵀ tanh(q + k), counts like a dot
-      product. A convolution counts 2 · kernel_size · d_model, as without FFT; an LSTM's matrices count as projections.
+      product. A convolution counts 2 · kernel_size · d_model, as a direct sum; an LSTM's matrices are projections.
     """
     seq_len, attentions, mixers = network.max_seq_len, network.attentions(), mixers_in(network)
     mixing = sum(pair_multiply_adds(layer) * seq_len + query_multiply_adds(layer) for layer in attentions)
@@ -163,7 +163,7 @@ class TrainingFlops:
     """FLOPs of training steps on sequences of any length.
 
     A trained weight takes one product in the forward pass and two in the backward pass. If the encoder is frozen, its
-    weights take only the forward product; the readout's weights take this product and the one for their gradient.
+    weights take only the forward product; the readout's weights take this product and the product for their gradient.
     Recomputation is not counted. If the class of an attention is user-defined, all counts are nan.
     """
 
@@ -181,7 +181,7 @@ class TrainingFlops:
         )
 
     def count(self, sizes: Mapping[str, int], read_out: float) -> float:
-        """FLOPs of batches, given the sums of their `batch_sizes` and the number of tokens given to the readout."""
+        """FLOPs of batches; `sizes` are the sums of their `batch_sizes`, `read_out` is the number of readout inputs."""
         return sum(flops * sizes[size] for size, flops in self.per_size.items()) + self.per_readout * read_out
 
 
@@ -233,7 +233,7 @@ def uncounted(network: Network) -> list[nn.Module]:
 
 
 def cache_elements(layer: BaseAttention | TokenMixer) -> int:
-    """Cache elements per token: of keys and values, of a latent and a positional key, or of a mixer's state."""
+    """A layer's cache elements per token: keys and values, a latent and a positional key, or a mixer's state."""
     if isinstance(layer, TokenMixer):
         return layer.cache_elements
     if isinstance(layer, LatentAttention):
@@ -253,13 +253,13 @@ def pair_multiply_adds(layer: BaseAttention) -> int:
 
 
 def query_multiply_adds(layer: BaseAttention) -> int:
-    """Multiply-adds for each query between projections and scores, which do not depend on the number of keys."""
+    """Multiply-adds for each query between projections and scores; the number of keys does not change them."""
     parts = (layer.score, layer.position, layer.gaussian)
     return layer.num_softmaxes * layer.num_heads * sum(head_multiply_adds(part) for part in parts)
 
 
 def head_multiply_adds(part: nn.Module | None) -> int:
-    """Multiply-adds in matrix products of a score function or position, for each query of each head.
+    """Multiply-adds of a score function, position or Gaussian in matrix products, for each query of each head.
 
     For a user-defined class, this is the class's attribute `multiply_adds`, or 0 if the class has no such attribute.
     """

@@ -32,7 +32,7 @@ from tinyformer.nn.maps import NoMapsError, is_own
 
 
 def queries_by_kind(batch: Batch) -> dict[str, Bool[Tensor, "batch seq"]]:
-    """By kind of attention, a mask that is True at queries and False at padding; a single kind is named "".
+    """For each kind of attention, a mask that is True at queries and False at padding; the name of a single kind is "".
 
     A batch without lengths has no padding.
     """
@@ -148,7 +148,7 @@ class Axes(NamedTuple):
 
 
 def axes_of(ids: Mapping[str, tuple[Sequence[int], Sequence[int]]], tokenizer: TextTokenizer | None) -> dict[str, Axes]:
-    """The token strings of the queries and keys of each kind of attention; without a tokenizer, their ids."""
+    """The token strings of the queries and keys of each kind of attention; without a tokenizer, the token ids."""
     strings = tokenizer.token_strings if tokenizer else lambda side: list(map(str, side))
     return {kind: Axes(strings(queries), strings(keys)) for kind, (queries, keys) in ids.items()}
 

@@ -119,7 +119,7 @@ def head_roles(
 
 
 def control_of(trait: Trait, measures: Mapping[str, Sequence[Sequence[float]]]) -> float:
-    """The largest value of a trait's measure, or the smallest if the trait is `below`; nan if no head has a value."""
+    """The largest value of a trait's measure, or the smallest value if `trait.below`; nan if no head has a value."""
     values = [value for layer in measures.get(trait.measure, ()) for value in layer if not math.isnan(value)]
     return (min if trait.below else max)(values, default=math.nan)
 

@@ -146,7 +146,7 @@ def induction(weights: Weights, tokens: Tokens, rows: Rows | None = None) -> Hea
 
     The share of attention on tokens that followed earlier occurrences of the query's token, over the queries whose
     token occurred before. An induction head predicts that the same token follows again (Elhage et al. 2021; Olsson et
-    al. 2022, arXiv 2209.11895). It is best measured on `repeated_tokens`, where only repetition predicts a token.
+    al. 2022, arXiv 2209.11895). It is best to use `repeated_tokens`, where only repetition predicts a token.
     """
     q_idx, k_idx = _positions(weights, rows)
     same = _same_token(tokens, q_idx)
@@ -238,7 +238,7 @@ def block(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 def offset_share(weights: Weights, logits: Weights, rows: Rows) -> Heads:
     """max_d mean_q w_{q,q+d}: share of attention at the one offset d, other than 0 and -1, that receives most of it.
 
-    d = 1 is the next token. At least half of the queries, and `FEWEST`, must see a key at d; nan if there is no such d.
+    d = 1 is the next token. At least half of the queries, and at least `FEWEST`, see a key at d; nan if no d fits.
     """
     shares = _shares_by_offset(weights, logits, rows).amax(dim=-1)
     return shares.masked_fill(shares == -torch.inf, math.nan)
@@ -283,11 +283,11 @@ def horizontal(weights: Weights, logits: Weights) -> Heads:
 
 
 def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
-    """mean_q Σ_k min(w_qk, b_qk): overlap with blocks of 2 to `LONGEST_PHRASE` tokens; 1 if attention is even in each.
+    """mean_q Σ_k min(w_qk, b_qk): overlap with phrases, blocks of tokens; 1 if attention is even within each phrase.
 
-    Like `block`, but the sequence is divided into phrases and single tokens so that the overlap is largest (by dynamic
-    programming). b is even attention on the visible keys of the query's phrase, and 0 for a single token. Queries that
-    see at most `LONGEST_PHRASE` keys are excluded. The result is nan if `rows` lacks a query, or for short sequences.
+    Like `block`, but the sequence is divided into single tokens and phrases of 2 to `LONGEST_PHRASE` tokens, such that
+    the overlap is largest. b is even attention on the visible keys of the query's phrase, and 0 for a single token.
+    Queries that see at most `LONGEST_PHRASE` keys are excluded. Short sequences, or `rows` lacking a query, give nan.
     """
     num_rows, k_seq = weights.shape[-2:]
     if num_rows != k_seq or k_seq <= LONGEST_PHRASE:
@@ -319,7 +319,7 @@ def phrases(weights: Weights, logits: Weights, rows: Rows) -> Heads:
 def repeated_tokens(
     vocab_size: int, num_sequences: int, period: int, tokenizer: TextTokenizer, seed: int = 0
 ) -> Int[Tensor, "batch seq"]:
-    """Sequences: the tokens that begin a text, and two copies of `period` random text tokens (distinct if possible)."""
+    """Sequences of the tokens that begin a text, then `period` random text tokens twice (distinct ones if possible)."""
     generator, words = torch.Generator().manual_seed(seed), torch.tensor(tokenizer.text_ids(vocab_size))
     draws = [torch.randperm(vocab_size, generator=generator) for _ in range(num_sequences)]
     once = torch.stack([draw[torch.isin(draw, words)].repeat(-(-period // len(words)))[:period] for draw in draws])
@@ -341,7 +341,7 @@ def _weights_on(weights: Weights, keys: Int[Tensor, " rows"]) -> Float[Tensor, "
 
 
 def _shares_by_offset(weights: Weights, logits: Weights, rows: Rows) -> Float[Tensor, "*layers heads offsets"]:
-    """The mean weight of visible keys at each offset, from 1 - k_seq on; -inf at those that `offset_share` excludes."""
+    """The mean weight of visible keys by offset, from 1 - k_seq on; -inf at offsets that `offset_share` excludes."""
     k_seq, num_queries = weights.shape[-1], weights.shape[-4] * weights.shape[-2]
     place = (torch.arange(k_seq, device=weights.device) - rows.unsqueeze(-1) + k_seq - 1).flatten()
 
@@ -379,7 +379,7 @@ def _across(
     """For each query and boundary, the sum of values over the keys that the boundary separates from the query.
 
     `sums` are cumulative over the keys. A boundary is the index of the first key behind it. All maps have the same
-    `boundaries`, or each map has one boundary (`... 1 1`).
+    `boundaries`, or each map has one boundary and `boundaries` ends with two axes of size 1.
     """
     shape = torch.broadcast_shapes(sums.shape[:-1], boundaries.shape[:-1])
     before = sums.expand(*shape, -1).gather(-1, (boundaries - 1).expand(*shape, -1))

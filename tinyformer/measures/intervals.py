@@ -1,4 +1,4 @@
-"""95 % intervals: by the bootstrap over windows, for one change or several at once, and by Student's t over seeds."""
+"""95 % intervals of one or several changes by the bootstrap over windows, and of a mean over seeds by Student's t."""
 
 import math
 import statistics

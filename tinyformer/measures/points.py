@@ -55,7 +55,7 @@ class Point:
     """An activation of a network, which a module computes.
 
     `get` extracts the activation from the module's inputs and output; `put` returns the output with another activation
-    in its place. For an activation that is one of several terms of the output, `put` adds the difference.
+    in its place. If the activation is one term of the output, `put` adds the change of this term to the output.
     """
 
     module: nn.Module
@@ -66,7 +66,7 @@ class Point:
 
 
 def points_of(network: Network) -> dict[str, Point]:
-    """The points of a network by name, in the order of computation; an encoder–decoder's names begin with the stack."""
+    """The points of a network by name, in order of computation; in an encoder–decoder, the stack's name comes first."""
     points: dict[str, Point] = {}
     stacks = network.stacks()
     sides = [("", "seq")] if len(stacks) == 1 else [("encoder.", "source_seq"), ("decoder.", "seq")]
@@ -127,7 +127,7 @@ def _of_embedding(stack: Encoder, stream: Shape) -> Iterator[tuple[str, Point]]:
 
 
 def _term(module: nn.Module, shape: Shape, get: Callable[[Any, Any], Tensor]) -> Point:
-    """A point whose value is a term of the output; if the value has an axis of heads, their sum is the term."""
+    """A point whose value is a term of the output; a value with an axis of heads is first summed over the heads."""
 
     def put(inputs: Any, output: Tensor, value: Tensor) -> Tensor:
         difference = value - get(inputs, output)

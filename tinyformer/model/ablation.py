@@ -21,7 +21,7 @@ Head: TypeAlias = Sequence[int | str]
 
 @contextmanager
 def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) -> Iterator[None]:
-    """Ablate heads inside a `with` statement, see `Model.ablated`; replacements come from the context's only batch."""
+    """Ablate heads inside a `with` statement, see `Model.ablated`; replacements are computed from `context.batches`."""
     require_choice("mode", mode, MODES)
     network = context.network
     pairs = [network.find_head("heads", entry) for entry in heads]
@@ -35,10 +35,10 @@ def ablated_heads(context: AnalysisContext, heads: Sequence[Head], mode: str) ->
 
 
 def _resampled(context: AnalysisContext) -> tuple[Replacement, list[RemovableHandle]]:
-    """The replacement of heads' outputs by their outputs for one row of the context, drawn with a fixed seed.
+    """The replacement of heads' outputs by their outputs for one row of the context's batch, drawn with a fixed seed.
 
     Every row of a later batch gets the same replacement, so the results for a text do not depend on the other texts of
-    the batch. In each forward pass, the returned hooks record the length of the cache: the first token's position.
+    the batch. In each forward pass, the returned hooks record the first token's position, the length of the cache.
     """
     (batch,) = context.batches
     row = int(torch.randint(len(batch["inputs"]), (), generator=torch.Generator().manual_seed(0)))

@@ -69,8 +69,8 @@ class Model:
     an imported model, the special tokens that `transformers` adds; otherwise, as in training, the token that starts a
     document. Special tokens can be spelled out in a text, such as `<mask>`; token ids are used unchanged.
 
-    Targets may be token ids, without the tokens that begin and end a target. Each window of a long context is a row. A
-    model without a tokenizer, such as Marian's, takes only token ids. `origin` is the checkpoint of the weights.
+    Targets may be token ids, without the tokens that begin and end a target. A long context is cut into windows, one
+    per row. A model without a tokenizer (Marian's) takes only token ids. `origin` is the checkpoint of the weights.
 
     Methods raise an `ArgumentError` if there is no text, a text is too long, or a token id is unknown.
     """
@@ -102,14 +102,14 @@ class Model:
         """The points that `run` captures and replaces, with their shapes.
 
         - `layers.0.attention.queries`, `.keys`, `.values`: after normalisation and rotary positions, if the model uses
-          them; `.scores`, `.weights`: before and after the softmax, without dropout; `.output_by_head`: the input of
+          them; `.scores` before the softmax, `.weights` after it, without dropout; `.output_by_head`: the input of
           the output projection; `.added_by_head`: the summand of each head in `.output`, the attention's output.
         - `layers.0.feed_forward.input`, `.output`, and `.neurons`, the input of its last projection.
         - `layers.0.attention.output_norm`, `layers.0.feed_forward.output_norm`: the normalised output, in some blocks.
-        - `layers.0.residual_mid`: the stream after attention, in a post-norm block after the norm, in a parallel block
-          read by no sublayer; `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
-        - `token_embedding`, `position_embedding`: the two summands of the stream; `embedding`, the input of the first
-          layer; `final_norm`, the output of the last norm; `logits`.
+        - `layers.0.residual_mid`: the stream after attention (in a post-norm block, after the norm; no sublayer of a
+          parallel block reads it); `residual_cross_mid`: after cross-attention; `residual_post`: the layer's output.
+        - `token_embedding`, `position_embedding`: two summands, whose sum, normalised if the model has an embedding
+          norm, is `embedding`, the first layer's input; `final_norm`, the output of the last norm; `logits`.
         """
         return Points({name: point.shape for name, point in points_of(self.network).items()})
 
@@ -126,7 +126,7 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, "batch *seq scores"]:
-        """The logits: of shape (batch, seq, vocab_size), or (batch, num_classes) from a classifier."""
+        """The logits: (batch, seq, vocab_size), of classes (batch, num_classes), in span extraction (batch, seq, 2)."""
         batch = self._batch(texts, *others, **named)
         logits = self.task.forward(self.network, batch)
         return without_padding(logits, lengths_of(batch)["seq"]) if logits.ndim == 3 else logits
@@ -143,7 +143,7 @@ class Model:
         """The exact attention maps of a text: `maps[layer, head]`, queries × keys; see `TextMaps`.
 
         An encoder–decoder has maps of a source and its target, such as `maps["cross", layer, head]`. For several texts,
-        or token ids, the result is a list with each text's maps, without padding. A context must fit into one window.
+        or token ids, the result is a list with each text's maps, without padding. Contexts must fit into one window.
         """
         batch = self._batch(texts, *others, **named)
         require_one_window(batch)
@@ -215,8 +215,8 @@ class Model:
     def loss(self, texts: Texts, *others: Any, **named: Any) -> Float[Tensor, " batch"]:
         """The loss of each text in nats per target.
 
-        A language model's targets are all tokens but the first. A masked language model's targets are all tokens but
-        special ones, which are masked one after another: exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv
+        A language model's targets are all tokens but the first. A masked language model's targets, all tokens but
+        special ones, are masked one after another: exp(loss) is the pseudo-perplexity (Salazar et al. 2020, arXiv
         1910.14659). A classifier's only target is the label, given by name or by index (if all names are integers, a
         number is a name). An encoder–decoder's targets are the tokens of the target and its end token. For span
         extraction, the targets are the first and the last token of the answer, and the loss is the mean over both and
@@ -244,7 +244,7 @@ class Model:
         `length_penalty` and `length_offset`, see `Beam`, and `max_tokens`.
 
         `capture` and `replace` work as in `run`, in each forward pass: the first pass covers a prompt, and each further
-        pass covers one new token, with the keys and values of all tokens so far, or of the window of local attention.
+        pass one new token, where the points of keys and values cover all tokens so far, or those in the window.
         Prompts then run one after another; a pass has a row for each continuation of a prompt.
         """
         texts, is_causal = texts_of("prompts", prompts), isinstance(self.task, CausalLM)
@@ -332,8 +332,8 @@ class Model:
     def sample(self, num_windows: int, overrides: Sequence[str] = ()) -> AnalysisContext:
         """The model with a random sample of the validation data of its run.
 
-        The sample has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides. Analyses draw
-        it themselves if they are called with a model, as in `HeadAblation()(model)`.
+        The sample has at most `num_windows` windows, examples or pairs; see `analyse` for the overrides. An
+        analysis that is called with a model, as in `HeadAblation()(model)`, draws the sample itself.
         """
         with self._evaluation(overrides) as run:
             return make_context(run, num_windows)

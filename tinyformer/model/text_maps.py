@@ -60,7 +60,7 @@ class LayerMaps:
 
     @classmethod
     def of(cls, layer: BaseAttention, address: Address, maps: AttentionMaps, residual: nn.Module | None) -> "LayerMaps":
-        """The `LayerMaps` of a layer, from `maps` of shape (1, maps, queries, keys), and its residual connection."""
+        """The `LayerMaps` of a layer, given `maps` (1, maps, queries, keys) and the layer's residual connection."""
         heads = tuple(layer.head_map.ids)
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         ablated = frozenset(head for head, flag in zip(heads, layer.ablated(), strict=True) if flag)
@@ -176,7 +176,7 @@ class TextMaps:
 
         Args:
             address: the layer whose heads are averaged, as in `mean(3)` or `mean("cross", 3)`, or the kind of
-                attention, as in `mean("cross")`; by default, all heads of a model with one kind are averaged.
+                attention, as in `mean("cross")`; by default, all heads, if the model has one kind of attention.
         """
         chosen = [layer for layer in self.layers if layer.address[: len(address)] == address]
         if len({layer.kind for layer in chosen}) != 1:
@@ -278,7 +278,7 @@ class TextMaps:
         return framed(atlas_html(**self._page()))
 
     def _repr_png_(self) -> bytes:
-        """A picture for pages that run no script: all maps; if there are several kinds, the maps of cross-attention."""
+        """A picture of all maps (of several kinds of attention, only cross-attention), for pages that run no script."""
         kind, shown = ("" if "" in self.axes else "cross"), slice(PICTURE_TOKENS)
         layers, (queries, keys) = [layer for layer in self.layers if layer.kind == kind], self.axes[kind]
         maps, names = zip(*((layer.weights[:, shown, shown], layer.names) for layer in layers), strict=True)

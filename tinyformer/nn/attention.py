@@ -66,7 +66,7 @@ class BaseAttention(SoftmaxAttention):
                 `attention(query, key, key)` of other libraries is `attention(query, context=key)` here.
             context_mask: the keys of the context that each query may attend to; with a context, `mask` has no effect.
             cache: keys and values of the tokens before `x`, to which the keys and values of `x` are appended. In
-                cross-attention, keys and values of the context, which are projected if the cache is empty.
+                cross-attention, it holds those of the context, which are projected only if the cache is empty.
             side: what the values depend on in addition to `x`; with it, the values of `x` are returned, too.
         """
         inputs = self.inputs_hook(self.inputs(x, mask, context, context_mask, cache, side))  # q, k, v by `project`

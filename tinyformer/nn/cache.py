@@ -12,7 +12,7 @@ class LayerCache:
     With a window of W keys, the cache holds the last W tokens, which include all tokens that the next query attends to.
 
     Args:
-        room: number of tokens to allocate memory for at first, if there is no window; full memory is doubled.
+        room: number of tokens to allocate memory for at first; memory that is full is doubled. Unused with a window.
     """
 
     def __init__(self, room: int = 0) -> None:
@@ -51,7 +51,7 @@ class LayerCache:
         return self._append(new) if window is None else self._slide(new, window)
 
     def of_context(self, context: Tensor) -> tuple[Tensor, ...]:
-        """The cached tensors, none at first; an `ArgumentError` is raised if their context had another shape."""
+        """The cached tensors, () at first; an `ArgumentError` is raised if they are of a context of another shape."""
         for tensor in self.tensors:
             if (tensor.shape[0], tensor.shape[-2]) != context.shape[:2]:
                 held = f"{tensor.shape[0]} sequences of {tensor.shape[-2]} tokens"
@@ -107,7 +107,7 @@ class LayerCache:
 
 
 class Cache:
-    """The KV cache of a model: for each layer a `LayerCache` of tokens, and one of the context of cross-attention."""
+    """The KV cache of a model: for each layer one `LayerCache` for self-attention, and one for cross-attention."""
 
     def __init__(self, num_layers: int, room: int = 0) -> None:
         self.layers = [LayerCache(room) for _ in range(num_layers)]

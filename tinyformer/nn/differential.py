@@ -24,7 +24,7 @@ class DifferentialAttention(Attention):
     head = (1 - λ_init) · norm((softmax(q₁ k₁ᵀ) - λ softmax(q₂ k₂ᵀ)) v);  λ = exp(λ_q₁·λ_k₁) - exp(λ_q₂·λ_k₂) + λ_init
 
     λ_init = 0.8 - 0.6 exp(-0.3 · layer_index). Each query and key has two halves of `head_dim / 2` dimensions, one for
-    each softmax, so the projections are as large as in multi-head attention; only the parameters of λ and the norm are
+    each softmax, so the projections are as large as in multi-head attention; only the vectors λ_q, λ_k and the norm are
     added. `project` returns the halves of head h as heads 2h and 2h + 1.
 
     Args:

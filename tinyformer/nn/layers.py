@@ -1,4 +1,4 @@
-"""The layers of a block next to attention: normalisation, feed-forward network, residual connection."""
+"""The parts of a block other than attention: normalisation, feed-forward network, residual connection."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -119,7 +119,7 @@ class GatedFeedForward(nn.Module):
 class Residual(nn.Module):
     """skip · x + branch · f(x) (He et al. 2015, arXiv 1512.03385), in the dtype of x.
 
-    `skip=0` removes the connection, and `branch=0` removes the sublayer. A list has one number for each layer.
+    `skip=0` removes the connection, and `branch=0` removes the sublayer. Both can be lists with one number per layer.
 
     Args:
         learned: whether the layer learns a factor of x, which starts at 1, as in nanochat.

@@ -103,7 +103,7 @@ class AttentionMask:
         return replace(self, window=window)
 
     def require_sizes(self, batch: int, num_heads: int) -> None:
-        """Raise an `ArgumentError` if `allowed` is for another batch size (except 1) or number of heads (except 1)."""
+        """Raise an `ArgumentError` if the batch size or number of heads of `allowed` is neither 1 nor the given one."""
         shape = () if self.allowed is None else tuple(self.allowed.shape)
         if any(size not in (1, whole) for size, whole in zip(shape, (batch, num_heads), strict=False)):
             reason = f"must have {batch} examples and {num_heads} heads, or 1 in place of either number"

@@ -194,7 +194,7 @@ class Network(nn.Module):
         """The `BaseAttention` modules by address, sorted by kind of attention, then from the first layer to the last.
 
         An address is the index of the layer; in an encoder–decoder, the kind of attention comes before it. If a layer
-        has several of these modules, the index numbers modules, not layers. An address and a head's number identify a
+        has several of these modules, modules are counted in place of layers. An address and a head's number identify a
         head: ["cross", 3, 0].
         """
         found: dict[Address, BaseAttention] = {}

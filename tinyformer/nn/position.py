@@ -173,7 +173,7 @@ class RotaryPosition(RelativePosition):
 
 
 class ALiBi(RelativePosition):
-    """Attention with linear biases: score ← score - slope_h · |i - j| (Press et al. 2021, arXiv 2108.12409).
+    """Attention with linear biases: score_ij ← score_ij - slope_h · |i - j| (Press et al. 2021, arXiv 2108.12409).
 
     The slopes of n heads are 2^(-8/n), 2^(-16/n), …, 2^-8 and are not learned. If n is not a power of two, the slopes
     for the next smaller power come first; every second slope for the next larger power follows, as in the paper's code.
@@ -196,7 +196,7 @@ class ALiBi(RelativePosition):
 
 
 class T5Position(RelativePosition):
-    """Learned bias for each bucket of distances: score ← score + table[bucket(j - i), h].
+    """Learned bias for each head h and bucket of distances: score_ij ← score_ij + table[bucket(j - i), h].
 
     From T5 (Raffel et al. 2019, arXiv 1910.10683, §2.1). Half of the buckets hold one distance each; the others hold
     ranges spaced logarithmically up to `max_distance`, and the last bucket all larger distances. Without a causal

@@ -1,4 +1,4 @@
-"""Readouts: the output layers, from the encoder's vectors to logits, and the cross-entropy of a vocabulary.
+"""Readouts: the output layers, from the encoder's vectors to logits, and the cross-entropy over a vocabulary.
 
 They are not called heads, since a head is always an attention head here.
 """

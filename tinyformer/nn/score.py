@@ -232,7 +232,7 @@ class LocalGaussian(nn.Module):
     def forward(
         self, q: Queries, k_seq: int, mask: AttentionMask, is_cross: bool
     ) -> tuple[list[ScoreMod], Callable[[Tensor, Grid], Tensor]]:
-        """In cross-attention, a modification that hides keys at |s - p| > D; and in any, the function that reweighs."""
+        """The modification that hides keys at |s - p| > D (only in cross-attention), and the function that reweighs."""
         logit = torch.tanh(q @ self.weight.to(q.dtype)) @ self.vector.to(q.dtype)
         share = torch.sigmoid(logit.to(torch.promote_types(q.dtype, torch.float32)))
         before, after = (self.window // 2, self.window // 2) if is_cross else mask.span

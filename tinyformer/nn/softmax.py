@@ -171,7 +171,7 @@ class SoftmaxAttention(nn.Module):
         rotates = type(self.position).rotate is not RelativePosition.rotate
         if rotates and self.score.compare is not None and not self.score.is_rotation_invariant:
             others = "the positions alibi, t5, relative, learned, sinusoidal and none work with it"
-            reason = f"depends on absolute positions where queries and keys are rotated; {others}"
+            reason = f"depends on absolute positions if queries and keys are rotated; {others}"
             raise ArgumentError("score", score, reason, {"score": "scaled_dot"})
         if self.position.mixed_dim not in (None, self.v_head_dim):
             reason = f"adds vectors of {self.position.mixed_dim} dimensions to values of {self.v_head_dim}"

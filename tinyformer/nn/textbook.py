@@ -84,7 +84,7 @@ def _results(attention: nn.Module, qkv: QKV, visible: Bool[Tensor, "batch *_ q_s
 
 
 def _maps(attention: nn.Module, results: Any, qkv: QKV) -> Weights | None:
-    """The first tensor of the shape of maps whose rows sum to 1: in `results[1:]`; if there is none, in attributes."""
+    """The first tensor in `results[1:]`, then in attributes, that has the shape of maps and rows that sum to 1."""
     shape = (qkv.q.shape[2], qkv.k.shape[2])
     for found in (*results[1:], *(value for part in attention.modules() for value in vars(part).values())):
         is_map = isinstance(found, Tensor) and found.ndim > 2 and found.shape[-2:] == shape

@@ -223,7 +223,7 @@ class EncoderDecoder(Network):
         """The logits of the next token at each position of the target, given the encoded source.
 
         Given `targets` (tokens to predict, or `IGNORED`), return their mean cross-entropy in nats. The default mask is
-        causal. With a cache, `tokens` are the tokens that are not cached yet; the source is projected only once.
+        causal. With a cache, `tokens` are only the new tokens; keys and values of the source are computed once.
         """
         x = self.decoder(tokens, mask or AttentionMask(causal=True), cache, context)
         return self.readout(x) if targets is None else self.readout.cross_entropy(x, targets, label_smoothing)

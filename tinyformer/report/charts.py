@@ -221,7 +221,7 @@ def lines(
 def curves_by_step(
     panels: Mapping[str, Sequence[tuple[str, Mapping[int, float]]]], ylabel: str, yscale: str, events: Mapping[str, int]
 ) -> Figure:
-    """Named panels of curves, each the values of a layer by step, coloured by layer; dotted lines mark events."""
+    """Named panels of curves, one curve per layer, over the steps of training; dotted lines mark events."""
     across, told = 2 if len(panels) == 4 else min(len(panels), 3), ["step", *first_told([*events])]
     down, handles = -(-len(panels) // across), {}
     figure = Chart(figsize=(1.2 + 3.3 * across, 0.5 + 2.5 * down + 0.15 * len(told)), dpi=150, layout="constrained")
@@ -282,7 +282,7 @@ def _set_log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _number(value: float, largest: float) -> str:
-    """Format a number with the decimals that give `largest` three digits; beyond `MAX_DECIMALS`, as "1.2e-08"."""
+    """A number with as many decimals as give `largest` three digits; if these exceed `MAX_DECIMALS`, as "1.2e-08"."""
     if isinstance(value, int):
         return str(value)
     decimals = max(0, 2 - math.floor(math.log10(largest)))
@@ -290,7 +290,7 @@ def _number(value: float, largest: float) -> str:
 
 
 def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    """A chart with a title, given its width and height in inches, and its axes."""
+    """A chart with a title, and its axes; width and height are in inches."""
     figure = Chart(figsize=(width, height), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     simplify(axes)
@@ -317,7 +317,7 @@ def filmstrip(
     losses: Sequence[float],
     curves: Mapping[str, Sequence[float | None]],
 ) -> Figure:
-    """Titled maps of values up to 255; below, curves from 0 to 1 and the loss by step, with lines at `marked` steps."""
+    """Titled maps of values up to 255; below them, losses and curves (0 to 1) by step, with lines at `marked`."""
     rows, (width, height) = -(-len(maps) // columns), MAP_INCHES
     size = max(6.4, width * columns), height * rows + CURVES_INCHES
     figure = Chart(figsize=size, dpi=130, layout="constrained")

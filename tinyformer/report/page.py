@@ -166,7 +166,7 @@ def _visible(token: str) -> str:
 
 
 def _require_fit(maps: Sequence[Tensor], kinds: Mapping[str, Axes], addresses: Sequence[Address]) -> None:
-    """Raise an `ArgumentError` for more weights than a browser opens, or if the sizes of maps and tokens differ."""
+    """Raise an `ArgumentError` if a browser cannot open so many weights, or if the sizes of maps and tokens differ."""
     if (size := sum(layer.numel() for layer in maps)) > MOST_WEIGHTS:
         reason = f"must be at most {MOST_WEIGHTS:,}, the most that browsers open: show fewer tokens"
         raise ArgumentError("maps", f"{size:,} weights", reason)

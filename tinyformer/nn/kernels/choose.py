@@ -274,7 +274,7 @@ def require_possible(name: str, case: KernelRequirements) -> None:
 
 
 def _require(name: str, cases: Sequence[KernelRequirements]) -> None:
-    """Raise an `ArgumentError` if a backend can compute none of `cases`: the same case on one or several devices."""
+    """Raise an `ArgumentError` if a backend can compute none of `cases`, which differ only in the device."""
     reasons = [BACKENDS[name].refusal(case) for case in cases]
     if None not in reasons:
         able = ", ".join(other for other in BACKENDS if all(_can(other, case) for case in cases))
@@ -309,9 +309,9 @@ fp32, in half of the time of eager's two products, each of which takes at least 
 def fastest(case: KernelRequirements, able: Collection[str]) -> str:
     """The name of the fastest of the backends in `able`, which can compute a case.
 
-    The choice follows measurements on one CPU, and torch's documentation on CUDA. Other CPUs may differ, so training
-    measures eager and sdpa on its machine. On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention.
-    It takes 0.7 of flash's time, but is not chosen, since no whole run has been made with this kernel yet.
+    The choice follows measurements on one CPU, and torch's documentation on CUDA. Other CPUs may differ, so a training
+    run measures eager and sdpa itself. On Hopper GPUs sdpa runs cuDNN's kernel for unmasked and causal attention, which
+    takes 0.7 of flash's time; sdpa is still not chosen, since no whole run has been made with this kernel yet.
     """
     if case.device != "cpu":
         order = ("flash", "flex", "sdpa") if case.features & SKIPPED_BY_FLEX else ("flash", "sdpa", "flex")
@@ -326,8 +326,8 @@ def _eager_max_seq(case: KernelRequirements, is_fused: bool) -> float:
     """The sequence length up to which eager is faster than sdpa on a CPU; if `is_fused`, sdpa runs the flash kernel.
 
     Flash skips keys that a causal mask hides, and padding slows eager down. Without causal mask and padding, eager is
-    faster than unfused arithmetic at any length; in fp32 it is then also faster than flash with padded head sizes or a
-    sink, which adds a dimension and a key. In native bf16, eager without a mask is 1.2 to 2 times as fast as sdpa.
+    faster than unfused arithmetic at any length; in fp32 it is then also faster than flash if keys and values differ in
+    size or a sink adds a dimension and a key. In native bf16, eager without a mask is 1.2 to 2 times as fast as sdpa.
     """
     features, is_narrow = case.features, case.head_dim <= 32
     has_sink, is_padded, is_causal = (each in features for each in (Feature.SINK, Feature.PADDING, Feature.CAUSAL))

@@ -75,8 +75,8 @@ def attention_maps(
 ) -> AttentionMaps:
     """The attention weights and logits of all queries or the queries at `rows`, for analysis.
 
-    Layers that share a scoring without `compare` may be stacked in an axis before the batch. `scoring` is always
-    for all queries, but time and memory grow with the number of `rows`.
+    Layers that share a scoring without `compare` may be stacked in an axis before the batch. `scoring` must
+    be the scoring of all queries, even if `rows` selects a few; time and memory grow with the number of `rows`.
     """
     scores, hidden = _masked_scores(q, k, mask, scoring, rows)
     weights = _softmax(scores, hidden, q.shape[-2], mask, scoring, rows)

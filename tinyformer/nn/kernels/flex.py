@@ -71,7 +71,7 @@ def _compiled_flex(structure: Hashable) -> Callable[..., Any]:
     """FlexAttention compiled for one structure.
 
     Torch recompiles a function for each structure. Beyond a limit for each code object, it runs the function unfused,
-    with the scores of all pairs in memory. So each structure has its own code object; `fullgraph` makes it an error.
+    with the scores of all pairs in memory. So each structure has its own code object. `fullgraph` forbids unfused runs.
     """
 
     def attend(*args: Any, **options: Any) -> Any:

@@ -70,7 +70,7 @@ def sdpa(
 def _right_gradients(q: Tensor, attn_mask: Tensor | None) -> AbstractContextManager[None]:
     """A context that excludes cuDNN's kernel from masked calls, whose gradients may be NaN (pytorch/pytorch#196678).
 
-    It also excludes the kernel for single queries (cached generation): cuDNN makes a plan for each number of keys.
+    It also excludes the kernel in cached generation (single queries), where each new number of keys needs a new plan.
     """
     is_right = attn_mask is None and (q.shape[2] > 1 or not torch.backends.cuda.cudnn_sdp_enabled())
     return nullcontext() if q.device.type != "cuda" or is_right else sdpa_kernel(WITHOUT_CUDNN)
