@@ -53,6 +53,10 @@ TITLES = {
     "softcap 5": "softcap",
     "sinks": "sink",
     "output gate": "gate",
+    "output gate, elementwise": "elementwise",
+    "softmax1": "softmax1",
+    "SSMax": "ssmax",
+    "QK-norm over the projection": "projection_norm",
     "dropout 0.1": "dropout",
 }
 """The variants that are trained, by their titles in the documentation's table."""
@@ -65,6 +69,15 @@ VARIANTS = {
     "learned": ["position=learned"],
     "sinusoidal": ["position=sinusoidal"],
     "windows 16, 16, 16, all": ["attention.window=[16,16,16,null]"],
+    "rotary half": ["position.relative.fraction=0.5"],
+    "p-RoPE 0.75": ["position.relative.p=0.75"],
+    "rotary in three of four layers": ["position=[rotary,rotary,rotary,none]"],
+    "value residual": ["attention.value_residual=0.5"],
+    "value embeddings": ["attention.value_embedding=[true,false]"],
+    "learned residual and x0": ["block.attention_residual.learned=true", "block.attention_residual.embedding=true"],
+    "sandwich": ["block=sandwich"],
+    "reordered": ["block=reordered"],
+    "parallel": ["block=parallel"],
 }
 """The overrides of each; the defaults are multi-head attention, scaled dot products and rotary positions."""
 
