@@ -259,7 +259,7 @@ def query_multiply_adds(layer: BaseAttention) -> int:
 
 
 def head_multiply_adds(part: nn.Module | None) -> int:
-    """Multiply-adds of a score function, position or Gaussian in matrix products, for each query of each head.
+    """Multiply-adds in the matrix products of a score function, position or Gaussian, for each query of each head.
 
     For a user-defined class, this is the class's attribute `multiply_adds`, or 0 if the class has no such attribute.
     """

@@ -108,7 +108,7 @@ class DataModule(lightning.LightningDataModule):
             loader.limit(limit, is_repeated)
             if not loader.num_read:
                 name = "overfit_batches" if is_repeated else "limit_train_batches"
-                reason = f"is less than one of the {len(loader)} batches of an epoch"
+                reason = f"is a share of less than one batch: an epoch has {len(loader)} batches"
                 raise ArgumentError(f"trainer.{name}", limit, reason, {name: 1})
         return loader
 

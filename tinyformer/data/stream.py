@@ -57,7 +57,7 @@ def map_texts(texts: Iterable[str], folder: Path) -> datasets.Dataset:
 
 
 def with_progress(parts: Iterable[T], number: int | None, action: str) -> Iterator[T]:
-    """Yield `parts`, with a progress bar if standard error is a terminal; `number` is that of the parts, if known."""
+    """Yield `parts`, with a progress bar if standard error is a terminal; `number`: of parts, if known."""
     console, hidden = Console(stderr=True), not sys.stderr.isatty()
     yield from track(parts, action, number, console=console, transient=True, disable=hidden)
 

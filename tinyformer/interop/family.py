@@ -109,7 +109,7 @@ class Module:
         return self._transpose(tensor).chunk(number)
 
     def write(self, tensors: Sequence[Tensor], num_heads: int) -> Tensor:
-        """Join our tensors to a tensor of the family."""
+        """Join our tensors into one tensor, as the family stores them."""
         if self.by_head:
             return torch.stack([tensor.unflatten(0, (num_heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)
         return self._transpose(torch.cat(list(tensors))).contiguous()

@@ -93,7 +93,7 @@ class BaseAttention(SoftmaxAttention):
         In cross-attention, the window is around the aligned position (`AttentionMask.aligned`) or a predicted position.
         """
         if isinstance(mask, Tensor):
-            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); keys and values are from `context`"
+            reason = "must be an AttentionMask, such as AttentionMask(allowed=mask); the other sequence is `context`"
             raise ArgumentError("mask", tuple(mask.shape), reason)
         is_cross, num_behind = context is not None, 0
         mask = (context_mask if is_cross else mask) or AttentionMask()

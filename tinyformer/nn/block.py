@@ -233,7 +233,7 @@ class ParallelBlock(Block):
         super().__init__(*arguments, **options)
         self.shared_norm = shared_norm
         if self.cross_attention is not None:
-            reason = "has no cross-attention, which a decoder needs; PreNormBlock has"
+            reason = "has no cross-attention, which a decoder needs; use PreNormBlock, which has it"
             raise ArgumentError("block", type(self).__name__, reason)
         if shared_norm:
             del self.feed_forward_norm

@@ -80,7 +80,7 @@ def whole_of_own(rows: Float[Tensor, "matrices some columns"], num_rows: int) ->
 def rows_of_whole(
     own: Float[Tensor, "own rows columns"], number: int, num_rows: int
 ) -> Float[Tensor, "{number} {num_rows} columns"]:
-    """Undo `whole_of_own`: send all rows of this process's share of the matrices; get its rows of all matrices."""
+    """Undo `whole_of_own`: send the rows of the matrices in `own`, and receive this process's rows of all matrices."""
     size = torch.distributed.get_world_size()
     most = math.ceil(own.shape[1] / size)
     sent = F.pad(own, (0, 0, 0, most * size - own.shape[1])).unflatten(1, (size, most)).transpose(0, 1).contiguous()

@@ -207,7 +207,7 @@ class Circuit(NamedTuple):
     between: Float[Tensor, "d_model d_model"]  # Tᵀ S, the same for all layers
 
     def eigenvalue_scores(self) -> Float[Tensor, " heads"]:
-        """Σλ / Σ|λ| over the eigenvalues λ of each circuit; the nonzero λ are eigenvalues of the small B Tᵀ S Aᵀ."""
+        """Σλ / Σ|λ| over the eigenvalues λ of each head's circuit, found from a small matrix with the same λ."""
         eigenvalues = torch.linalg.eigvals(self.b @ self.between @ self.a.mT)
         return (eigenvalues.real.sum(dim=-1) / eigenvalues.abs().sum(dim=-1)).nan_to_num()  # 0 for a head of zeros
 

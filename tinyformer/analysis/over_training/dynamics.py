@@ -212,7 +212,7 @@ def modules_by_name(network: Network) -> dict[str, nn.Module]:
 
 
 def matrices_of(network: Network) -> dict[str, tuple[list[str], Factors]]:
-    """For each circuit of attention, and each matrix of weights: its heads ("" for none) and its `Factors`."""
+    """For each circuit and each weight matrix: the names of its heads ([""] if it has none), and its `Factors`."""
 
     def circuit(layer: BaseAttention, names: Sequence[str], gradients: Gradients) -> tuple[Tensor, ...]:
         a, b = (weights_by_head(layer)[name].double() for name in names)

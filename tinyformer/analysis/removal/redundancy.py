@@ -179,7 +179,7 @@ class HeadRedundancy:
     def _add_curves(
         self, found: AnalysisResult, context: AnalysisContext, base: Losses, curves: Mapping[str, Curve]
     ) -> None:
-        """Add the change of the loss without growing sets of heads, see `Curve`."""
+        """Add the change of the loss as more and more heads are removed, see `Curve`."""
         rows: list[list[Any]] = [
             [name, count, *change.row(base), summed]
             for name, curve in curves.items()

@@ -154,10 +154,10 @@ class RelationLines:
         return torch.stack(found)
 
     def elsewhere(self, index: int) -> Float[Tensor, " heads"]:
-        """For each head, its mean preference if a line's three words are shifted alike; nan if no shift is possible.
+        """For each head, its mean preference if the positions of a line's three words are shifted by one offset.
 
-        The words are shifted in the maps of all lines, but not onto a map's own query. Distances and numbers of tokens
-        are kept, so a head that merely prefers a distance, or longer words, has the same preference here.
+        The preference is measured in the map of every line, but not where a shift meets the query of the map's line. A
+        head that merely prefers a distance, or longer words, has the same preference here. nan if no shift is possible.
         """
         line, (before, after) = self.placed[index], map(len, self.context.tokenizer.around)
         first, last = (of(side[at] for side in line[1:]) for of, at in ((min, 0), (max, -1)))

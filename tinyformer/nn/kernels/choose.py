@@ -267,7 +267,7 @@ def select_backend(name: str, case: KernelRequirements) -> Backend:
 
 
 def require_possible(name: str, case: KernelRequirements) -> None:
-    """Raise an `ArgumentError` if a backend does not exist, or can compute a case on no device."""
+    """Raise an `ArgumentError` if a backend does not exist, or cannot compute a case on any device."""
     if name != "auto":
         require_choice("backend", name, ["auto", *BACKENDS])
         _require(name, [case._replace(device=device) for device in ("cpu", "cuda")])
@@ -326,8 +326,8 @@ def _eager_max_seq(case: KernelRequirements, is_fused: bool) -> float:
     """The sequence length up to which eager is faster than sdpa on a CPU; if `is_fused`, sdpa runs the flash kernel.
 
     Flash skips keys that a causal mask hides, and padding slows eager down. Without causal mask and padding, eager is
-    faster than unfused arithmetic at any length; in fp32 it is then also faster than flash if keys and values differ in
-    size or a sink adds a dimension and a key. In native bf16, eager without a mask is 1.2 to 2 times as fast as sdpa.
+    faster than unfused arithmetic at any length. In fp32, it is also faster than flash with a sink, or with keys and
+    values of different sizes. In native bf16, eager without a mask is 1.2 to 2 times as fast as sdpa.
     """
     features, is_narrow = case.features, case.head_dim <= 32
     has_sink, is_padded, is_causal = (each in features for each in (Feature.SINK, Feature.PADDING, Feature.CAUSAL))

@@ -299,7 +299,7 @@ class Snapshots(L.Callback):
                 callback.exclude(time.perf_counter() - start)
 
     def _remove_later(self, trainer: L.Trainer) -> None:
-        """Remove snapshots after this process's first step (all, if that is 0), and partial files of a killed run."""
+        """Remove snapshots of steps after this process's first step (at 0: all), and partial files of a killed run."""
         first, self._first_step = self._first_step, None
         if first is not None and trainer.is_global_zero:
             later = [path for step, path in snapshots_of(self.run).items() if step > first or first == 0]

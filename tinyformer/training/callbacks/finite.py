@@ -132,7 +132,7 @@ class FiniteCheck(L.Callback):
             self._read(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read which steps were masked, so that a run that has to end is not validated first."""
+        """Read which steps were not finite, so that a run that has to end is not validated first."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._read(trainer, pl_module)
 
