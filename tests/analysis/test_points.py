@@ -179,7 +179,7 @@ def test_what_a_class_of_yours_computes_otherwise_is_refused():
     some = Model(network(partial(Clipped, 32, 4)), causal().tokenizer, CausalLM())
     silent = Model(network(factory("mha"), kind=Silent), causal().tokenizer, CausalLM())
     assert not [name for name in some.run(TEXTS, capture="*").activations if name.endswith("weights")]
-    with pytest.raises(ArgumentError, match=r"Clipped overrides `?attend`? without `?apply_weights`?"):
+    with pytest.raises(ArgumentError, match=r"Clipped overrides `?attend`?, but not `?apply_weights`?"):
         some.run(TEXTS, replace={"layers.1.attention.weights": torch.zeros_like})
     with pytest.raises(ArgumentError, match=r"^replace='layers\.0\.residual_mid': is not computed"):
         silent.run(TEXTS, replace={POINT: torch.zeros_like})
