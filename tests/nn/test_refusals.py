@@ -104,8 +104,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(SinusoidalPosition, 4, d_model=5), "d_model=5: must be even for sinusoidal positional encodings; d_model"),
     (partial(RotaryPosition, 4, head_dim=5), "head_dim=5: must be even for rotary positional encodings; head_dim=6 w"),
     (partial(T5Position, 2, num_buckets=0), "num_buckets=0: must be a positive multiple of 4; num_buckets=32 works."),
-    (lambda: Shared(partial(T5Position, 2, num_buckets=30))(8), "position.num_buckets=30: must be a positive multiple of 4"),
-        partial(Shared(partial(T5Position, 2, num_buckets=30)), 8),
+    (
+        lambda: Shared(partial(T5Position, 2, num_buckets=30))(8),
         "position.num_buckets=30: must be a positive multiple of 4",
     ),
     (lambda: mla(position=shaw), "position.values=True: adds vectors of 4 dimensions to values of 8;"),

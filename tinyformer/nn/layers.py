@@ -155,6 +155,8 @@ class Residual(nn.Module):
         skipped = x if self.factor is None and self.skip == 1 else self.scale * x
         update = update if self.branch == 1 else self.branch * update
         if self.embedding_factor is not None:
+            if embedding is None:
+                raise ArgumentError("embedding", None, "is needed by a residual connection with `embedding=True`")
             update = update + self.embedding_factor * embedding
         return (skipped + update).to(x.dtype)
 
