@@ -52,4 +52,3 @@ def test_a_notebook_runs_and_shows_what_it_stores(path, tmp_path):
     has_maps = TextMaps.__name__ in str([data.get("text/plain") for data in shown])
     assert ("<iframe" in str([data.get("text/html") for data in shown])) == has_maps
     assert not [output for output in outputs if output.get("name") == "stderr"]
-    assert max(len(cell.get("outputs", [])) for cell in notebook.cells) <= 12  # a sample is one, however long

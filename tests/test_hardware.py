@@ -1,7 +1,4 @@
-"""Devices, precisions, memory, and the peak speed of a device: by its name, or measured."""
-
-import subprocess
-import sys
+"""Devices, precisions, and the peak speed of a device: by its name, or measured."""
 
 import pytest
 import torch
@@ -37,30 +34,6 @@ def test_auto_device_is_the_fastest_and_a_missing_one_is_refused(monkeypatch, cu
     for accelerator in ("gpu", "mps"):
         with pytest.raises(ArgumentError, match=rf"^accelerator='{accelerator}': .*; accelerator='cpu' works\.$"):
             hardware.resolve_device(accelerator)
-
-
-FAULTS_OF_STEPS = """
-import resource
-import torch
-from tinyformer.hardware import keep_freed_memory
-
-def faults():
-    for _ in range(10):
-        activations = [torch.ones(size) for size in (200_000, 10_000_000, 300_000, 1_000_000)]
-        [2 * activation for activation in activations]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-print(-faults() + faults())
-keep_freed_memory()
-print(-faults() + faults())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
-def test_freed_memory_is_reused_without_page_faults():
-    returned, kept = map(int, subprocess.check_output([sys.executable, "-c", FAULTS_OF_STEPS]).split())
-    assert kept < returned / 5
 
 
 @pytest.mark.parametrize(

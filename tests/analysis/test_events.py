@@ -170,7 +170,6 @@ def test_findings_and_the_page(tmp_path):
     shown, tokens = data["heads"][0]["events"]["snippets"][0], data["events"]["tokens"]
     assert tokens[shown["queries"][shown["query"]]] == events["query"][0]
     assert (shown["decile"], shown["strength"]) == (None, pytest.approx(events["strength"][0], rel=1e-4))
-    assert "20 strongest" in data["events"]["sampled"]
     table = columns_of(findings.tables["atlas"])
     points = sorted(line.get_xydata()[0].tolist() for line in findings.figures["atlas"].axes[0].lines)
     assert points == sorted(map(list, zip(table["entropy_share"], table["strength"], strict=True)))

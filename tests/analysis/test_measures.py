@@ -2,7 +2,6 @@
 
 import math
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from tinyformer.measures import (
     MEASURES,
     PATTERNS,
     EventDetector,
-    HeadMeasures,
     Trait,
     capture_weights,
     head_labels,
@@ -29,8 +27,6 @@ from tinyformer.measures.capture import CapturedMaps
 from tinyformer.measures.formulas import coverage, diagonal_distance, monotonicity, source_end
 from tinyformer.measures.probe import random_maps as random_maps_of
 from tinyformer.nn import AttentionMaps, AttentionMask
-from tinyformer.run.results import describe_roles
-from tinyformer.training import AttentionTelemetry
 
 ALL = MEASURES | PATTERNS
 NEW = ("offset_share", "offset", "segment_vertical", "horizontal", "phrases")
@@ -411,18 +407,6 @@ def test_the_heads_of_a_role_begin_with_the_clearest():
     first = "previous token + segment vertical + offset -3 + collapsed"
     labels = [[first, "previous token + vertical"], ["next token + collapsed", "offset -3 + uniform"]]
     assert head_labels(values) == labels
-    telemetry = AttentionTelemetry()
-    assert describe_roles([telemetry], Path("run")) is None  # before anything was measured
-    telemetry.latest = (
-        5,
-        True,
-        HeadMeasures([["00", "01"]] * 2, values, [("cross", 0), ("cross", 1)], [[False] * 2] * 2),
-    )
-    assert describe_roles([telemetry], Path("run")) == (
-        "vertical: cross layer 0 head 1 (0.70)\nsegment vertical: cross layer 0 head 0 (0.80)\n"
-        "next token: cross layer 1 head 0 (0.70)\nuniform: cross layer 1 head 1 (0.96)\n"
-        "and 3 more roles in run/attention/heads.csv"
-    )
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,7 +15,6 @@ from tinyformer.analysis import AnalysisContext, HeadRedundancy
 from tinyformer.analysis.context import every_second
 from tinyformer.analysis.removal.ablation import head_changes, head_importance, losses_without
 from tinyformer.analysis.removal.redundancy import output_overlap, subspace_overlap
-from tinyformer.errors import ArgumentError
 from tinyformer.measures.intervals import Losses, simultaneous
 from tinyformer.nn import (
     Attention,
@@ -160,8 +159,3 @@ def test_intervals_hold_for_all_changes_at_once():
         assert 3 / 2 < widths[0] / widths[1] < 2.2  # the normal quantiles of 0.05 / 100 and 0.05 are 3.5 and 1.96
         own = after[0].change_from(before[0], 1000)
         assert [alone[0].low, alone[0].high] == pytest.approx([own.low, own.high], abs=0.01)
-
-
-def test_one_head_alone_is_refused():
-    with pytest.raises(ArgumentError, match="needs at least two heads and two windows, and has 1 and 6"):
-        HeadRedundancy()(make_context(loud_transformer(num_layers=1, num_heads=1)), Path())

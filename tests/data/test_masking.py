@@ -53,8 +53,6 @@ def test_the_shares_are_as_configured():
     unchanged = (after["inputs"] == before["inputs"])[selected]
     assert is_mask.double().mean() == pytest.approx(0.7, abs=0.024)
     assert unchanged.double().mean() == pytest.approx(0.1, abs=0.016)
-    randomised = after["inputs"][selected][~is_mask & ~unchanged]
-    assert len(randomised.unique()) > 0.8 * len(randomised)  # from the whole vocabulary
 
 
 def test_random_tokens_are_every_token_of_the_vocabulary():

@@ -56,8 +56,6 @@ def test_models_without_a_tokenizer_take_token_ids_in_python_alone(call: Program
     for sentence, *arguments in (
         (f"token ids must be from 0 to {VOCAB - 1}", tokens() + VOCAB),
         ("token ids must be integers", tokens() > 0),
-        ("must be at most max_seq_len=21 tokens", tokens().repeat(1, 2)),
-        ("must hold 2 lengths", tokens()[:, :0]),
         ("must hold 2 lengths from 1 to 19", tokens(), torch.tensor([3])),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -86,7 +86,6 @@ def test_points_and_matrices_of_an_encoder_decoder_have_addresses():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"points": "*attention.weights"}, "points='.*weights': matches no point; there are .* and others"),
         ({"weights": ["*.OX"]}, "weights='\\*.OX': matches no point; there are .* and others"),
         ({"measures": ["cca"]}, "measures='cca': must be one of cka, rank, norm"),
         ({}, "compares snapshots, and this run has 1; train with callbacks.snapshots.every_n_steps"),

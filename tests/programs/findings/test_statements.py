@@ -81,12 +81,6 @@ def test_the_page_says_what_the_records_say(recorded: list[str | None], told: st
     assert ("stated before." in text) == (recorded == ["now", "now"])
 
 
-def test_what_one_seed_decides_is_stated() -> None:
-    cost = read_finding("cost")
-    assert statement_of(cost)["is_exact"]
-    assert "is_exact" not in statement_of(cost.model_copy(update={"question": "cost"}))
-
-
 def test_a_raised_version_makes_the_runs_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what was computed in the old way is not called new."""
     finding = RANK.model_copy(update={"seeds": [0], "runs": {"with_skips": []}})
