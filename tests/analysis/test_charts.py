@@ -121,6 +121,11 @@ def test_the_colour_is_the_square_root_of_the_weight(tmp_path):
         assert np.abs(shown - expected).max() < 0.015, (layer, head)
 
 
+def test_an_undefined_measure_says_what_it_needs():
+    picture = measure_maps({"offset": [[-2.0, 1.0]], "rank": [[np.nan] * 2]}, [["0", "1"]], "title")
+    assert all(labelled(picture, shown) for shown in ("-2", "1", "needs more tokens"))
+
+
 @pytest.mark.parametrize(
     ("measure", "shares"),
     [

@@ -65,9 +65,9 @@ class LayerMaps:
         factor = float(layer.factor()) if isinstance(layer, DifferentialAttention) else None
         ablated = frozenset(head for head, flag in zip(heads, layer.ablated(), strict=True) if flag)
         weights, logits = (part[0].detach().cpu() for part in maps)
-        scales = (float(getattr(residual, name, 1.0)) for name in ("scale", "branch"))
+        skip, branch = (float(getattr(residual, name, 1.0)) for name in ("scale", "branch"))
         names, adds = tuple(map(head_label, map_names(layer))), getattr(residual, "reads_side_inputs", False)
-        return cls(address, heads, names, weights, logits, factor, ablated, *scales, adds)
+        return cls(address, heads, names, weights, logits, factor, ablated, skip, branch, adds)
 
     @property
     def kind(self) -> str:

@@ -16,6 +16,7 @@ from tinyformer.nn.maps import QKV, HeadOutputs, Source, Tokens, Weights
 from tinyformer.nn.mask import AttentionMask
 from tinyformer.nn.projections import biases, make_qk_norm
 from tinyformer.nn.score import Queries
+from tinyformer.nn.side_inputs import SideInputs
 from tinyformer.nn.softmax import AttentionOptions
 
 
@@ -94,7 +95,13 @@ class LatentAttention(BaseAttention):
         self.q_norm = make_qk_norm(qk_norm, num_heads, head_dim, qk_norm_eps)
         self.k_norm = make_qk_norm(qk_norm, num_heads, head_dim, qk_norm_eps)
 
-    def project(self, x: Tokens, context: Source | None = None, cache: LayerCache | None = None) -> QKV:
+    def project(
+        self,
+        x: Tokens,
+        context: Source | None = None,
+        cache: LayerCache | None = None,
+        side: SideInputs | None = None,
+    ) -> QKV:
         """The queries, keys and values, or a `LatentQKV` if attending to the cached latents costs less."""
         q = split_heads(self.q_proj(self.q_latent_norm(self.q_down_proj(x))), self.head_dim)
         q, q_rope = self._parts(q)

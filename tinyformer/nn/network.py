@@ -130,10 +130,11 @@ class Encoder(nn.Module):
             if context is not None and cache is not None:
                 context = context._replace(cache=cache.context_layers[index])
             inputs: tuple[Any, ...] = (x, mask or AttentionMask(), cache.layers[index] if cache else None)
-            if context is not None:  # blocks without cross-attention take no context
+            if context is not None or side is not None:  # other blocks need not take these arguments
                 inputs = (*inputs, context)
-            more = {} if side is None else {"side": side}
-            x = checkpoint(layer, *inputs, use_reentrant=False, **more) if recompute else layer(*inputs, **more)
+            if side is not None:
+                inputs = (*inputs, side)
+            x = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
             if side is not None:
                 x, side = x
         return self.final_norm(x)

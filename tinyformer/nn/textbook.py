@@ -41,7 +41,7 @@ class TextbookAttention(BaseAttention):
         call = self.inputs_hook(self.inputs(x, *inputs, **named))
         return self.attend(call.qkv, call.mask, call.is_cross).squeeze(1)
 
-    def project(self, x: Tensor, context: Tensor | None = None, cache: Any = None) -> QKV:
+    def project(self, x: Tensor, context: Tensor | None = None, cache: Any = None, side: Any = None) -> QKV:
         """The input vectors themselves, as the queries, keys and values of a single head."""
         source = (x if context is None else context).unsqueeze(1)
         return QKV(x.unsqueeze(1), source, source)
