@@ -8,6 +8,7 @@ import torch
 
 from nn.variants import CAUSAL, NAMES, able, documents, error, factory, make, network, projected, tokens
 from tinyformer.nn import AttentionMask, Cache, prune_heads
+from tinyformer.nn.heads import without_own_value
 
 EVERY_VARIANT = pytest.mark.parametrize("name", NAMES)
 POSITIONED = {"rotary", "rotary_scaled", "alibi", "t5", "relative", "relative_keys", "window", "local_gaussian"}
@@ -112,6 +113,7 @@ def test_the_output_is_the_values_mixed_by_the_weights(name, causal):
     mix = attention.position.mix(11, 11)
     heads = heads if mix is None else heads + mix(weights)
     assert error(applied, heads) <= 1e-5
+    heads = without_own_value(heads, values) if attention.exclusive else heads
     if attention.output_gate is not None:
         heads = attention.output_gate(heads, x)
     assert error(attention(x, mask), projected(heads, attention)) <= 1e-5

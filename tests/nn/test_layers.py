@@ -4,6 +4,7 @@ Feed-forward networks, norms and readouts of tokens are those of models in `test
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nn.model_cases import randomised
 from tinyformer.nn import (
+    Attention,
     AttentionMask,
     ClassReadout,
     HeadGate,
@@ -153,3 +155,16 @@ def test_nats_of_compiled_code_and_their_gradient_are_those_of_cross_entropy():
     torch.testing.assert_close(
         *(torch.autograd.grad(each, [x, weight], pull, retain_graph=True) for each in (nats, reference))
     )
+
+
+def test_exclusive_attention_removes_the_own_value_as_in_transformers():
+    from transformers.models.neomme.modeling_neomme import NeoMMEExclusiveSelfAttention
+
+    theirs = NeoMMEExclusiveSelfAttention(SimpleNamespace(num_attention_heads=4, num_key_value_heads=2))
+    nn.init.constant_(theirs.alpha, 50.0)  # tanh(50) = 1
+    layer, x = randomised(Attention(32, 4, 2, exclusive=True)), torch.randn(2, 7, 32)
+    plain, mask = Attention(32, 4, 2), AttentionMask(causal=True)
+    plain.load_state_dict(layer.state_dict())
+    qkv = plain.inputs(x, mask).qkv
+    expected = theirs(plain.attend(qkv, mask, is_cross=False).transpose(1, 2), qkv.v)
+    torch.testing.assert_close(layer(x, mask), layer.o_proj(expected.flatten(-2)), atol=1e-5, rtol=1e-5)

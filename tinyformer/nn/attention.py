@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from tinyformer.errors import ArgumentError, head_dim_of, require_at_least
 from tinyformer.nn.cache import LayerCache
-from tinyformer.nn.heads import split_heads
+from tinyformer.nn.heads import split_heads, without_own_value
 from tinyformer.nn.kernels.choose import run_kernel
 from tinyformer.nn.kernels.eager import AttentionMaps, attention_maps, weighted_values
 from tinyformer.nn.maps import QKV, AttentionInputs, HeadOutputs, Source, Tokens, Weights, exact_maps
@@ -74,6 +74,8 @@ class BaseAttention(SoftmaxAttention):
             heads_BHTV = self.attend(inputs.qkv, inputs.mask, inputs.is_cross)
         else:
             heads_BHTV = self.apply_weights(inputs.weights, inputs.qkv, inputs.is_cross)
+        if self.exclusive:
+            heads_BHTV = without_own_value(heads_BHTV, self.own_values(inputs.qkv))
         if self.output_gate is not None:
             heads_BHTV = self.output_gate(heads_BHTV, x)
         output = self.o_proj(self.head_gate(heads_BHTV).transpose(1, 2).flatten(-2))
@@ -142,6 +144,11 @@ class BaseAttention(SoftmaxAttention):
         _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
         mix = None if is_cross else self.position.mix(*weights.shape[-2:])
         return weighted_values(weights.to(v_BGSV.dtype), v_BGSV, mix)
+
+    def own_values(self, qkv: QKV) -> HeadOutputs:
+        """The value of each query's own token, for each query head."""
+        _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
+        return v_BGSV[..., -qkv.q.shape[2] :, :].repeat_interleave(self.num_heads // v_BGSV.shape[1], dim=1)
 
     # Maps, for analysis.
 

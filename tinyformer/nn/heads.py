@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -169,6 +170,18 @@ class OutputGate(nn.Module):
     def forward(self, heads: HeadOutputs, x: Tokens) -> HeadOutputs:
         gates = torch.sigmoid(self.proj(x)).unflatten(-1, (-1, self.width)).transpose(1, 2)
         return heads * gates.to(heads.dtype)
+
+
+def without_own_value(
+    heads: HeadOutputs, v: Float[Tensor, "batch num_heads q_seq v_head_dim"]
+) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
+    """y_i - (y_i · v̂_i) v̂_i: exclusive self-attention, XSA (2026, arXiv 2603.09078).
+
+    Each head's output loses its part in the direction of the value of the token itself, v̂_i = v_i / ‖v_i‖, which the
+    residual connection adds anyway.
+    """
+    unit = F.normalize(v.to(torch.promote_types(v.dtype, torch.float32)), dim=-1).to(heads.dtype)
+    return heads - (heads * unit).sum(dim=-1, keepdim=True) * unit
 
 
 # Pruning: the smaller layer computes what the layer with these heads ablated computes.

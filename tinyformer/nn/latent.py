@@ -80,6 +80,9 @@ class LatentAttention(BaseAttention):
         if self.reads_side_inputs:
             reason = "mixes values; in latent attention, a cache holds latents in place of values"
             raise ArgumentError("value_residual", options.get("value_residual"), reason, {"value_residual": None})
+        if self.exclusive:
+            reason = "removes values from the output; in latent attention, a cache holds latents in place of values"
+            raise ArgumentError("exclusive", True, reason, {"exclusive": False})
         self.content_dim = head_dim
         self.kv_rank, self.q_rank = kv_rank or 4 * head_dim, q_rank
         q, k, v, o = biases(bias).values()

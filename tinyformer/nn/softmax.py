@@ -42,6 +42,7 @@ class AttentionOptions(TypedDict, total=False):
         position: factory of the relative position, called with `head_dim`, and with `layer_index` if it has this
             argument. It acts in self-attention only, since positions in two sequences have no distance.
         gate: whether each token gates each head's output, see `OutputGate`; "elementwise" for a gate of each element.
+        exclusive: whether each head's output loses its part along the token's own value, see `without_own_value`.
         value_residual: initial share of the first layer's values in the values of each later layer, in self-attention,
             see `ValueResidual`; None for none.
         value_embedding: whether values depend on the token id, too, in self-attention, see `ValueEmbedding`. A list is
@@ -64,6 +65,7 @@ class AttentionOptions(TypedDict, total=False):
     backend: str
     position: Callable[..., RelativePosition] | None
     gate: bool | str
+    exclusive: bool
     value_residual: float | None
     value_embedding: bool | Sequence[bool]
     vocab_size: int | None
@@ -112,6 +114,7 @@ class SoftmaxAttention(nn.Module):
         backend: str = "auto",
         position: Callable[..., RelativePosition] | None = None,
         gate: bool | str = False,
+        exclusive: bool = False,
         value_residual: float | None = None,
         value_embedding: bool | Sequence[bool] = False,
         vocab_size: int | None = None,
@@ -158,6 +161,10 @@ class SoftmaxAttention(nn.Module):
         if self.reads_side_inputs and kind == "cross":
             reason = "mixes values of one sequence; the values of cross-attention are of another"
             raise ArgumentError("value_residual", value_residual, reason, {"value_residual": None})
+        self.exclusive = exclusive
+        if exclusive and kind == "cross":
+            reason = "removes the value of the query's own token; in cross-attention, queries have no values"
+            raise ArgumentError("exclusive", True, reason, {"exclusive": False})
         require_choice("gate", gate, (False, True, "elementwise"))
         width = self.v_head_dim if gate == "elementwise" else 1
         self.output_gate = OutputGate(d_model, num_heads, width) if gate else None

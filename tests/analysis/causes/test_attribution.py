@@ -71,6 +71,7 @@ MODELS = {
     "no weight, scaled embedding": partial(causal, norm=partial(LayerNorm, weight=False), scaled_embedding=True),
     "scales": scaled,
     "side inputs": mixing,
+    "exclusive, gated": partial(model, "gqa+exclusive+elementwise+rotary"),
     "scales and norms of outputs": partial(scaled, kind=SandwichBlock, norm=RMSNorm),
     "pruned": partial(causal, pruned_heads=[[0, 1], [1, 0], [1, 3]]),
     "encoder–decoder": translator,

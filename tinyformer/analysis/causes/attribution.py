@@ -20,7 +20,7 @@ from tinyformer.errors import ArgumentError
 from tinyformer.measures.capture import rows_of
 from tinyformer.measures.points import points_of
 from tinyformer.nn import BaseAttention, Block, ClassReadout, Residual, TokenReadout
-from tinyformer.nn.heads import layer_title
+from tinyformer.nn.heads import layer_title, without_own_value
 from tinyformer.nn.layers import Stream, weight_of
 from tinyformer.report.charts import named_grid, token_grid
 from tinyformer.report.result import AnalysisResult
@@ -164,9 +164,11 @@ def _by_key(
     values = values[:, layer.head_map.kv_heads]
     read = (u @ layer.o_proj.weight).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
     mixed = weights @ values
-    if layer.output_gate is not None and layer.output_gate.width > 1:
-        return torch.einsum("bhqk,bhkv,bhqv->bhk", weights, values, read * output_by_head / mixed)
+    mixed = without_own_value(mixed, values) if layer.exclusive else mixed
     gates = (mixed * output_by_head).sum(dim=-1) / mixed.square().sum(dim=-1).clamp(min=torch.finfo(u.dtype).tiny)
+    if layer.output_gate is not None and layer.output_gate.width > 1:  # a gate of each element
+        gates, read = torch.ones_like(gates), read * torch.where(mixed == 0, 0.0, output_by_head / mixed)
+    read = without_own_value(read, values) if layer.exclusive else read
     return torch.einsum("bhqk,bhkv,bhqv,bhq->bhk", weights, values, read, gates)
 
 

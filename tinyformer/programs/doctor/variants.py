@@ -67,6 +67,7 @@ VARIANTS = {
         Variant("softmax1", options={"sink": "zero"}, overrides=("attention.sink=zero",)),
         Variant("gate", options={"gate": True}, overrides=("attention.gate=true",)),
         Variant("elementwise", options={"gate": "elementwise"}, overrides=("attention.gate=elementwise",)),
+        Variant("exclusive", options={"exclusive": True}, overrides=("attention.exclusive=true",)),
         Variant("qk_norm", options={"qk_norm": True}, overrides=("attention.qk_norm=true",)),
         Variant("projection_norm", options={"qk_norm": "projection"}, overrides=("attention.qk_norm=projection",)),
         Variant("bias", options={"bias": "qkv"}, overrides=("attention.bias=qkv",)),
