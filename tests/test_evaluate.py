@@ -80,7 +80,7 @@ def test_a_text_that_the_tokenizer_loses_has_no_bits_per_byte(program: Program) 
     assert trained["lost_bytes"] == facts["lost_bytes"] == pytest.approx(120 / len(BOOK), rel=0.01)  # a line's capital
     Path("other.txt").write_text("The dog sees THE CAT\n" * 10)
     other = ran(program, "evaluate.py", "checkpoint=run/checkpoints/last.ckpt data.files=other.txt hydra.run.dir=other")
-    assert "unknown 20 tokens for what" in " ".join(other.split())
+    assert "unknown 20 tokens for text that the vocabulary lacks" in " ".join(other.split())
     assert trained["val/bits_per_byte"] is results_of("other")["all/bits_per_byte"] is None
     assert "val/bits_per_byte" not in table("run/metrics.csv")[0]
 
@@ -162,7 +162,7 @@ MISTAKES = {
     "checkpoint=none.ckpt": "checkpoint=none.ckpt: does not exist",
     "model.num_layers=3": "checkpoint=",
     "optimizer.lr=1": "optimizer.lr: there is no such key here; train.py has it.",
-    "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "data.source=text: of its validation ",
+    "data.test_fraction=0.2 data.validation_fraction=0.05 split=validation": "data.source=text: its validation ",
     "analysis=heads generate.prompt=The": "generate.prompt=The: has no effect on an analysis alone;",
     "analysis=maps analysis.text=[a,b]": "analysis.text=[a,b]: must be one text",
     "analysis=heads analysis.num_windows=-1": "analysis.num_windows=-1: must be at least 1",

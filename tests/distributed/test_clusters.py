@@ -82,7 +82,10 @@ def in_environment(monkeypatch: pytest.MonkeyPatch):
     ("variables", "sentence"),
     [
         ("SLURM_PROCID=1", "SLURM_PROCID=1: SLURM_NTASKS is not set, so no process is the first; unset SLURM_P*"),
-        ("RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost", "trainer.devices=1: *, and RANK=1 does not; unset it, *"),
+        (
+            "RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost",
+            "trainer.devices=1: is for one process, but RANK=1 says that this one is not the first; unset it, *",
+        ),
     ],
 )
 def test_a_number_left_in_the_environment_is_named(variables, sentence, program, book, trained, in_environment):

@@ -131,7 +131,7 @@ USED = {
     "train.py -m resume=sweep trainer.max_steps=0": "trainer.max_steps=0: must be at least 1",
     "train.py -m resume=unknown": "resume=unknown: unknown/multirun.yaml says attention=mha,x, which chooses 'x'",
     "evaluate.py checkpoint=run/checkpoints/last.ckpt hydra.run.dir=evaluated data.files=book.txt split=tes": "split=t",
-    "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: optimizer, trainer and callbacks",
+    "train.py resume=run trainer.max_steps=40 optimizer=adamw": "resume=run: the optimizer, trainer and callbacks",
 }
 
 

@@ -106,7 +106,9 @@ def test_a_state_of_another_shape_is_refused(program: Program, book: Path) -> No
     raw = load_raw(last)
     raw["optimizer_states"][0]["state"][0]["exp_avg"] = torch.zeros(3)
     write_raw(last, raw)
-    said = require_refusal(program, "Error: resume=run: optimizer, trainer and callbacks must be those of", *RESUME)
+    said = require_refusal(
+        program, "Error: resume=run: the optimizer, trainer and callbacks must be the same as in", *RESUME
+    )
     assert "exp_avg does not fit a parameter" in said
 
 
