@@ -224,7 +224,8 @@ class ParallelBlock(Block):
 
     Args:
         shared_norm: whether the feed-forward network reads the same norm of x as attention.
-        arguments, options: see `Block`; cross-attention is not supported.
+        *arguments: see `Block`.
+        **options: see `Block`; cross-attention is not supported.
     """
 
     norm_names: ClassVar = {"input": "norm"}
