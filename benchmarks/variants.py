@@ -71,6 +71,13 @@ VARIANTS = {
     "windows 16, 16, 16, all": ["attention.window=[16,16,16,null]"],
     "rotary half": ["position.relative.fraction=0.5"],
     "p-RoPE 0.75": ["position.relative.p=0.75"],
+    "rotary in three of four layers": ["position=[rotary,rotary,rotary,none]"],
+    "exclusive": ["attention.exclusive=true"],
+    "value residual": ["attention.value_residual=0.5"],
+    "value embeddings": ["attention.value_embedding=[true,false]"],
+    "learned residual and x0": ["block.attention_residual.learned=true", "block.attention_residual.embedding=true"],
+    "sandwich": ["block=sandwich"],
+    "reordered": ["block=reordered"],
 }
 """The overrides of each; the defaults are multi-head attention, scaled dot products and rotary positions."""
 
