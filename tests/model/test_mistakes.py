@@ -1,4 +1,4 @@
-"""A mistake in a notebook is told in a sentence with the argument, its value and, if there is one, a cure."""
+"""The error for a mistake in a notebook names the argument, its value and, if there is one, a value that works."""
 
 from functools import partial
 

@@ -56,8 +56,9 @@ def test_rotated_queries_are_those_of_transformers(options, expected):
             "fraction=0.1: must rotate an even number of dimensions, and rotates 3 of 32",
         ),
         ({"fraction": 0}, "fraction=0: must be above 0 and at most 1; fraction=0.5 works"),
-        ({"scaling": "yarm"}, "scaling='yarm': must be one of linear, ntk, yarn, llama3"),
-        ({"factor": 0.5}, "factor=0.5: must be at least 1; factor=4.0 works"),
+        ({"scaling": "yarm", "factor": 2.0}, "scaling='yarm': must be one of linear, ntk, yarn, llama3"),
+        ({"factor": 4.0}, "factor=4.0: must be above 1 with a scaling, and 1 without; "),
+        ({"scaling": "yarn"}, "factor=1.0: must be above 1 with a scaling, and 1 without; "),
     ],
 )
 def test_mistakes_name_a_value_that_works(options, message):

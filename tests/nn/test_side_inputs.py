@@ -14,11 +14,14 @@ from tinyformer.nn import (
     AttentionMask,
     Cache,
     Encoder,
+    FeedForward,
     LatentAttention,
     LayerNorm,
+    PreNormBlock,
     Residual,
     TokenReadout,
     Transformer,
+    by_layer,
 )
 
 CAUSAL = AttentionMask(causal=True)
@@ -104,11 +107,16 @@ def test_recomputed_and_compiled_layers_have_the_same_gradients(compiled):
     torch.testing.assert_close(gradients(mixed(checkpoint_activations=True)), gradients(mixed()))
 
 
-def test_pruning_latents_and_cross_attention_are_refused():
+def test_pruning_unequal_layers_latents_and_cross_attention_are_refused():
     with pytest.raises(ArgumentError, match="no head can be removed"):
         mixed().prune([[0, 0]])
     with pytest.raises(ArgumentError, match="value_embedding"):
         mixed(value_residual=None).prune([[0, 0]])
+    kinds = {"gqa": partial(Attention, num_kv_heads=2), "mqa": partial(Attention, num_kv_heads=1)}
+    attention = partial(by_layer, ["gqa", "mqa"], kinds, d_model=32, num_heads=4, value_residual=0.5)
+    block = partial(PreNormBlock, 32, attention, partial(FeedForward, 32), LayerNorm)
+    with pytest.raises(ArgumentError, match="needs a first layer with 1 K/V heads of 8 dimensions"):
+        Encoder(50, 2, 32, 16, block, LayerNorm)
     with pytest.raises(ArgumentError, match="latents in place of values"):
         LatentAttention(32, 4, value_residual=0.5)
     with pytest.raises(ArgumentError, match="values of one sequence"):

@@ -75,7 +75,7 @@ class BaseAttention(SoftmaxAttention):
         else:
             heads_BHTV = self.apply_weights(inputs.weights, inputs.qkv, inputs.is_cross)
         if self.exclusive:
-            heads_BHTV = without_own_value(heads_BHTV, self.own_values(inputs.qkv))
+            heads_BHTV = without_own_value(heads_BHTV, self.head_map.expand_kv(*inputs.qkv[1:])[1])
         if self.output_gate is not None:
             heads_BHTV = self.output_gate(heads_BHTV, x)
         output = self.o_proj(self.head_gate(heads_BHTV).transpose(1, 2).flatten(-2))
@@ -113,8 +113,7 @@ class BaseAttention(SoftmaxAttention):
         qkv = self.project(x, context, cache) if side is None else self.project(x, context, cache, side)
         mask = mask.without_first(num_behind)
         if self.ssmax is not None:
-            num_visible = mask.num_visible(x.shape[1], qkv.k.shape[2], x.device)
-            qkv = qkv._replace(q=self.ssmax(qkv.q, num_visible))
+            qkv = qkv._replace(q=self.ssmax(qkv.q, mask.num_visible(x.shape[1], qkv.k.shape[2], x.device)))
         return AttentionInputs(qkv, mask, is_cross, num_behind)
 
     @abstractmethod
@@ -144,11 +143,6 @@ class BaseAttention(SoftmaxAttention):
         _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
         mix = None if is_cross else self.position.mix(*weights.shape[-2:])
         return weighted_values(weights.to(v_BGSV.dtype), v_BGSV, mix)
-
-    def own_values(self, qkv: QKV) -> HeadOutputs:
-        """The value of each query's own token, for each query head."""
-        _, v_BGSV = self.head_map.expand_kv(qkv.k, qkv.v)
-        return v_BGSV[..., -qkv.q.shape[2] :, :].repeat_interleave(self.num_heads // v_BGSV.shape[1], dim=1)
 
     # Maps, for analysis.
 

@@ -173,14 +173,15 @@ class OutputGate(nn.Module):
 
 
 def without_own_value(
-    heads: HeadOutputs, v: Float[Tensor, "batch num_heads q_seq v_head_dim"]
+    heads: Float[Tensor, "batch num_heads q_seq v_head_dim"], v: Float[Tensor, "batch num_kv_heads k_seq v_head_dim"]
 ) -> Float[Tensor, "batch num_heads q_seq v_head_dim"]:
     """y_i - (y_i · v̂_i) v̂_i: exclusive self-attention, XSA (2026, arXiv 2603.09078).
 
-    Each head's output loses its part in the direction of the value of the token itself, v̂_i = v_i / ‖v_i‖, which the
-    residual connection adds anyway.
+    Each head's output loses its part in the direction of the value of the query's own token, v̂_i = v_i / ‖v_i‖. The
+    last query is at the position of the last key.
     """
-    unit = F.normalize(v.to(torch.promote_types(v.dtype, torch.float32)), dim=-1).to(heads.dtype)
+    own = v[..., -heads.shape[2] :, :].repeat_interleave(heads.shape[1] // v.shape[1], dim=1)
+    unit = F.normalize(own.to(torch.promote_types(v.dtype, torch.float32)), dim=-1).to(heads.dtype)
     return heads - (heads * unit).sum(dim=-1, keepdim=True) * unit
 
 

@@ -92,6 +92,8 @@ class Encoder(nn.Module):
                 reason = f"must be at most {longest}, the number of positions of {type(part).__name__}"
                 raise ArgumentError("max_seq_len", max_seq_len, reason, {"max_seq_len": longest})
         self.final_norm = nn.Identity() if self.layers[-1].ends_normalised else norm(d_model)
+        with argument_path("block", "attention"):
+            require_equal_values(self.layers)
         self.reads_side_inputs = any(getattr(part, "reads_side_inputs", False) for part in self.modules())
 
     @property
@@ -138,6 +140,18 @@ class Encoder(nn.Module):
             if side is not None:
                 x, side = x
         return self.final_norm(x)
+
+
+def require_equal_values(layers: Sequence[nn.Module]) -> None:
+    """Raise an `ArgumentError` if a layer mixes in values that the first layer does not have in the same sizes."""
+    first, *others = (getattr(layer, "attention", None) for layer in layers)
+    given = isinstance(first, BaseAttention) and first.gives_first_values and (first.num_kv_heads, first.v_head_dim)
+    for layer in others:
+        if not isinstance(layer, BaseAttention) or layer.value_residual is None:
+            continue
+        if given != (sizes := (layer.num_kv_heads, layer.v_head_dim)):
+            reason = f"needs a first layer with {sizes[0]} K/V heads of {sizes[1]} dimensions, as in later layers"
+            raise ArgumentError("value_residual", True, reason, {"value_residual": None})
 
 
 class Decoder(Encoder):

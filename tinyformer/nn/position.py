@@ -137,15 +137,16 @@ class RotaryPosition(RelativePosition):
         for name, share in (("fraction", fraction), ("p", p)):
             if not 0 < share <= 1:
                 raise ArgumentError(name, share, "must be above 0 and at most 1", {name: 0.5})
-        if factor < 1:
-            raise ArgumentError("factor", factor, "must be at least 1", {"factor": 4.0})
+        if factor < 1 or (factor > 1) != (scaling is not None):
+            reason = "must be above 1 with a `scaling`, and 1 without"
+            raise ArgumentError("factor", factor, reason, {"scaling": "yarn", "factor": 4.0})
         if head_dim % 2:
             reason = "must be even for rotary positional encodings"
             raise ArgumentError("head_dim", head_dim, reason, {"head_dim": head_dim + 1})
         self.dim = int(fraction * head_dim)
         if self.dim % 2 or not self.dim:
             reason = f"must rotate an even number of dimensions, and rotates {self.dim} of {head_dim}"
-            raise ArgumentError("fraction", fraction, reason, {"fraction": 2 * -(-self.dim // 2 or -1) / head_dim})
+            raise ArgumentError("fraction", fraction, reason, {"fraction": 2 * (self.dim // 2 + 1) / head_dim})
         self.max_seq_len = max_seq_len
         base = of_layer("base", base if isinstance(base, Sequence) else [base], layer_index, 10_000.0)
         frequencies = geometric(self.dim, base)
