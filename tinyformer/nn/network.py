@@ -142,7 +142,7 @@ class Encoder(nn.Module):
         return self.final_norm(x)
 
 
-def require_equal_values(layers: Sequence[nn.Module]) -> None:
+def require_equal_values(layers: nn.ModuleList) -> None:
     """Raise an `ArgumentError` if a layer mixes in values that the first layer does not have in the same sizes."""
     first, *others = (getattr(layer, "attention", None) for layer in layers)
     given = isinstance(first, BaseAttention) and first.gives_first_values and (first.num_kv_heads, first.v_head_dim)
