@@ -22,6 +22,8 @@ class LayerCache:
         """Number of tokens in memory."""
         self.num_queries = 0
         """In cross-attention with a window, number of tokens so far that have attended to the context."""
+        self.parts: dict[str, LayerCache] = {}
+        """The caches of the layer's parts that read other tensors of earlier tokens, such as a convolution, by name."""
         self._room = room
         self._memory: tuple[Tensor, ...] = ()
 
@@ -36,7 +38,12 @@ class LayerCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the cached tokens, without memory that is allocated for later tokens."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        own = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        return own + sum(part.num_bytes for part in self.parts.values())
+
+    def part(self, name: str) -> "LayerCache":
+        """The cache of the part `name` of the layer, created empty at the first call."""
+        return self.parts.setdefault(name, LayerCache())
 
     def extend(self, *new: Tensor, window: int | None = None) -> tuple[Tensor, ...]:
         """Append the keys and values of new tokens, which must not require gradients; axis -2 is the sequence.
@@ -73,11 +80,14 @@ class LayerCache:
         other = LayerCache(self._room)
         other.length, other.num_held, other.num_queries = self.length, self.num_held, self.num_queries
         other._memory = tuple(tensor.clone() for tensor in self.tensors)
+        other.parts = {name: part.copy() for name, part in self.parts.items()}
         return other
 
     def select(self, rows: Tensor) -> None:
         """Keep the rows of the batch at the indices `rows`, in this order; an index may be repeated."""
         self._memory = tuple(tensor[rows] for tensor in self._memory)
+        for part in self.parts.values():
+            part.select(rows)
 
     def _append(self, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         first, end = self.num_held, self.num_held + new[0].shape[-2]
