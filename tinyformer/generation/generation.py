@@ -277,9 +277,7 @@ def _search(
                 best[source] = score, text[:-1] if text[-1] == special.eos else text
         ended = torch.cat([ended, scores], dim=1).topk(beams).values
         sums, places = sums.masked_fill(ends, -torch.inf).topk(beams)
-        # A source goes on if its best open hypothesis scores better, at its present length, than its worst ended one.
-        # This is a heuristic: with a length penalty, a hypothesis that scores worse could still improve.
-        goes_on = (ended[:, -1] < (sums / norm)[:, 0]).nonzero().squeeze(1)
+        goes_on = _unfinished(ended, sums / norm)
         if length == max_tokens or not len(goes_on):
             break
         parents, tokens = parents.gather(1, places)[goes_on], tokens.gather(1, places)[goes_on]
@@ -292,6 +290,16 @@ def _search(
         targets = targets.unflatten(0, (-1, beams))
         sums, ended, searched = sums[goes_on], ended[goes_on], [searched[row] for row in goes_on.tolist()]
     return [special.without_bos(text) for _, text in best]
+
+
+def _unfinished(
+    ended: Float[Tensor, "sources beams"], open_scores: Float[Tensor, "sources beams"]
+) -> Int[Tensor, " unfinished"]:
+    """The sources whose best open hypothesis scores better, at its present length, than their worst ended one.
+
+    This is a heuristic: with a length penalty, a hypothesis that scores worse could still improve.
+    """
+    return (ended[:, -1] < open_scores[:, 0]).nonzero().squeeze(1)
 
 
 def _permitted(log_p: Float[Tensor, "rows vocab_size"], special: PairTokens, length: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tinyformer.data import PairTokens, TextTokenizer
-from tinyformer.data.batches.windows import IGNORED, Batch, tensors
+from tinyformer.data.batches.windows import IGNORED, Batch, document_starts, tensors
 from tinyformer.errors import ArgumentError
 from tinyformer.generation.generation import Beam, beam_search
 from tinyformer.nn import (
@@ -77,13 +77,17 @@ def of_one_length(batches: Iterable[Batch]) -> Batch:
     """The rows of batches of windows or examples as one batch, all cut to the same length.
 
     The length is the length of the shortest row that is at least half as long as the longest; shorter rows are left
-    out. One batch needs fewer kernel launches than `without_padding`. Only tensors with one entry per token are kept.
+    out. One batch needs fewer kernel launches than `without_padding`. Only tensors with one entry per token are kept,
+    and `document_starts`, without which a kernel would wait for the GPU.
     """
     parts = [tensors(batch) for batch in without_padding(batches)]
     longest = max(part["inputs"].shape[1] for part in parts)
     long = [part for part in parts if 2 * part["inputs"].shape[1] >= longest]
     seq = min(part["inputs"].shape[1] for part in long)
-    return cast(Batch, {name: torch.cat([part[name][:, :seq] for part in long]) for name in long[0]})
+    joined = {name: torch.cat([part[name][:, :seq] for part in long]) for name in long[0]}
+    if "documents" in joined:
+        joined["document_starts"] = torch.from_numpy(document_starts(joined["documents"].numpy()))
+    return cast(Batch, joined)
 
 
 class TokenPair(NamedTuple):

@@ -111,6 +111,7 @@ class Block(nn.Module):
                 for name in self.norm_names.values():
                     self.add_module(f"{sublayer}_{name}", norm(d_model))
 
+        self.no_norm = nn.Identity()  # torch 2.11 compiles no module that is a default of `Norms`
         add_norms("attention")
         with argument_path("attention"):
             self.attention = _possible(make_attention(attention, d_model, **layer, **own))
@@ -177,7 +178,8 @@ class Block(nn.Module):
 
     def norms(self, sublayer: str) -> Norms:
         """The norms of "attention", "cross_attention" or "feed_forward"."""
-        return Norms(**{place: getattr(self, f"{sublayer}_{name}") for place, name in self.norm_names.items()})
+        of_sublayer = {place: getattr(self, f"{sublayer}_{name}") for place, name in self.norm_names.items()}
+        return Norms(*(of_sublayer.get(place, self.no_norm) for place in Norms._fields))
 
     def sublayer(self, x: Stream, f: Callable[[Tensor], Tensor], name: str, side: SideInputs | None = None) -> Stream:
         """The residual stream after a sublayer f: stream(x + output(f(input(x)))), with the norms of its name."""

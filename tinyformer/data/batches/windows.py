@@ -128,13 +128,15 @@ class Windows(Rows):
         return batch
 
 
-def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int) -> Int32[np.ndarray, " starts"]:
+def document_starts(documents: Int64[np.ndarray, "batch seq"], most: int | None = None) -> Int32[np.ndarray, " starts"]:
     """The index of each document's first token in the concatenated rows, and the number of tokens; see `AttentionMask`.
 
-    Each row has `most` starts, so that the shape depends on the number of rows only. The last start is repeated in rows
-    with fewer documents.
+    Each row has `most` starts, so that the shape depends on the number of rows only; None for as many as the row with
+    the most documents. The last start is repeated in rows with fewer documents.
     """
-    row, position = np.nonzero(np.diff(documents, axis=1))
+    changes = np.diff(documents, axis=1) != 0
+    row, position = np.nonzero(changes)
+    most = most or 1 + int(changes.sum(axis=1).max(initial=0))
     first = np.searchsorted(row, row)  # the index of the row's first boundary
     starts = np.zeros((len(documents), most), np.int32)
     starts[row, 1 + np.arange(len(row)) - first] = position + 1
