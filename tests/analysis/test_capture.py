@@ -10,7 +10,7 @@ from nn.variants import NAMES, documents, factory, network
 from analysis.contexts import CAUSAL, loud_transformer
 from tinyformer.hardware import peak_bytes
 from tinyformer.measures import MEASURES, PATTERNS, capture_attention, capture_weights
-from tinyformer.measures.capture import attention_calls
+from tinyformer.measures.capture import attention_calls, of_one_length
 from tinyformer.measures.probe import Probe, measure_heads
 from tinyformer.measures.table import measure_layers
 from tinyformer.nn import AttentionMask, Cache, DifferentialAttention
@@ -145,3 +145,10 @@ def test_probes_are_measured_each_by_itself():
     assert found.names == [["00", "01", "02", "03"], ["00a", "00b", "01a", "01b"]]
     for name, layers in expected.items():
         torch.testing.assert_close(torch.tensor(found.values[name]).float(), torch.tensor(layers), equal_nan=True)
+
+
+def test_rows_of_one_length_have_the_starts_of_their_documents():
+    packed = torch.tensor([[1, 1, 2, 3], [4, 4, 4, 5]])
+    rows = {"inputs": packed, "targets": packed, "lengths": torch.tensor([4, 3]), "documents": packed}
+    # Short rows come first, and the last start of a row is repeated.
+    assert of_one_length([rows])["document_starts"].tolist() == [0, 0, 3, 5, 6]
